@@ -1,7 +1,9 @@
-"""`python -m dev.broker_settings`: write the list of a broker's settings that the operator and the reference read.
+"""`python -m dev.broker_settings`: write the list of a broker's settings that the operator and the
+reference read.
 
-Owns: `broker_image/magnetar/resources/broker_settings.json` and the text of `docs/settings.md`. Imports: the broker's settings.
-Invariant: both are functions of `hosting/settings.py`, which the operator may not import; `make crds` writes them, a test fails when they differ.
+Owns: `broker_image/magnetar/resources/broker_settings.json` and the text of `docs/settings.md`.
+Imports: the broker's settings. Invariant: both are functions of `hosting/settings.py`, which the
+operator may not import; `make crds` writes them, a test fails when they differ.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ value out of bounds. Names that end in `_s` are seconds, in `_ms` milliseconds, 
 
 
 def settings() -> list[dict[str, Any]]:
-    """Name, type (integer or number), bounds, default, description and, if it is not in `spec.config`, the field that sets it."""
+    """Name, type (integer or number), bounds, default, description and, if it is not in
+    `spec.config`, the field that sets it."""
     return [
         {
             "name": setting.name,
@@ -60,7 +63,10 @@ def reference() -> str:
         where = f" In a BrokerCluster: `{setting['field']}`." if setting["field"] else ""
         text = setting["description"].replace("|", "\\|")
         bounds = f"{setting['minimum']:.15g}..{setting['maximum']:.15g}"
-        rows.append(f"| `{setting['name']}` | {setting['default']:.15g} | {bounds} | {text[:1].upper()}{text[1:]}.{where} |\n")
+        rows.append(
+            f"| `{setting['name']}` | {setting['default']:.15g} | {bounds} | "
+            f"{text[:1].upper()}{text[1:]}.{where} |\n"
+        )
     return INTRODUCTION + "".join(rows)
 
 

@@ -1,11 +1,13 @@
 """Long runs of a simulation scenario over many seeds, resumable.
 
-Owns: the command `python -m dev.campaign --suite tracer --seeds 0:10000 --jobs 2 --state build/campaign.json`: runs `run(seed)` of
-`tests/simulation/scenarios/<suite>.py` in worker processes, prints progress, and keeps in the state file which seeds are done and
-which failed. Imports: the standard library; scenarios are imported by the workers only.
-Invariants: a seed counts as done only when its result is in the state file, which is replaced atomically; interrupting at any
-moment loses at most `SAVE_EVERY_S` of work; workers run with PYTHONHASHSEED=0, so that a failing seed fails again here and
-elsewhere. Repeat one seed with `--seeds 123:124 --again`. Exit code: 0 = all passed, 1 = failures, 130 = interrupted.
+Owns: the command `python -m dev.campaign --suite tracer --seeds 0:10000 --jobs 2 --state
+build/campaign.json`: runs `run(seed)` of `tests/simulation/scenarios/<suite>.py` in worker
+processes, prints progress, and keeps in the state file which seeds are done and which failed.
+Imports: the standard library; scenarios are imported by the workers only. Invariants: a seed counts
+as done only when its result is in the state file, which is replaced atomically; interrupting at any
+moment loses at most `SAVE_EVERY_S` of work; workers run with PYTHONHASHSEED=0, so that a failing
+seed fails again here and elsewhere. Repeat one seed with `--seeds 123:124 --again`. Exit code: 0 =
+all passed, 1 = failures, 130 = interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Campaign:
-    """What the state file holds. Ranges are half-open, sorted and disjoint; a failed seed is done, too."""
+    """What the state file holds. Ranges are half-open, sorted and disjoint; a failed seed is
+    done, too."""
 
     suite: str
     done: list[Range] = field(default_factory=list)
@@ -61,7 +64,9 @@ class Campaign:
             return Campaign(suite)
         body = json.loads(path.read_text())
         if body["suite"] != suite:
-            raise SystemExit(f"{path} belongs to suite {body['suite']!r}, not {suite!r}; name another --state")
+            raise SystemExit(
+                f"{path} belongs to suite {body['suite']!r}, not {suite!r}; name another --state"
+            )
         body["done"] = [(start, end) for start, end in body["done"]]
         body["failures"] = {int(seed): text for seed, text in body["failures"].items()}
         return Campaign(**body)
@@ -117,7 +122,8 @@ class Result:
 
 
 def run_apart(suite: str, start: int, end: int, timeout_s: int) -> Result:
-    """As `run_chunk`, in a copy of this process that ends with it: to collect the garbage of a world takes a tenth of the time to run it."""
+    """As `run_chunk`, in a copy of this process that ends with it: to collect the garbage of a
+    world takes a tenth of the time to run it."""
     importlib.import_module(f"{SCENARIOS}.{suite}")  # here, once for all copies
     receiver, sender = multiprocessing.Pipe(duplex=False)
     arguments = (sender, suite, start, end, timeout_s)
@@ -128,7 +134,9 @@ def run_apart(suite: str, start: int, end: int, timeout_s: int) -> Result:
         result: Result = receiver.recv()
     except EOFError:
         copy.join()
-        raise RuntimeError(f"the process that ran seeds {start}:{end} ended with exit code {copy.exitcode}") from None
+        raise RuntimeError(
+            f"the process that ran seeds {start}:{end} ended with exit code {copy.exitcode}"
+        ) from None
     copy.join()
     return result
 
@@ -139,7 +147,8 @@ def _send_chunk(sender: Connection, suite: str, start: int, end: int, timeout_s:
 
 
 def run_chunk(suite: str, start: int, end: int, timeout_s: int) -> Result:
-    """Run the seeds start..end-1 in this process. A seed that takes longer than `timeout_s` real seconds fails."""
+    """Run the seeds start..end-1 in this process. A seed that takes longer than `timeout_s` real
+    seconds fails."""
     run: Callable[[int], None] = importlib.import_module(f"{SCENARIOS}.{suite}").run
     failures: dict[int, str] = {}
     began = time.monotonic()
@@ -171,12 +180,16 @@ def _ignore_interrupts() -> None:
 
 
 class Runner:
-    """Feeds chunks to workers, a little more than there are jobs at a time, and sizes them to about `CHUNK_SECONDS`."""
+    """Feeds chunks to workers, a little more than there are jobs at a time, and sizes them to
+    about `CHUNK_SECONDS`."""
 
-    def __init__(self, campaign: Campaign, path: Path, jobs: int, timeout_s: int, failures_max: int) -> None:
+    def __init__(
+        self, campaign: Campaign, path: Path, jobs: int, timeout_s: int, failures_max: int
+    ) -> None:
         self._campaign, self._path, self._jobs = campaign, path, jobs
         self._timeout_s, self._failures_max = timeout_s, failures_max
-        self._seed_s = CHUNK_SECONDS  # seconds per seed, as seen so far: the first chunks have one seed
+        # seconds per seed, as seen so far: the first chunks have one seed
+        self._seed_s = CHUNK_SECONDS
         self._began = self._saved = time.monotonic()
         self._ran = 0
 
@@ -186,11 +199,15 @@ class Runner:
         chunks = self._chunks(ranges)
         before = self._campaign.seconds
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(self._jobs, context, _ignore_interrupts) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            self._jobs, context, _ignore_interrupts
+        ) as pool:
             running: set[concurrent.futures.Future[Result]] = set()
             try:
                 while self._feed(pool, running, chunks):
-                    finished, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                    finished, _ = concurrent.futures.wait(
+                        running, return_when=concurrent.futures.FIRST_COMPLETED
+                    )
                     running -= finished
                     for future in finished:
                         self._take(future.result())
@@ -199,10 +216,16 @@ class Runner:
             finally:
                 self._campaign.save(self._path)
                 pool.shutdown(wait=False, cancel_futures=True)
-        assert missing(self._campaign.done, wanted) == [] or len(self._campaign.failures) >= self._failures_max
+        assert (
+            missing(self._campaign.done, wanted) == []
+            or len(self._campaign.failures) >= self._failures_max
+        )
 
     def _feed(
-        self, pool: concurrent.futures.Executor, running: set[concurrent.futures.Future[Result]], chunks: Iterator[Range]
+        self,
+        pool: concurrent.futures.Executor,
+        running: set[concurrent.futures.Future[Result]],
+        chunks: Iterator[Range],
     ) -> bool:
         """Keep the workers busy; False when nothing is left to wait for."""
         while len(running) < self._jobs + 1 and len(self._campaign.failures) < self._failures_max:
@@ -236,31 +259,57 @@ class Runner:
         rate = self._ran / max(1e-9, now - self._began)
         left_s = (total - self._ran) / rate if rate else 0.0
         failed = len(self._campaign.failures)
-        print(f"{self._ran}/{total} seeds, {rate:.1f}/s, {failed} failed, {left_s:.0f} s left", flush=True)
+        print(
+            f"{self._ran}/{total} seeds, {rate:.1f}/s, {failed} failed, {left_s:.0f} s left",
+            flush=True,
+        )
 
 
 def _revision() -> str:
     """The commit that runs, "" outside a repository."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _seeds(text: str) -> Range:
     start, separator, end = text.partition(":")
     if not separator or not start.isdigit() or not end.isdigit() or int(start) >= int(end):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of seeds; write 0:1000 (1000 is not included)")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a range of seeds; write 0:1000 (1000 is not included)"
+        )
     return int(start), int(end)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m dev.campaign", description="Run a simulation scenario over many seeds.")
-    parser.add_argument("--suite", required=True, help="name of a module in tests/simulation/scenarios with run(seed)")
-    parser.add_argument("--seeds", type=_seeds, default=(0, 1000), help="half-open range, such as 0:10000")
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.campaign", description="Run a simulation scenario over many seeds."
+    )
+    parser.add_argument(
+        "--suite",
+        required=True,
+        help="name of a module in tests/simulation/scenarios with run(seed)",
+    )
+    parser.add_argument(
+        "--seeds", type=_seeds, default=(0, 1000), help="half-open range, such as 0:10000"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
-    parser.add_argument("--state", type=Path, default=None, help="state file (default build/campaign-<suite>.json)")
-    parser.add_argument("--again", action="store_true", help="run the seeds of the range that are done, too")
-    parser.add_argument("--seed-timeout-s", type=int, default=SEED_TIMEOUT_S, help="real seconds after which a seed fails")
-    parser.add_argument("--failures-max", type=int, default=FAILURES_MAX, help="stop after so many failures")
+    parser.add_argument(
+        "--state", type=Path, default=None, help="state file (default build/campaign-<suite>.json)"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="run the seeds of the range that are done, too"
+    )
+    parser.add_argument(
+        "--seed-timeout-s",
+        type=int,
+        default=SEED_TIMEOUT_S,
+        help="real seconds after which a seed fails",
+    )
+    parser.add_argument(
+        "--failures-max", type=int, default=FAILURES_MAX, help="stop after so many failures"
+    )
     return parser.parse_args(argv)
 
 
@@ -271,19 +320,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"no scenario {arguments.suite!r} in {SCENARIOS.replace('.', '/')}")
     path: Path = arguments.state or ROOT / "build" / f"campaign-{arguments.suite}.json"
     campaign = Campaign.load(path, arguments.suite)
-    campaign.commands.append(" ".join(["python -m dev.campaign", *(argv if argv is not None else sys.argv[1:])]))
+    campaign.commands.append(
+        " ".join(["python -m dev.campaign", *(argv if argv is not None else sys.argv[1:])])
+    )
     campaign.revision = _revision()
     ranges = [arguments.seeds] if arguments.again else missing(campaign.done, arguments.seeds)
     os.environ["PYTHONHASHSEED"] = "0"
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
     try:
-        Runner(campaign, path, arguments.jobs, arguments.seed_timeout_s, arguments.failures_max).run(arguments.seeds, ranges)
+        Runner(
+            campaign, path, arguments.jobs, arguments.seed_timeout_s, arguments.failures_max
+        ).run(arguments.seeds, ranges)
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {path}")
         return 130
     start, end = arguments.seeds
     failed = sorted(seed for seed in campaign.failures if start <= seed < end)
-    print(f"suite {arguments.suite}: seeds {start}:{end}, {len(failed)} failed {failed[:20]}, {campaign.seconds:.0f} s in all")
+    print(
+        f"suite {arguments.suite}: seeds {start}:{end}, {len(failed)} failed {failed[:20]}, "
+        f"{campaign.seconds:.0f} s in all"
+    )
     return 1 if failed else 0
 
 

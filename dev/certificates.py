@@ -1,7 +1,8 @@
 """Certificates for tests and trials.
 
-Owns: `Authority`: an authority of its own, or one below another, and directories as `--tls` takes them. Imports: the operator's certificates.
-Invariant: what it makes is for the loopback interface and for nobody's real cluster.
+Owns: `Authority`: an authority of its own, or one below another, and directories as `--tls` takes
+them. Imports: the operator's certificates. Invariant: what it makes is for the loopback interface
+and for nobody's real cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Authority:
     """Signs certificates; `file` is the one to trust."""
 
     def __init__(self, directory: Path, *, below: bool = False) -> None:
-        """`below`: it is below another one, as public ones are, and servers show its certificate beside their own."""
+        """`below`: it is below another one, as public ones are, and servers show its certificate
+        beside their own."""
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         root = _signed("test root") if below else make_authority("test authority", _now_ms())
@@ -35,8 +37,11 @@ class Authority:
         self.file = directory / "ca.crt"
         self.file.write_bytes(root.certificate)
 
-    def server(self, name: str = "server", hosts: Sequence[str] = LOOPBACK, *, clients: bool = False) -> Path:
-        """A directory with a server's pair, and with the authority if clients show certificates of it. An existing one is replaced."""
+    def server(
+        self, name: str = "server", hosts: Sequence[str] = LOOPBACK, *, clients: bool = False
+    ) -> Path:
+        """A directory with a server's pair, and with the authority if clients show certificates
+        of it. An existing one is replaced."""
         directory = self._write(name, issue(self.pair, Subject(name, tuple(hosts)), _now_ms()))
         if clients:
             (directory / "ca.crt").write_bytes(self.file.read_bytes())
@@ -47,7 +52,8 @@ class Authority:
         return self._write(name, issue(self.pair, Subject(name), _now_ms()))
 
     def context(self, client: str = "") -> ssl.SSLContext:
-        """For connections to servers of this authority, showing a client's certificate if one is named."""
+        """For connections to servers of this authority, showing a client's certificate if one is
+        named."""
         context = ssl.create_default_context(cafile=str(self.file))
         if client:
             directory = self.client(client)
@@ -73,12 +79,20 @@ def _signed(name: str, above: Pair | None = None) -> Pair:
         assert isinstance(loaded, ec.EllipticCurvePrivateKey)
         signer = loaded
     begin = datetime.now(UTC) - timedelta(minutes=5)
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), begin, begin + LIFE)
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number(), begin, begin + LIFE
+    )
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+    )
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return Pair(builder.sign(signer, hashes.SHA256()).public_bytes(pem), private)
 
 

@@ -1,6 +1,7 @@
 """The blocks of docs/client.md, as programs.
 
-Owns: reading and running them. Imports: magnetar.client. Invariant: a block that needs transaction coordinators says so behind its ```python.
+Owns: reading and running them. Imports: magnetar.client. Invariant: a block that needs transaction
+coordinators says so behind its ```python.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Block(NamedTuple):
 
 def blocks(coordinators: bool) -> list[Block]:
     """Those that need coordinators, or those that do not."""
-    found = [Block(need == "coordinators", text) for need, text in _FENCE.findall(GUIDE.read_text())]
+    found = [
+        Block(need == "coordinators", text) for need, text in _FENCE.findall(GUIDE.read_text())
+    ]
     assert found, "the guide has blocks"
     return [block for block in found if block.coordinators is coordinators]
 

@@ -1,7 +1,8 @@
 """What `magnetar.client` promises, tried on a server that is running.
 
-Owns: scenarios that run unchanged against Magnetar (`tests/clients`) and against Apache Pulsar (`python -m dev.peer_client`).
-Imports: magnetar.client. Invariant: each makes topics of its own and ends with an assertion about what a fresh reader or consumer finds.
+Owns: scenarios that run unchanged against Magnetar (`tests/clients`) and against Apache Pulsar
+(`python -m dev.peer_client`). Imports: magnetar.client. Invariant: each makes topics of its own and
+ends with an assertion about what a fresh reader or consumer finds.
 """
 
 from __future__ import annotations
@@ -53,9 +54,15 @@ def values(messages: Iterable[Message]) -> list[bytes]:
 async def committed_messages_appear_together(client: Client, topic: str) -> None:
     """Two topics and one subscription: nothing is seen before the commit, everything after it."""
     source, one, two = (f"{topic}-{name}" for name in ("source", "one", "two"))
-    watching = {name: await client.subscribe(name, "watch", initial_position="Earliest") for name in (one, two)}
+    watching = {
+        name: await client.subscribe(name, "watch", initial_position="Earliest")
+        for name in (one, two)
+    }
     reading = await client.subscribe(source, "work", type="Shared", initial_position="Earliest")
-    inputs, outputs = await client.create_producer(source), [await client.create_producer(name) for name in (one, two)]
+    inputs, outputs = (
+        await client.create_producer(source),
+        [await client.create_producer(name) for name in (one, two)],
+    )
     for number in range(4):
         await inputs.send(b"%d" % number)
     async with client.transaction() as txn:
@@ -126,7 +133,8 @@ async def a_transaction_that_timed_out_is_aborted(client: Client, topic: str) ->
     await txn.begin()
     await producer.send(b"late", txn=txn)
     await producer.send(b"plain")
-    assert values(await drained(watching, 1)) == [b"plain"]  # Apache Pulsar holds it back until the transaction has ended
+    # Apache Pulsar holds it back until the transaction has ended
+    assert values(await drained(watching, 1)) == [b"plain"]
     await asyncio.sleep(1)  # the scenario is about a clock of the server that passes
     try:
         await txn.commit()
@@ -136,8 +144,11 @@ async def a_transaction_that_timed_out_is_aborted(client: Client, topic: str) ->
         raise AssertionError("a transaction was committed after its timeout")
 
 
-async def batches_and_cumulative_acknowledgements_in_transactions(client: Client, topic: str) -> None:
-    """Batched messages of a transaction, acknowledged one by one and up to one, aborted and then committed."""
+async def batches_and_cumulative_acknowledgements_in_transactions(
+    client: Client, topic: str
+) -> None:
+    """Batched messages of a transaction, acknowledged one by one and up to one, aborted and then
+    committed."""
     producer = await client.create_producer(topic, batching=Batching(linger_s=0.05))
     async with client.transaction() as txn:
         await asyncio.gather(*(producer.send(b"%d" % number, txn=txn) for number in range(10)))
@@ -159,7 +170,8 @@ async def batches_and_cumulative_acknowledgements_in_transactions(client: Client
 
 
 async def a_poisonous_message_becomes_a_dead_letter(client: Client, topic: str) -> None:
-    """Refused with back-off twice, not acknowledged in time once; then it lies in the dead-letter topic, and the subscription is empty."""
+    """Refused with back-off twice, not acknowledged in time once; then it lies in the
+    dead-letter topic, and the subscription is empty."""
     policy = DeadLetterPolicy(3, initial_subscription="graves")
     reading = await client.subscribe(
         topic,
@@ -185,18 +197,28 @@ async def a_poisonous_message_becomes_a_dead_letter(client: Client, topic: str) 
     assert attempts == [0, 1, 2, 3], attempts
     graves = await client.subscribe(f"{topic}-work-DLQ", "graves", initial_position="Earliest")
     (letter,) = await drained(graves, 1)
-    assert (letter.value, letter.key, letter.properties["REAL_TOPIC"][-len(topic) :]) == (b"poison", "k", topic)
+    assert (letter.value, letter.key, letter.properties["REAL_TOPIC"][-len(topic) :]) == (
+        b"poison",
+        "k",
+        topic,
+    )
     await reading.close()
     reading = await client.subscribe(topic, "work", type="Shared")
     await drained(reading, 0)
 
 
 async def exactly_once_moves_every_message_once(client: Client, topic: str) -> None:
-    """Batches of input become output; an exception of the work and a forced abort leave nothing double or missing."""
+    """Batches of input become output; an exception of the work and a forced abort leave nothing
+    double or missing."""
     source, target = f"{topic}-source", f"{topic}-target"
     watching = await client.subscribe(target, "watch", initial_position="Earliest")
-    reading = await client.subscribe(source, "work", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.1)
-    inputs, output = await client.create_producer(source, batching=Batching()), await client.create_producer(target)
+    reading = await client.subscribe(
+        source, "work", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.1
+    )
+    inputs, output = (
+        await client.create_producer(source, batching=Batching()),
+        await client.create_producer(target),
+    )
     await asyncio.gather(*(inputs.send(b"%d" % number) for number in range(200)))
     calls = 0
 
@@ -235,14 +257,25 @@ async def typed_values_arrive_as_they_were_sent(client: Client, topic: str) -> N
     consumer = await client.subscribe(topic, "work", schema=orders, initial_position="Earliest")
     expected = []
     for codec in Compression:
-        producer = await client.create_producer(topic, schema=orders, compression=codec, batching=Batching(linger_s=0.01))
+        producer = await client.create_producer(
+            topic, schema=orders, compression=codec, batching=Batching(linger_s=0.01)
+        )
         batch = [Order(number, codec.value, "x" * 1000) for number in range(5)]
-        await asyncio.gather(*(producer.send(order, key=order.customer, event_time=order.number + 1) for order in batch))
+        await asyncio.gather(
+            *(
+                producer.send(order, key=order.customer, event_time=order.number + 1)
+                for order in batch
+            )
+        )
         await producer.close()
         expected += batch
     for order in expected:
         message = await consumer.receive(WAIT_S)
-        assert (message.value, message.key, message.event_time_ms) == (order, order.customer, order.number + 1)
+        assert (message.value, message.key, message.event_time_ms) == (
+            order,
+            order.customer,
+            order.number + 1,
+        )
         consumer.acknowledge_nowait(message)
     reader = await client.create_reader(topic, EARLIEST)
     raw = []
@@ -254,7 +287,9 @@ async def typed_values_arrive_as_they_were_sent(client: Client, topic: str) -> N
 async def a_message_beyond_the_limit_travels_in_chunks(client: Client, topic: str) -> None:
     """Two of 12 MB, interleaved with a small one; acknowledged, nothing of them is left."""
     consumer = await client.subscribe(topic, "work", type="Shared", initial_position="Earliest")
-    one, two = [await client.create_producer(topic, chunking=True, send_timeout_s=None) for _ in range(2)]
+    one, two = [
+        await client.create_producer(topic, chunking=True, send_timeout_s=None) for _ in range(2)
+    ]
     large = [bytes([number]) * 12_000_000 for number in (1, 2)]
     await asyncio.gather(one.send(large[0]), two.send(large[1]), two.send(b"small"))
     messages = await drained(consumer, 3)

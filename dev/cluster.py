@@ -1,8 +1,9 @@
 """`make cluster`: Magnetar on a real Kubernetes.
 
-Owns: the way from nothing (or from a cluster of yours) to a Ready BrokerCluster: node, images, chart, quickstart. Imports: dev.preparation; runs
-`dev.kube`, `dev.image`, helm and kubectl.
-Invariants: the user's kubeconfig is only read, and only with --context; every step says what it does; running it again changes nothing that is right.
+Owns: the way from nothing (or from a cluster of yours) to a Ready BrokerCluster: node, images,
+chart, quickstart. Imports: dev.preparation; runs `dev.kube`, `dev.image`, helm and kubectl.
+Invariants: the user's kubeconfig is only read, and only with --context; every step says what it
+does; running it again changes nothing that is right.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Tools:
 
     def kube(self, *arguments: str, check: bool = True, quiet: bool = False) -> str:
         """Run kubectl; its output."""
-        result = subprocess.run([*self.kubectl, *arguments], text=True, capture_output=True, check=False)
+        result = subprocess.run(
+            [*self.kubectl, *arguments], text=True, capture_output=True, check=False
+        )
         if check and result.returncode != 0:
             sys.exit(f"kubectl {' '.join(arguments)} failed:\n{result.stdout}{result.stderr}")
         if not quiet and result.stdout.strip():
@@ -45,19 +48,29 @@ class Tools:
 
 def _output(*command: str) -> str:
     """Run one of our own tools; the last line of its standard output."""
-    result = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, check=False
+    )
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)} failed; what it said is above")
     return result.stdout.strip().splitlines()[-1] if result.stdout.strip() else ""
 
 
 def tools(context: str) -> Tools:
-    """Tools for the local cluster, or for the context of the user's kubeconfig; for the latter those that the user has will do."""
-    kubectl, helm = ((context and shutil.which(name)) or _output("dev.kube", "binary", name) for name in ("kubectl", "helm"))
+    """Tools for the local cluster, or for the context of the user's kubeconfig; for the latter
+    those that the user has will do."""
+    kubectl, helm = (
+        (context and shutil.which(name)) or _output("dev.kube", "binary", name)
+        for name in ("kubectl", "helm")
+    )
     if context:
-        return Tools([kubectl, "--context", context], [helm, "--kube-context", context], local=False)
+        return Tools(
+            [kubectl, "--context", context], [helm, "--kube-context", context], local=False
+        )
     kubeconfig = _output("dev.kube", "kubeconfig")
-    return Tools([kubectl, "--kubeconfig", kubeconfig], [helm, "--kubeconfig", kubeconfig], local=True)
+    return Tools(
+        [kubectl, "--kubeconfig", kubeconfig], [helm, "--kubeconfig", kubeconfig], local=True
+    )
 
 
 def step(number: int, text: str) -> None:
@@ -65,7 +78,8 @@ def step(number: int, text: str) -> None:
 
 
 def install(found: Tools, image: str, etcd_image: str, chart: str = CHART, *options: str) -> None:
-    """Install or upgrade a chart of ours, CRDs included, for all namespaces: a cluster to try things out has several."""
+    """Install or upgrade a chart of ours, CRDs included, for all namespaces: a cluster to try
+    things out has several."""
     repository, _, tag = image.rpartition(":")
     command = [
         *found.helm, "upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
@@ -81,12 +95,23 @@ def install(found: Tools, image: str, etcd_image: str, chart: str = CHART, *opti
         sys.exit("helm could not install the chart; the lines above say why")
 
 
-def wait_ready(found: Tools, kind: str, name: str, namespace: str = "default", timeout_s: float = READY_TIMEOUT_S) -> None:
+def wait_ready(
+    found: Tools,
+    kind: str,
+    name: str,
+    namespace: str = "default",
+    timeout_s: float = READY_TIMEOUT_S,
+) -> None:
     """Wait for the Ready condition, showing its message when it changes."""
     deadline, shown = time.monotonic() + timeout_s, ""
-    path = '{.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Ready")].message}'
+    path = (
+        '{.status.conditions[?(@.type=="Ready")].status} '
+        '{.status.conditions[?(@.type=="Ready")].message}'
+    )
     while time.monotonic() < deadline:
-        text = found.kube("get", kind, name, "-n", namespace, "-o", f"jsonpath={path}", check=False, quiet=True).strip()
+        text = found.kube(
+            "get", kind, name, "-n", namespace, "-o", f"jsonpath={path}", check=False, quiet=True
+        ).strip()
         if text != shown:
             print(f"  {kind}/{name}: {text or 'no status yet'}", flush=True)
             shown = text
@@ -95,7 +120,10 @@ def wait_ready(found: Tools, kind: str, name: str, namespace: str = "default", t
         time.sleep(0.5)
     found.kube("describe", kind, name, "-n", namespace, check=False)
     found.kube("get", "pods", "-n", namespace, "-o", "wide", check=False)
-    sys.exit(f"{kind}/{name} is not Ready after {timeout_s:.0f} s; the description above says what it waits for")
+    sys.exit(
+        f"{kind}/{name} is not Ready after {timeout_s:.0f} s; the description above says what it "
+        "waits for"
+    )
 
 
 def up(context: str, image: str, environment: str = "") -> None:
@@ -103,13 +131,15 @@ def up(context: str, image: str, environment: str = "") -> None:
     started = time.monotonic()
     if context and not image:
         sys.exit(
-            "CONTEXT needs IMAGE=ref: an image of Magnetar's brokers that your cluster can pull, with ref's -operator and -spark beside it "
+            "CONTEXT needs IMAGE=ref: an image of Magnetar's brokers that your cluster can pull, "
+            "with ref's -operator and -spark beside it "
             "(make image REPO=... and push, or kind load)"
         )
     if not context:
         if subprocess.run([sys.executable, "-m", "dev.kube", "check"], check=False).returncode != 0:
             sys.exit(
-                "this machine cannot run the node; the rows with MISSING say what to do, or use CONTEXT=name IMAGE=ref with a cluster you have"
+                "this machine cannot run the node; the rows with MISSING say what to do, or use "
+                "CONTEXT=name IMAGE=ref with a cluster you have"
             )
         prepare(environment)
     step(1, f"Kubernetes: {'context ' + context if context else 'a node on this machine'}")
@@ -131,7 +161,11 @@ def up(context: str, image: str, environment: str = "") -> None:
 def _next_steps(found: Tools) -> str:
     address = found.kube("get", "service", "main", "-o", "jsonpath={.spec.clusterIP}", quiet=True)
     kubectl = " ".join(found.kubectl)
-    reach = f"pulsar://{address}:6650 from this machine" if found.local else "pulsar://main.default:6650 from a pod"
+    reach = (
+        f"pulsar://{address}:6650 from this machine"
+        if found.local
+        else "pulsar://main.default:6650 from a pod"
+    )
     return f"""Clients connect to {reach}. Paste:
   alias k='{kubectl}'
   k get magnetar -A
@@ -143,13 +177,25 @@ def _next_steps(found: Tools) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dev.cluster", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.cluster", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("verb", choices=["up"])
     parser.add_argument(
-        "--context", default=os.environ.get("CONTEXT", ""), help="a context of your kubeconfig; default: a local node"
+        "--context",
+        default=os.environ.get("CONTEXT", ""),
+        help="a context of your kubeconfig; default: a local node",
     )
-    parser.add_argument("--image", default=os.environ.get("IMAGE", ""), help="the brokers' image, which the cluster can pull")
-    parser.add_argument("--environment", default="", help="virtual environment to make as well, for the command line")
+    parser.add_argument(
+        "--image",
+        default=os.environ.get("IMAGE", ""),
+        help="the brokers' image, which the cluster can pull",
+    )
+    parser.add_argument(
+        "--environment",
+        default="",
+        help="virtual environment to make as well, for the command line",
+    )
     arguments = parser.parse_args()
     assert Path(CHART).exists(), "run this from the checkout's root"
     up(arguments.context, arguments.image, arguments.environment)

@@ -1,7 +1,8 @@
 """`python -m dev.crds`: write the CustomResourceDefinitions that the operator's models describe.
 
-Owns: `crds/*.yaml` and their copies in the chart. Imports: the operator's models, yaml.
-Invariant: the files are a function of the models; `--check` (and a test) fails when they differ, and says what to run.
+Owns: `crds/*.yaml` and their copies in the chart. Imports: the operator's models, yaml. Invariant:
+the files are a function of the models; `--check` (and a test) fails when they differ, and says what
+to run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def differences() -> list[str]:
     for directory in DIRECTORIES:
         present = {path.name for path in directory.glob("*.yaml")}
         found += [str(directory / name) for name in sorted(present ^ set(wanted))]
-        found += [str(directory / name) for name in sorted(present & set(wanted)) if (directory / name).read_text() != wanted[name]]
+        found += [
+            str(directory / name)
+            for name in sorted(present & set(wanted))
+            if (directory / name).read_text() != wanted[name]
+        ]
     return found
 
 
@@ -59,14 +64,21 @@ def write() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m dev.crds", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs")
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.crds", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a file differs"
+    )
     if not parser.parse_args().check:
         write()
         return 0
     found = differences()
     if found:
-        print("these files do not match the models; run `make crds`:\n  " + "\n  ".join(found), file=sys.stderr)
+        print(
+            "these files do not match the models; run `make crds`:\n  " + "\n  ".join(found),
+            file=sys.stderr,
+        )
     return 1 if found else 0
 
 

@@ -1,7 +1,8 @@
 """`make demo`: nothing acknowledged is lost when the server is killed.
 
-Owns: the demonstration: publish with the official Python client, SIGKILL in the middle, start again, read everything back, compare.
-Imports: pulsar (official client), dev.server_process. Exits 0 only if every acknowledged message was read back, in order, with its bytes.
+Owns: the demonstration: publish with the official Python client, SIGKILL in the middle, start
+again, read everything back, compare. Imports: pulsar (official client), dev.server_process. Exits 0
+only if every acknowledged message was read back, in order, with its bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class Publisher:
 
     def __init__(self, client: pulsar.Client) -> None:
         self._producer = client.create_producer(
-            TOPIC, send_timeout_millis=SEND_TIMEOUT_MS, block_if_queue_full=True, max_pending_messages=500
+            TOPIC,
+            send_timeout_millis=SEND_TIMEOUT_MS,
+            block_if_queue_full=True,
+            max_pending_messages=500,
         )
         self.acknowledged: dict[int, str] = {}
         self.failed: list[str] = []
@@ -38,7 +42,8 @@ class Publisher:
         """Send all, then wait for every receipt."""
         for number in range(count):
             self._producer.send_async(
-                f"message {number}".encode(), lambda result, identifier, n=number: self._receipt(n, result, identifier)
+                f"message {number}".encode(),
+                lambda result, identifier, n=number: self._receipt(n, result, identifier),
             )
         self._producer.flush()
 
@@ -60,7 +65,8 @@ def _kill_in_the_middle(server: ServerProcess, publisher: Publisher) -> None:
 
 
 def _client(server: ServerProcess) -> pulsar.Client:
-    """The client's own log goes to a file: its reconnects during the kill are expected and would only hide the story."""
+    """The client's own log goes to a file: its reconnects during the kill are expected and would
+    only hide the story."""
     logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, str(server.directory / "client.log"))
     return pulsar.Client(server.service_url, operation_timeout_seconds=30, logger=logger)
 
@@ -80,7 +86,10 @@ def run(directory: Path) -> int:
     server = ServerProcess(directory)
     try:
         print(f"1. A standalone server: ready in {server.start():.2f} s at {server.service_url}")
-        print(f"2. The official Python client publishes {MESSAGES} messages; the server is killed meanwhile")
+        print(
+            f"2. The official Python client publishes {MESSAGES} messages; the server is killed "
+            "meanwhile"
+        )
         client = _client(server)
         publisher = Publisher(client)
         killer = threading.Thread(target=_kill_in_the_middle, args=(server, publisher))
@@ -88,16 +97,23 @@ def run(directory: Path) -> int:
         publisher.publish(MESSAGES)
         killer.join()
         client.close()
-        print(f"  {len(publisher.acknowledged)} receipts, {len(publisher.failed)} failures (the client resent what had no receipt)")
+        print(
+            f"  {len(publisher.acknowledged)} receipts, {len(publisher.failed)} failures (the "
+            "client resent what had no receipt)"
+        )
         print("3. Everything is read back from the first message on")
         numbers = _read_back(server)
         firsts = list(dict.fromkeys(numbers))
         missing = sorted(set(publisher.acknowledged) - set(firsts))
         print(
-            f"  {len(numbers)} messages read, {len(numbers) - len(firsts)} of them sent twice around the kill (no deduplication asked for)"
+            f"  {len(numbers)} messages read, {len(numbers) - len(firsts)} of them sent twice "
+            "around the kill (no deduplication asked for)"
         )
         if publisher.failed or missing or firsts != sorted(firsts) or not publisher.acknowledged:
-            print(f"FAILED: failures {publisher.failed[:3]}, missing {missing[:10]}, in order: {firsts == sorted(firsts)}")
+            print(
+                f"FAILED: failures {publisher.failed[:3]}, missing {missing[:10]}, in order: "
+                f"{firsts == sorted(firsts)}"
+            )
             return 1
         print("Nothing acknowledged is missing, and the order is kept.")
         return 0

@@ -1,9 +1,9 @@
 """Resolve the dependencies into the lock files.
 
-Owns: requirements*.lock, and the one of the tests' S3 server, which shares nothing with them: hashes, no index address (a lock file with
-addresses would tie every user to one mirror).
-Imports: the standard library; runs `uv`.
-Invariant: the extras (of pyproject.toml) are constrained by one another, so that one environment can hold them all.
+Owns: requirements*.lock, and the one of the tests' S3 server, which shares nothing with them:
+hashes, no index address (a lock file with addresses would tie every user to one mirror). Imports:
+the standard library; runs `uv`. Invariant: the extras (of pyproject.toml) are constrained by one
+another, so that one environment can hold them all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ COMPILE = [
 ]  # fmt: skip
 LOCKS: dict[str, list[str]] = {
     "requirements.lock": ["pyproject.toml"],
-    "requirements-operator.lock": ["--group", "pyproject.toml:operator-image", "-c", "requirements.lock"],
+    "requirements-operator.lock": [
+        "--group",
+        "pyproject.toml:operator-image",
+        "-c",
+        "requirements.lock",
+    ],
     "requirements-spark.lock": ["pyproject.toml", "--extra", "spark", "-c", "requirements.lock"],
     "requirements-dev.lock": [
         "pyproject.toml",
@@ -42,7 +47,9 @@ def main() -> None:
         subprocess.run([f"{directory}/bin/pip", "install", "--quiet", "uv"], check=True)
         for lock, options in LOCKS.items():
             print(f"- {lock}", flush=True)
-            subprocess.run([f"{directory}/bin/uv", *COMPILE, *options, "-o", lock], check=True, env=environment)
+            subprocess.run(
+                [f"{directory}/bin/uv", *COMPILE, *options, "-o", lock], check=True, env=environment
+            )
 
 
 if __name__ == "__main__":

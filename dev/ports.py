@@ -1,9 +1,9 @@
 """Ports for servers that run on this machine.
 
-Owns: `free_port`. Imports: the standard library only.
-Invariants: a port is given once per process, to one process of this user at a time, and lies below those that the kernel gives to outgoing
-connections: neither these nor tests beside it can take it between the moment it is chosen and the moment its server listens, nor while that server
-is down between two lives.
+Owns: `free_port`. Imports: the standard library only. Invariants: a port is given once per process,
+to one process of this user at a time, and lies below those that the kernel gives to outgoing
+connections: neither these nor tests beside it can take it between the moment it is chosen and the
+moment its server listens, nor while that server is down between two lives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _given: set[int] = set()
 
 @cache
 def _register() -> int:
-    """A file in which the byte of every port that is given away is locked by its process, until that ends."""
+    """A file in which the byte of every port that is given away is locked by its process, until
+    that ends."""
     path = Path(tempfile.gettempdir()) / f"magnetar-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
@@ -50,4 +51,6 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
-    raise OSError(f"no free port in {LOWEST}..{HIGHEST}: something on this machine listens on all of them")
+    raise OSError(
+        f"no free port in {LOWEST}..{HIGHEST}: something on this machine listens on all of them"
+    )

@@ -1,9 +1,9 @@
 """Generated protocol modules.
 
-Owns: how `pulsar_api_pb2.py` and its type stub are made from `pulsar_api.proto`: `python -m dev.proto` writes them,
-`--check` only compares.
-Imports: the standard library; protoc comes with grpcio-tools, the stub generator with mypy-protobuf.
-Invariant: the committed files are exactly what this module generates; a test fails when they drift.
+Owns: how `pulsar_api_pb2.py` and its type stub are made from `pulsar_api.proto`: `python -m
+dev.proto` writes them, `--check` only compares. Imports: the standard library; protoc comes with
+grpcio-tools, the stub generator with mypy-protobuf. Invariant: the committed files are exactly what
+this module generates; a test fails when they drift.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ OUTPUTS = ("magnetar/wire/pulsar_api_pb2.py", "magnetar/wire/pulsar_api_pb2.pyi"
 
 
 def generate(directory: Path) -> dict[str, bytes]:
-    """Run protoc into `directory`; returns the generated files by their path under the source root. Raises CalledProcessError."""
+    """Run protoc into `directory`; returns the generated files by their path under the source
+    root. Raises CalledProcessError."""
     environment = dict(os.environ)
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])  # finds protoc-gen-mypy
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCE_ROOT}", f"--python_out={directory}"]
+    # finds protoc-gen-mypy
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", "")]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"--proto_path={SOURCE_ROOT}",
+        f"--python_out={directory}",
+    ]
     subprocess.run([*command, f"--mypy_out=quiet:{directory}", SCHEMA], check=True, env=environment)
     return {name: (directory / name).read_bytes() for name in OUTPUTS}
 

@@ -1,8 +1,8 @@
 """A standalone server with TLS and tokens, as a child process.
 
-Owns: its security document, certificate and keys in a directory; tokens of roles; REST as a super user. Imports: dev's processes, certificates,
-security.
-Invariant: the keys are for tests and trials on the loopback interface.
+Owns: its security document, certificate and keys in a directory; tokens of roles; REST as a super
+user. Imports: dev's processes, certificates, security. Invariant: the keys are for tests and trials
+on the loopback interface.
 """
 
 from __future__ import annotations
@@ -36,10 +36,17 @@ def token(role: str, seconds: float = 3600, key: SecretKey = KEY) -> str:
     return make(key, "HS256", {"sub": role, "exp": time.time() + seconds})
 
 
-def asked(broker: ServerProcess, authority: Authority, path: str, method: str = "GET", body: Any = None) -> Any:
+def asked(
+    broker: ServerProcess, authority: Authority, path: str, method: str = "GET", body: Any = None
+) -> Any:
     """The JSON of a broker's answer to a super user. Raises OSError, HTTPError."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{broker.https_url}{path}", data, {"Authorization": f"Bearer {token(ADMIN)}"}, method=method)
+    request = urllib.request.Request(
+        f"{broker.https_url}{path}",
+        data,
+        {"Authorization": f"Bearer {token(ADMIN)}"},
+        method=method,
+    )
     context = ssl.create_default_context(cafile=str(authority.file))
     with urllib.request.urlopen(request, timeout=REST_TIMEOUT_S, context=context) as answer:
         text = answer.read().decode()
@@ -62,7 +69,10 @@ class SecuredServer:
         self.directory, self.authority = directory, Authority(directory / "ca")
         (directory / "key").write_bytes(KEY.secret)
         (directory / "internal").write_bytes(INTERNAL_KEY.secret)
-        document = DOCUMENT.format(directory) + f"internal: {{keyFile: {directory}/internal, caFile: {self.authority.file}}}\n"
+        document = (
+            DOCUMENT.format(directory)
+            + f"internal: {{keyFile: {directory}/internal, caFile: {self.authority.file}}}\n"
+        )
         (directory / "security.yaml").write_text(document)
         self.process = ServerProcess(
             directory / "server",

@@ -1,7 +1,8 @@
 """A Magnetar server as a child process.
 
-Owns: starting, awaiting, killing and stopping one; used by the demo, the benchmarks and the tests with real clients. Imports: the standard library.
-Invariants: only processes started here are signalled, by their own handle; ports are free ones of the loopback; the server's log is kept in a
+Owns: starting, awaiting, killing and stopping one; used by the demo, the benchmarks and the tests
+with real clients. Imports: the standard library. Invariants: only processes started here are
+signalled, by their own handle; ports are free ones of the loopback; the server's log is kept in a
 file that an error message names.
 """
 
@@ -27,9 +28,11 @@ POLL_S = 0.02
 
 
 class ServerProcess:
-    """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a directory below `directory`.
+    """One server: a standalone, or a broker of a cluster if `store` is given. `volume` "" is a
+    directory below `directory`.
 
-    `role` "coordinator" makes it a transaction coordinator of that cluster instead of a broker. As a context it is ready, and stopped in the end.
+    `role` "coordinator" makes it a transaction coordinator of that cluster instead of a broker. As
+    a context it is ready, and stopped in the end.
     """
 
     def __init__(
@@ -46,10 +49,11 @@ class ServerProcess:
         open_files: int | None = None,
         program: Sequence[str] = ("magnetar",),
     ) -> None:
-        """`advertise`: the host that clients of a broker are told, if something stands between them and its ports.
+        """`advertise`: the host that clients of a broker are told, if something stands between them
+        and its ports.
 
-        `listener`: a host that clients of the broker's listener `external` are told. `open_files`: the process's hard limit of them.
-        `program`: the module that is run, and its own arguments.
+        `listener`: a host that clients of the broker's listener `external` are told. `open_files`:
+        the process's hard limit of them. `program`: the module that is run, and its own arguments.
         """
         self.directory, self.name, self.volume = directory, name, volume
         self._advertise, self._listener, self._role = advertise, listener, role
@@ -107,7 +111,12 @@ class ServerProcess:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def start(self, wait: bool = True) -> float:
@@ -117,7 +126,14 @@ class ServerProcess:
         if "MAGNETAR_TLS" in self._environment:
             ports += ["--tls-port", str(self.tls_port), "--https-port", str(self.https_port)]
         if self._store is None:
-            command = ["standalone", "--data-dir", str(self.directory / "data"), *ports, "--log-level", "info"]
+            command = [
+                "standalone",
+                "--data-dir",
+                str(self.directory / "data"),
+                *ports,
+                "--log-level",
+                "info",
+            ]
             command += ["--storage", self.volume] if self.volume else []
         else:
             command = [
@@ -134,7 +150,11 @@ class ServerProcess:
                 self._advertise,
                 *ports,
             ]
-            command += ["--advertised-listeners", f"external:{self.external_url}"] if self._listener else []
+            command += (
+                ["--advertised-listeners", f"external:{self.external_url}"]
+                if self._listener
+                else []
+            )
         started = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -149,18 +169,23 @@ class ServerProcess:
         return time.monotonic() - started
 
     def wait_ready(self) -> None:
-        """Wait for GET /ready; raises RuntimeError with the log's end if the process dies or takes too long."""
+        """Wait for GET /ready; raises RuntimeError with the log's end if the process dies or
+        takes too long."""
         assert self._process is not None
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"{self.name} exited with {self._process.returncode}:\n{self.log_tail()}")
+                raise RuntimeError(
+                    f"{self.name} exited with {self._process.returncode}:\n{self.log_tail()}"
+                )
             try:
                 with urllib.request.urlopen(f"{self.http_url}/ready", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(POLL_S)
-        raise RuntimeError(f"{self.name} is not ready after {READY_TIMEOUT_S} s:\n{self.log_tail()}")
+        raise RuntimeError(
+            f"{self.name} is not ready after {READY_TIMEOUT_S} s:\n{self.log_tail()}"
+        )
 
     def log_tail(self) -> str:
         """The end of the server's log."""
@@ -192,7 +217,9 @@ class ServerProcess:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise RuntimeError(f"{self.name} did not stop within {timeout_s} s:\n{self.log_tail()}") from None
+            raise RuntimeError(
+                f"{self.name} did not stop within {timeout_s} s:\n{self.log_tail()}"
+            ) from None
 
     def _reap(self) -> None:
         assert self._process is not None
@@ -204,4 +231,6 @@ class ServerProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )

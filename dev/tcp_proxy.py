@@ -1,8 +1,8 @@
 """A TCP proxy that makes trouble on request.
 
-Owns: `TcpProxy`: passes bytes on, drops connections, goes silent, answers late, shows what passes; for tests and the soak. Imports: asyncio,
-threading.
-Invariants: bytes are never altered, reordered or lost on a connection that stays; a connection that was cut never carries a byte again; every
+Owns: `TcpProxy`: passes bytes on, drops connections, goes silent, answers late, shows what passes;
+for tests and the soak. Imports: asyncio, threading. Invariants: bytes are never altered, reordered
+or lost on a connection that stays; a connection that was cut never carries a byte again; every
 method returns when the change holds.
 """
 
@@ -18,17 +18,21 @@ CHUNKS_HELD_MAX = 256
 CALL_TIMEOUT_S = 60.0
 R = TypeVar("R")
 Tap = Callable[[object, bool, bytes], None]
-"""Gets every chunk as it is passed on, on the proxy's thread: an object per connection, whether it goes to the target, the bytes."""
+"""Gets every chunk as it is passed on, on the proxy's thread: an object per connection, whether
+it goes to the target, the bytes."""
 Chunk = tuple[float, bytes]
 
 
 class TcpProxy:
-    """Listens on `host`:`port` for `target`; works from `start` to `stop` on a thread of its own."""
+    """Listens on `host`:`port` for `target`; works from `start` to `stop` on a thread of its
+    own."""
 
     def __init__(self, host: str, port: int, target: tuple[str, int]) -> None:
         self.host, self.port, self._target = host, port, target
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {port}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"proxy {port}", daemon=True
+        )
         self._flowing = asyncio.Event()
         self._refusing = False
         self._delay_s = 0.0
@@ -40,7 +44,9 @@ class TcpProxy:
         """Listen. Raises OSError if the port is taken."""
         self._thread.start()
         self._flowing.set()
-        listening = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._accept, self.host, self.port), self._loop)
+        listening = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._accept, self.host, self.port), self._loop
+        )
         self._server = listening.result(CALL_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -58,9 +64,10 @@ class TcpProxy:
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections)
-        await asyncio.sleep(0.01)  # an aborted transport closes its socket in a later turn of the loop
+        # an aborted transport closes its socket in a later turn of the loop
+        await asyncio.sleep(0.01)
 
-    # --- trouble ---------------------------------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Drop all connections, and every new one at once."""
@@ -72,7 +79,8 @@ class TcpProxy:
         self._set(flowing=False)
 
     def slow(self, delay_s: float) -> None:
-        """Everything that the target says from now on arrives `delay_s` later; its throughput stays."""
+        """Everything that the target says from now on arrives `delay_s` later; its throughput
+        stays."""
         self._set(delay_s=delay_s)
 
     def heal(self) -> None:
@@ -109,7 +117,7 @@ class TcpProxy:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(CALL_TIMEOUT_S)
 
-    # --- connections -----------------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -131,9 +139,15 @@ class TcpProxy:
                 each.transport.abort()
 
     async def _pass_on(
-        self, connection: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_target: bool
+        self,
+        connection: object,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        to_target: bool,
     ) -> None:
-        """One direction, until either side ends (then EOFError: the other direction ends with it)."""
+        """One direction, until either side ends (then EOFError: the other direction ends with
+        it)."""
         held: asyncio.Queue[Chunk] = asyncio.Queue(CHUNKS_HELD_MAX)
 
         async def deliver() -> None:

@@ -1,9 +1,10 @@
 """Run the tiers of tests.
 
-Owns: which tiers there are, their commands, the order, and which run beside each other; prints the plan first and a table at the end. Imports: the
-standard library only.
-Invariants: a tier that cannot run fails and says what it needs (in CI nothing is skipped); what a tier prints stands together, in the order of the
-plan, also when another one runs beside it; the exit code is 0 only if every tier passed; the last line counts passed and failed tests over all tiers.
+Owns: which tiers there are, their commands, the order, and which run beside each other; prints the
+plan first and a table at the end. Imports: the standard library only. Invariants: a tier that
+cannot run fails and says what it needs (in CI nothing is skipped); what a tier prints stands
+together, in the order of the plan, also when another one runs beside it; the exit code is 0 only if
+every tier passed; the last line counts passed and failed tests over all tiers.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped)")
-CHECKED_PACKAGES = ("broker_image/magnetar", "operator/magnetar_operator", "spark_jobs/magnetar_jobs", "dev")
+CHECKED_PACKAGES = (
+    "broker_image/magnetar",
+    "operator/magnetar_operator",
+    "spark_jobs/magnetar_jobs",
+    "dev",
+)
 FOLLOW_S = 0.2
 ALONE, FIRST, SECOND = 0, 1, 2
-"""Lanes. A tier that is ALONE has the machine to itself; the others mostly wait, or use one core: FIRST and SECOND run beside each other."""
+"""Lanes. A tier that is ALONE has the machine to itself; the others mostly wait, or use one
+core: FIRST and SECOND run beside each other."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ def _python(*arguments: str) -> list[str]:
 
 
 def _programs(*names: str) -> list[list[str]]:
-    """Build and cache programs before the tests that need them: with progress, and outside a test's time limit."""
+    """Build and cache programs before the tests that need them: with progress, and outside a
+    test's time limit."""
     return [_python("dev.kube", "binary", name) for name in names]
 
 
@@ -77,7 +85,11 @@ TIERS = {
                 [str(Path(sys.executable).with_name("lint-imports"))],
             ],
         ),
-        Tier("simulation", "the whole cluster in one process, seed by seed", [_pytest("tests/simulation")]),
+        Tier(
+            "simulation",
+            "the whole cluster in one process, seed by seed",
+            [_pytest("tests/simulation")],
+        ),
         Tier(
             "unit",
             "pure cores, formats, builders: unit and property tests",
@@ -149,7 +161,9 @@ class Run:
                 break
             before = path.stat().st_size
             with path.open("ab") as sink:
-                process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
+                process = subprocess.Popen(
+                    command, stdout=sink, stderr=subprocess.STDOUT, env=environment
+                )
             self._processes.add(process)
             code = process.wait()
             self._processes.discard(process)
@@ -160,7 +174,8 @@ class Run:
         return outcome
 
     def round(self, tiers: Sequence[Tier]) -> list[Outcome]:
-        """Run the tiers of a round, every lane beside the others, and show what each of them prints, one after another."""
+        """Run the tiers of a round, every lane beside the others, and show what each of them
+        prints, one after another."""
         lanes = {lane: ThreadPoolExecutor(1) for lane in sorted({tier.lane for tier in tiers})}
         try:
             for tier in tiers:
@@ -220,7 +235,10 @@ def main() -> None:
     for group in plan:
         for tier in group:
             beside = sorted({other.name for other in group if other.lane != tier.lane})
-            print(f"  {tier.name:<12} {tier.proves}" + (f" (beside {', '.join(beside)})" if beside else ""))
+            print(
+                f"  {tier.name:<12} {tier.proves}"
+                + (f" (beside {', '.join(beside)})" if beside else "")
+            )
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="magnetar-tiers-") as directory:
         for group in plan:
@@ -228,12 +246,17 @@ def main() -> None:
     print(f"\n{'tier':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>9}  result")
     for outcome in outcomes:
         print(
-            f"{outcome.tier.name:<12} {outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8} {outcome.seconds:>9.1f}  "
+            f"{outcome.tier.name:<12} {outcome.passed:>7} {outcome.failed:>7} {outcome.skipped:>8} "
+            f"{outcome.seconds:>9.1f}  "
             + ("ok" if not outcome.broken else "FAILED: " + "; ".join(outcome.broken))
         )
     print(f"{'all':<12} {'':>24} {time.monotonic() - started:>9.1f}")
     broken = any(outcome.broken for outcome in outcomes)
-    print(f"\n{sum(o.passed for o in outcomes)} passed, {sum(max(o.failed, bool(o.broken)) for o in outcomes)} failed", flush=True)
+    print(
+        f"\n{sum(o.passed for o in outcomes)} passed, "
+        f"{sum(max(o.failed, bool(o.broken)) for o in outcomes)} failed",
+        flush=True,
+    )
     sys.exit(1 if broken else 0)
 
 

@@ -1,7 +1,8 @@
 """What all tests share.
 
-Owns: the profiles of hypothesis. By default examples are the same in every run and on every machine, so that a test that passed passes again;
-MAGNETAR_EXPLORE=1 draws new ones, and `--hypothesis-seed` repeats them. Imports: hypothesis.
+Owns: the profiles of hypothesis. By default examples are the same in every run and on every
+machine, so that a test that passed passes again; MAGNETAR_EXPLORE=1 draws new ones, and
+`--hypothesis-seed` repeats them. Imports: hypothesis.
 """
 
 from __future__ import annotations

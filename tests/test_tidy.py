@@ -11,11 +11,80 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("broker_image/magnetar", "operator/magnetar_operator", "spark_jobs/magnetar_jobs", "dev")
+PACKAGES = (
+    "broker_image/magnetar",
+    "operator/magnetar_operator",
+    "spark_jobs/magnetar_jobs",
+    "dev",
+)
 FILE_LINES_MAX = 500
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
+OUTGROWN = {
+    "broker_image/magnetar/broker/administration/namespaces.py",
+    "broker_image/magnetar/broker/administration/port.py",
+    "broker_image/magnetar/broker/bundles/bundle.py",
+    "broker_image/magnetar/broker/bundles/ownership.py",
+    "broker_image/magnetar/broker/bundles/recovery/bundle_recovery.py",
+    "broker_image/magnetar/broker/bundles/splitting.py",
+    "broker_image/magnetar/broker/connections/connection.py",
+    "broker_image/magnetar/broker/incarnation.py",
+    "broker_image/magnetar/broker/process.py",
+    "broker_image/magnetar/broker/reading/catalog.py",
+    "broker_image/magnetar/broker/topics/publishing.py",
+    "broker_image/magnetar/broker/topics/subscription_host.py",
+    "broker_image/magnetar/broker/topics/topic_host.py",
+    "broker_image/magnetar/broker/upkeep/garbage_collection.py",
+    "broker_image/magnetar/broker/upkeep/manifest_compaction.py",
+    "broker_image/magnetar/cli/status.py",
+    "broker_image/magnetar/client/client.py",
+    "broker_image/magnetar/client/receiving.py",
+    "broker_image/magnetar/coordinator/metrics.py",
+    "broker_image/magnetar/coordinator/transactions.py",
+    "broker_image/magnetar/hosting/settings.py",
+    "broker_image/magnetar/resources/broker_cluster.py",
+    "broker_image/magnetar/rest/namespaces.py",
+    "broker_image/magnetar/rest/operations.py",
+    "broker_image/magnetar/rest/ports.py",
+    "broker_image/magnetar/storage/log/format.py",
+    "broker_image/magnetar/storage/log/writer.py",
+    "broker_image/magnetar/storage/volumes/posix.py",
+    "broker_image/magnetar/storage/volumes/slots.py",
+    "broker_image/magnetar/topics/dispatch/key_shared.py",
+    "broker_image/magnetar/topics/dispatch/shared.py",
+    "broker_image/magnetar/topics/subscription.py",
+    "broker_image/magnetar/topics/topic.py",
+    "broker_image/magnetar/transactions/coordinator/core.py",
+    "broker_image/magnetar/transactions/topic/buffer.py",
+    "broker_image/magnetar/transactions/topic/pending_acks.py",
+    "broker_image/magnetar/wire/runs.py",
+    "broker_image/magnetar/wire/send_runs.py",
+    "operator/magnetar_operator/brokers/reconciler.py",
+    "operator/magnetar_operator/brokers/replacing.py",
+    "operator/magnetar_operator/brokers/scale_story.py",
+    "operator/magnetar_operator/conditions.py",
+    "operator/magnetar_operator/etcd/members.py",
+    "operator/magnetar_operator/namespaces/reconciler.py",
+    "dev/bench/dispatch_core.py",
+    "dev/bench/operator_scale.py",
+    "dev/bench/spark_scan.py",
+    "dev/soak/hostile.py",
+    "dev/soak/transaction_traffic.py",
+    "dev/soak/transactions.py",
+}
+"""Still over a limit. Entries are only ever removed."""
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl)(_|$)")
-HEAVY_MODULES = ("rich", "typer", "pyarrow", "numpy", "pandas", "kubernetes", "kopf", "aetcd", "grpc", "pyspark")
+HEAVY_MODULES = (
+    "rich",
+    "typer",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "kubernetes",
+    "kopf",
+    "aetcd",
+    "grpc",
+    "pyspark",
+)
 
 
 def _sources() -> list[Path]:
@@ -28,7 +97,9 @@ def _sources() -> list[Path]:
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 @pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -39,15 +110,23 @@ def test_module_has_a_header_and_stays_readable(path: Path) -> None:
     header = ast.get_docstring(tree) or ""
     assert header, "no module docstring"
     assert "Owns" in header, "the header does not say what the module owns"
-    assert len(text.splitlines()) <= FILE_LINES_MAX, f"{len(text.splitlines())} lines"
-    for function in _functions(tree):
-        length = (function.end_lineno or function.lineno) - function.lineno + 1
-        assert length <= FUNCTION_LINES_MAX, f"{function.name} has {length} lines"
+    over = [f"{len(text.splitlines())} lines"] if len(text.splitlines()) > FILE_LINES_MAX else []
+    over += [
+        f"{node.name} has {length} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1)
+        > (CLASS_LINES_MAX if isinstance(node, ast.ClassDef) else FUNCTION_LINES_MAX)
+    ]
+    assert bool(over) == (str(path.relative_to(ROOT)) in OUTGROWN), (
+        over or "remove it from OUTGROWN"
+    )
     assert not BANNED_NAMES.search(path.stem), f"{path.stem} says nothing about what is inside"
 
 
 def test_time_and_chance_come_only_from_the_clock() -> None:
-    """No module of the broker reads time or randomness but `clock.py` (and processes that measure themselves in `cli/`)."""
+    """No module of the broker reads time or randomness but `clock.py` (and processes that
+    measure themselves in `cli/`)."""
     allowed = {"clock.py", "cli/serve.py"}
     offenders = []
     for path in (ROOT / "broker_image/magnetar").rglob("*.py"):
@@ -57,7 +136,11 @@ def test_time_and_chance_come_only_from_the_clock() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            offenders += [f"{name} imports {found}" for found in names if found in ("time", "random", "secrets", "datetime")]
+            offenders += [
+                f"{name} imports {found}"
+                for found in names
+                if found in ("time", "random", "secrets", "datetime")
+            ]
     assert offenders == []
 
 
@@ -83,9 +166,15 @@ def test_every_invariant_of_the_architecture_names_tests_that_exist() -> None:
 
 
 def test_commits_name_no_registry_and_no_machine() -> None:
-    """Tracked files hold no address of a package registry and no absolute path of a developer's machine."""
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    pattern = re.compile(r"https?://[\w.-]*(pypi|pythonhosted|npmjs|proxy\.golang|maven\.org|debian\.org)", re.IGNORECASE)
+    """Tracked files hold no address of a package registry and no absolute path of a developer's
+    machine."""
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    pattern = re.compile(
+        r"https?://[\w.-]*(pypi|pythonhosted|npmjs|proxy\.golang|maven\.org|debian\.org)",
+        re.IGNORECASE,
+    )
     offenders = []
     for name in files:
         path = ROOT / name
@@ -105,19 +194,27 @@ UNTIL_TRANSACTIONS = (
 @pytest.mark.slow
 def test_a_coordinator_is_imported_when_it_is_needed() -> None:
     """A server that never sees a transaction does not load what would carry them out."""
-    program = f"import sys, magnetar.cli.serve; print([name for name in {UNTIL_TRANSACTIONS!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    program = (
+        f"import sys, magnetar.cli.serve; print([name for name in {UNTIL_TRANSACTIONS!r} if name "
+        "in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
 def test_idle_broker_imports_stay_light() -> None:
-    """What `magnetar standalone` imports has no Spark, Arrow, Kubernetes, gRPC or terminal library in it."""
+    """What `magnetar standalone` imports has no Spark, Arrow, Kubernetes, gRPC or terminal
+    library in it."""
     program = (
         "import sys; sys.argv = ['magnetar', 'standalone'];"
         "sys.modules.setdefault('rich', None);"
         "import magnetar.cli.serve;"
         f"print([name for name in {HEAVY_MODULES!r} if sys.modules.get(name) is not None])"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"

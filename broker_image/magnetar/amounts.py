@@ -1,6 +1,7 @@
 """Amounts in words.
 
-Owns: how sizes and durations are written for people, in the command line and in explanations. Imports: nothing. Pure.
+Owns: how sizes and durations are written for people, in the command line and in explanations.
+Imports: nothing. Pure.
 """
 
 from __future__ import annotations

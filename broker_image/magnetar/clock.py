@@ -1,8 +1,9 @@
 """Time and chance.
 
-Owns: the only interface through which any part of the system reads time or draws randomness, its real implementation, and pauses between attempts.
-Imports: the standard library only. Every other module takes a `Clock`; the simulation passes one driven by its seed.
-Invariant: with the same `Clock` and the same inputs, every other module behaves identically.
+Owns: the only interface through which any part of the system reads time or draws randomness, its
+real implementation, and pauses between attempts. Imports: the standard library only. Every other
+module takes a `Clock`; the simulation passes one driven by its seed. Invariant: with the same
+`Clock` and the same inputs, every other module behaves identically.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back while the process runs; stands still while the machine is suspended."""
+        """Seconds that never go back while the process runs; stands still while the machine is
+        suspended."""
         ...
 
     def boottime(self) -> float:
@@ -63,7 +65,8 @@ class SystemClock:
 
 
 def elapsed_ms(clock: Clock) -> int:
-    """`monotonic` in milliseconds: what decides about data goes by time that a process saw pass, never by differences of wall clocks.
+    """`monotonic` in milliseconds: what decides about data goes by time that a process saw pass,
+    never by differences of wall clocks.
 
     Of one process only: another one's readings begin elsewhere.
     """
@@ -76,15 +79,21 @@ def doubled_s(failures: int, first_s: float, last_s: float) -> float:
 
 
 def back_off_s(clock: Clock, failures: int, first_s: float, last_s: float) -> float:
-    """How long to wait after so many failures in a row: it doubles from `first_s` to `last_s`, each time shortened at random by up to a half."""
+    """How long to wait after so many failures in a row: it doubles from `first_s` to `last_s`,
+    each time shortened at random by up to a half."""
     return doubled_s(failures, first_s, last_s) * clock.uniform(0.5, 1.0)
 
 
 def iso8601(wall_ms: int) -> str:
     """A wall time as people and Pulsar's statistics read it: ISO 8601 with milliseconds, UTC."""
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(wall_ms / 1000, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def wall_ms_of(text: str) -> int:
-    """The inverse of `iso8601`, for whatever ISO 8601 can say; local time without a zone. Raises ValueError."""
+    """The inverse of `iso8601`, for whatever ISO 8601 can say; local time without a zone. Raises
+    ValueError."""
     return int(datetime.fromisoformat(text).timestamp() * 1000)

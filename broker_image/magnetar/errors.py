@@ -1,8 +1,9 @@
 """Every error that crosses a boundary.
 
-Owns: the error tree; each class declares its Pulsar wire code (ServerError of facts: protocol field `CommandError.error`), its HTTP status
-and what a client should do next. Imports: nothing. Broker replies, REST statuses, client back-off and docs derive from this one place.
-Invariant: programmer errors are not in this tree; they crash. Messages name the field, the value and the remedy.
+Owns: the error tree; each class declares its Pulsar wire code (ServerError of facts: protocol field
+`CommandError.error`), its HTTP status and what a client should do next. Imports: nothing. Broker
+replies, REST statuses, client back-off and docs derive from this one place. Invariant: programmer
+errors are not in this tree; they crash. Messages name the field, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class MagnetarError(Exception):
     retry: ClassVar[Retry] = Retry.AFTER_BACKOFF
 
 
-# --- the peer broke the rules -------------------------------------------------------------------------------------------------
+# --- the peer broke the rules ---------------------------------------------------------------------
 
 
 class ProtocolError(MagnetarError):
@@ -93,7 +94,8 @@ class InvalidTopicName(MagnetarError):
 class InvalidSubscriptionName(MagnetarError):
     """A subscription name that is blank, reserved or too long.
 
-    Apache Pulsar answers a wrong name with ProducerBusy; the C++ client and those that wrap it turn it into InvalidConfiguration.
+    Apache Pulsar answers a wrong name with ProducerBusy; the C++ client and those that wrap it turn
+    it into InvalidConfiguration.
     """
 
     wire_code, http_status, retry = WireCode.PRODUCER_BUSY, 412, Retry.NEVER
@@ -157,7 +159,7 @@ class BodyTooLarge(InvalidRequest):
     http_status = 413
 
 
-# --- the world is not as the request assumed ----------------------------------------------------------------------------------
+# --- the world is not as the request assumed ------------------------------------------------------
 
 
 class TopicNotFound(MagnetarError):
@@ -232,12 +234,18 @@ class BacklogQuotaRefused(BacklogQuotaExceeded):
 
 
 class SendsGivenUp(MagnetarError):
-    """A producer is to fail what it has not heard of, one of which can never be taken, and to come again.
+    """A producer is to fail what it has not heard of, one of which can never be taken, and to come
+    again.
 
-    Of all errors of PRODUCER the one at which the Go client (0.19) does that, and tells its application why.
+    Of all errors of PRODUCER the one at which the Go client (0.19) does that, and tells its
+    application why.
     """
 
-    wire_code, http_status, retry = WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION, 409, Retry.AFTER_BACKOFF
+    wire_code, http_status, retry = (
+        WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION,
+        409,
+        Retry.AFTER_BACKOFF,
+    )
 
 
 class InUse(MagnetarError):
@@ -258,11 +266,12 @@ class LimitExceeded(MagnetarError):
     wire_code, http_status, retry = WireCode.TOO_MANY_REQUESTS, 429, Retry.AFTER_BACKOFF
 
 
-# --- transactions -------------------------------------------------------------------------------------------------------------
+# --- transactions ---------------------------------------------------------------------------------
 
 
 class InvalidTxnStatus(MagnetarError):
-    """The transaction is not open any more, or ends or has ended the other way; the text names its status."""
+    """The transaction is not open any more, or ends or has ended the other way; the text names
+    its status."""
 
     wire_code, http_status, retry = WireCode.INVALID_TXN_STATUS, 409, Retry.NEVER
 
@@ -276,8 +285,9 @@ class TransactionConflict(MagnetarError):
 class TransactionNotFound(MagnetarError):
     """No such transaction, or its outcome has been forgotten.
 
-    `next_least` is the first number that its coordinator has not given yet (None: not told): from there on transactions have not begun, below it
-    they have ended. Those below `floor` have ended everywhere.
+    `next_least` is the first number that its coordinator has not given yet (None: not told): from
+    there on transactions have not begun, below it they have ended. Those below `floor` have ended
+    everywhere.
     """
 
     wire_code, http_status, retry = WireCode.TRANSACTION_NOT_FOUND, 404, Retry.NEVER
@@ -290,24 +300,29 @@ class TransactionNotFound(MagnetarError):
 class TransactionCoordinatorNotFound(MagnetarError):
     """The coordinator of this number is served elsewhere, or by nobody now."""
 
-    wire_code, http_status, retry = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND, 503, Retry.AFTER_LOOKUP
+    wire_code, http_status, retry = (
+        WireCode.TRANSACTION_COORDINATOR_NOT_FOUND,
+        503,
+        Retry.AFTER_LOOKUP,
+    )
 
 
-# --- the system cannot do it now ----------------------------------------------------------------------------------------------
+# --- the system cannot do it now ------------------------------------------------------------------
 
 
 class ServiceNotReady(MagnetarError):
     """No owner could be found or the broker is starting or stopping.
 
-    The text matters: C++ clients close the whole connection on code 6 unless it contains "is being unloaded" or
-    "Failed to acquire ownership".
+    The text matters: C++ clients close the whole connection on code 6 unless it contains "is being
+    unloaded" or "Failed to acquire ownership".
     """
 
     wire_code, http_status, retry = WireCode.SERVICE_NOT_READY, 503, Retry.AFTER_LOOKUP
 
 
 class NotOwner(ServiceNotReady):
-    """The bundle of this topic is served elsewhere; `http_url` is where to ask by HTTP, `http_url_tls` by HTTPS ("" = not known)."""
+    """The bundle of this topic is served elsewhere; `http_url` is where to ask by HTTP,
+    `http_url_tls` by HTTPS ("" = not known)."""
 
     def __init__(self, message: str, http_url: str = "", http_url_tls: str = "") -> None:
         super().__init__(message)
@@ -315,7 +330,8 @@ class NotOwner(ServiceNotReady):
 
 
 class LedgerIdsExhausted(ServiceNotReady):
-    """A topic that has no ledger id in this term can get none: all are given. Its bundle is about to get a new epoch, and with it new ids."""
+    """A topic that has no ledger id in this term can get none: all are given. Its bundle is
+    about to get a new epoch, and with it new ids."""
 
 
 class StorageError(MagnetarError):
@@ -325,7 +341,8 @@ class StorageError(MagnetarError):
 
 
 class Fenced(StorageError):
-    """This incarnation's claim is gone: another broker may own its bundles. It acknowledges nothing any more."""
+    """This incarnation's claim is gone: another broker may own its bundles. It acknowledges
+    nothing any more."""
 
 
 class StorageFull(StorageError):
@@ -337,7 +354,8 @@ class RestoreAwaited(StorageError):
 
 
 class RestoresExhausted(StorageError):
-    """The metadata store of this storage was restored so often that message ids have no room for one more restore number."""
+    """The metadata store of this storage was restored so often that message ids have no room for
+    one more restore number."""
 
     retry = Retry.NEVER
 
@@ -345,7 +363,8 @@ class RestoresExhausted(StorageError):
 class CorruptData(StorageError):
     """Bytes that fail their checksum, or are missing, where only acknowledged data can be.
 
-    `file` and `offset` say where (-1: the file as a whole), `first` and `last` which entries ((ledger, entry), of `topic`), where known.
+    `file` and `offset` say where (-1: the file as a whole), `first` and `last` which entries
+    ((ledger, entry), of `topic`), where known.
     """
 
     retry = Retry.NEVER

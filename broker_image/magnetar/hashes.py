@@ -1,7 +1,7 @@
 """Hashes of keys that clients and brokers must compute alike.
 
-Owns: Murmur3 (x86, 32 bits, seed 0) and Java's String.hashCode, both without the sign bit, as Pulsar uses them. Imports: mmh3. Pure.
-Invariant: results are 0..0x7fffffff.
+Owns: Murmur3 (x86, 32 bits, seed 0) and Java's String.hashCode, both without the sign bit, as
+Pulsar uses them. Imports: mmh3. Pure. Invariant: results are 0..0x7fffffff.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Names: tenants, namespaces, topics, bundles, subscriptions, producers.
 
-Owns: the table of what each kind of name may hold (`RULES`), parsing and the map from topic to bundle. Imports: errors, zlib. Pure.
-Source: topic grammar of Pulsar; bundle hashing as Pulsar's namespace bundles (CRC-32 of the full topic name, the last bundle closed at the top).
-Invariants: `str(parse(x)) == canonical(x)`; every hash in 0..0xffffffff falls into exactly one bundle of a namespace; a name that passes its rule
-is one path component of storage where it becomes one, stays on one line of a log, and survives percent-encoding in a URL.
+Owns: the table of what each kind of name may hold (`RULES`), parsing and the map from topic to
+bundle. Imports: errors, zlib. Pure. Source: topic grammar of Pulsar; bundle hashing as Pulsar's
+namespace bundles (CRC-32 of the full topic name, the last bundle closed at the top). Invariants:
+`str(parse(x)) == canonical(x)`; every hash in 0..0xffffffff falls into exactly one bundle of a
+namespace; a name that passes its rule is one path component of storage where it becomes one, stays
+on one line of a log, and survives percent-encoding in a URL.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ DEFAULT_BUNDLES = 4
 BUNDLES_MAX = 4096
 NAME_LENGTH_MAX = 1024
 SIDECAR = "/_txnlog"
-"""What the log calls a topic's transaction sidecar: the topic's name and this. No client may use such a name."""
+"""What the log calls a topic's transaction sidecar: the topic's name and this. No client may use
+such a name."""
 
 PART_PATTERN = "[-=:.0-9A-Za-z_]*[-=:0-9A-Za-z_][-=:.0-9A-Za-z_]*"
-"""Tenants, namespaces and clusters: Pulsar's characters. They become directories, so dots alone are not a name."""
+"""Tenants, namespaces and clusters: Pulsar's characters. They become directories, so dots alone
+are not a name."""
 PART_LENGTH_MAX = 200
 """Characters: a directory's name holds 255 bytes, and an object's key three such parts."""
 SUBSCRIPTION_NAME_MAX = 1024
@@ -43,7 +47,8 @@ NON_PERSISTENT = "non-persistent"
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """What names of one kind may hold: `pattern` matches the whole name, `words` says it to the user."""
+    """What names of one kind may hold: `pattern` matches the whole name, `words` says it to the
+    user."""
 
     kind: str
     pattern: re.Pattern[str]
@@ -53,7 +58,10 @@ class NameRule:
     def violation(self, name: str) -> str | None:
         """Why `name` is refused, as a sentence with the remedy; None if it is allowed."""
         if len(name) > self.length_max:
-            return f"{self.kind} {name[:40]!r}... has {len(name)} characters; choose one of at most {self.length_max}"
+            return (
+                f"{self.kind} {name[:40]!r}... has {len(name)} characters; choose one of at most "
+                f"{self.length_max}"
+            )
         if not self.pattern.fullmatch(name):
             return f"{self.kind} {name!r} is not valid; use {self.words}"
         return None
@@ -140,33 +148,44 @@ class TopicName:
 
     def with_partition(self, index: int) -> TopicName:
         """The name of partition `index` of this topic."""
-        return TopicName(self.domain, self.tenant, self.namespace, f"{self.local}-partition-{index}")
+        return TopicName(
+            self.domain, self.tenant, self.namespace, f"{self.local}-partition-{index}"
+        )
 
     @property
     def hash(self) -> int:
-        """Position on the namespace's ring: CRC-32 of the full name, 0..0xffffffff; that of its topic for a sidecar."""
+        """Position on the namespace's ring: CRC-32 of the full name, 0..0xffffffff; that of its
+        topic for a sidecar."""
         return zlib.crc32(str(self).removesuffix(SIDECAR).encode())
 
     @staticmethod
     def parse(text: str) -> TopicName:
-        """Parse a full name, `tenant/ns/topic` or a bare `topic` (public/default). Raises InvalidTopicName naming the text."""
+        """Parse a full name, `tenant/ns/topic` or a bare `topic` (public/default). Raises
+        InvalidTopicName naming the text."""
         return _parse_topic(text)
 
 
 @lru_cache(maxsize=16384)
 def _parse_topic(text: str) -> TopicName:
     if len(text.removesuffix(SIDECAR)) > NAME_LENGTH_MAX:
-        raise InvalidTopicName(f"topic name has {len(text)} characters; the limit is {NAME_LENGTH_MAX}")
+        raise InvalidTopicName(
+            f"topic name has {len(text)} characters; the limit is {NAME_LENGTH_MAX}"
+        )
     domain, separator, rest = text.partition("://")
     if not separator:
         domain, rest = PERSISTENT, text
         if "/" not in rest:
             rest = f"public/default/{rest}"
     if domain not in (PERSISTENT, NON_PERSISTENT):
-        raise InvalidTopicName(f"topic {text!r}: domain {domain!r} is not valid; use persistent:// or non-persistent://")
+        raise InvalidTopicName(
+            f"topic {text!r}: domain {domain!r} is not valid; use persistent:// or "
+            "non-persistent://"
+        )
     parts = rest.split("/", 2)
     if len(parts) != 3 or not parts[2]:
-        raise InvalidTopicName(f"topic {text!r} is not valid; write {domain}://tenant/namespace/topic")
+        raise InvalidTopicName(
+            f"topic {text!r} is not valid; write {domain}://tenant/namespace/topic"
+        )
     tenant, namespace, local = parts
     check_part("tenant", tenant)
     check_part("namespace", namespace)
@@ -174,7 +193,9 @@ def _parse_topic(text: str) -> TopicName:
     if violation is not None:
         raise InvalidTopicName(violation)
     if not {".", ".."}.isdisjoint(local.split("/")):
-        raise InvalidTopicName(f"topic {text!r} is not valid; URLs cannot hold the path components . and ..")
+        raise InvalidTopicName(
+            f"topic {text!r} is not valid; URLs cannot hold the path components . and .."
+        )
     return TopicName(domain, tenant, namespace, local)
 
 
@@ -202,7 +223,9 @@ class BundleName:
 
     def includes(self, other: BundleName) -> bool:
         """Whether `other` is this range or part of it."""
-        return self.namespace == other.namespace and self.low <= other.low and other.high <= self.high
+        return (
+            self.namespace == other.namespace and self.low <= other.low and other.high <= self.high
+        )
 
     @staticmethod
     def parse(text: str) -> BundleName:
@@ -210,12 +233,15 @@ class BundleName:
         namespace, _, span = text.rpartition("/")
         match = _BUNDLE_RANGE.fullmatch(span)
         if not match or int(match[1], 16) >= int(match[2], 16):
-            raise InvalidTopicName(f"bundle {text!r} is not valid; write tenant/namespace/0x00000000_0x40000000")
+            raise InvalidTopicName(
+                f"bundle {text!r} is not valid; write tenant/namespace/0x00000000_0x40000000"
+            )
         return BundleName(NamespaceName.parse(namespace), int(match[1], 16), int(match[2], 16))
 
 
 def initial_boundaries(count: int) -> tuple[int, ...]:
-    """Boundaries of a namespace with `count` equal bundles: 0, seg, 2*seg, ..., 0xffffffff (the last takes the remainder).
+    """Boundaries of a namespace with `count` equal bundles: 0, seg, 2*seg, ..., 0xffffffff (the
+    last takes the remainder).
 
     Raises InvalidRequest.
     """
@@ -226,29 +252,40 @@ def initial_boundaries(count: int) -> tuple[int, ...]:
 
 
 def boundaries_given(texts: Sequence[object]) -> tuple[int, ...]:
-    """Boundaries as an administrator writes them (`0x40000000`), in any order, sorted; they must span the whole ring. Raises InvalidRequest."""
+    """Boundaries as an administrator writes them (`0x40000000`), in any order, sorted; they must
+    span the whole ring. Raises InvalidRequest."""
     for text in texts:
         if not isinstance(text, str) or not _BOUNDARY.fullmatch(text):
-            raise InvalidRequest(f"bundles.boundaries: {str(text)[:40]!r} is not a position on the ring; write it as 0x40000000")
+            raise InvalidRequest(
+                f"bundles.boundaries: {str(text)[:40]!r} is not a position on the ring; write it "
+                "as 0x40000000"
+            )
     found = tuple(sorted({int(str(text), 16) for text in texts}))
     if found[:1] != (0,) or found[-1:] != (FULL_RANGE_END,):
         raise InvalidRequest(
-            f"bundles.boundaries: they do not span the whole ring; begin at 0x{0:08x} and end at 0x{FULL_RANGE_END:08x}"
+            f"bundles.boundaries: they do not span the whole ring; begin at 0x{0:08x} and end at "
+            f"0x{FULL_RANGE_END:08x}"
         )
     if len(found) - 1 > BUNDLES_MAX:
-        raise InvalidRequest(f"bundles.boundaries: {len(found) - 1} bundles are too many; use 1..{BUNDLES_MAX}")
+        raise InvalidRequest(
+            f"bundles.boundaries: {len(found) - 1} bundles are too many; use 1..{BUNDLES_MAX}"
+        )
     return found
 
 
 def fitting_boundaries(known: Sequence[int], bundles: Sequence[BundleName]) -> tuple[int, ...]:
-    """Boundaries of which each of `bundles` (disjoint, of one namespace) is a bundle, as near to those `known` as that permits."""
+    """Boundaries of which each of `bundles` (disjoint, of one namespace) is a bundle, as near to
+    those `known` as that permits."""
     edges = {0, FULL_RANGE_END, *(edge for bundle in bundles for edge in (bundle.low, bundle.high))}
-    edges |= {edge for edge in known if not any(bundle.low < edge < bundle.high for bundle in bundles)}
+    edges |= {
+        edge for edge in known if not any(bundle.low < edge < bundle.high for bundle in bundles)
+    }
     return tuple(sorted(edges))
 
 
 def bundle_of(namespace: NamespaceName, boundaries: Sequence[int], position: int) -> BundleName:
-    """The bundle of hash `position` under sorted `boundaries`; the top hash belongs to the last bundle."""
+    """The bundle of hash `position` under sorted `boundaries`; the top hash belongs to the last
+    bundle."""
     index = min(bisect.bisect_right(boundaries, position) - 1, len(boundaries) - 2)
     return BundleName(namespace, boundaries[index], boundaries[index + 1])
 
@@ -264,11 +301,13 @@ def sidecar_of(topic: str) -> str:
 
 
 def topic_of_sidecar(name: str) -> str | None:
-    """The topic whose transaction sidecar the log calls `name`; None if it is the name of a topic."""
+    """The topic whose transaction sidecar the log calls `name`; None if it is the name of a
+    topic."""
     return name.removesuffix(SIDECAR) if name.endswith(SIDECAR) else None
 
 
 def partition_of(topic: str) -> int:
-    """Partition index of the topic with this name (or local name), or -1 for a topic that is not a partition."""
+    """Partition index of the topic with this name (or local name), or -1 for a topic that is not
+    a partition."""
     match = _PARTITION.fullmatch(topic)
     return int(match["index"]) if match else -1

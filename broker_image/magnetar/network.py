@@ -1,8 +1,9 @@
 """Connections between processes.
 
-Owns: the interface through which server and client open and accept byte streams, and its asyncio implementation.
-Imports: asyncio, socket, ssl. The simulation passes a network of its own whose transports offer the methods named here.
-Invariant: protocols see asyncio's `BufferedProtocol` contract and nothing else, so real and simulated streams are interchangeable.
+Owns: the interface through which server and client open and accept byte streams, and its asyncio
+implementation. Imports: asyncio, socket, ssl. The simulation passes a network of its own whose
+transports offer the methods named here. Invariant: protocols see asyncio's `BufferedProtocol`
+contract and nothing else, so real and simulated streams are interchangeable.
 """
 
 from __future__ import annotations
@@ -36,24 +37,34 @@ class Listener(Protocol):
 class Network(Protocol):
     """Opens and accepts byte streams.
 
-    Transports handed to protocols offer, of `asyncio.Transport`: write, writelines, close, abort, is_closing, pause_reading,
-    resume_reading, set_write_buffer_limits, get_write_buffer_size, get_extra_info("peername").
+    Transports handed to protocols offer, of `asyncio.Transport`: write, writelines, close, abort,
+    is_closing, pause_reading, resume_reading, set_write_buffer_limits, get_write_buffer_size,
+    get_extra_info("peername").
     """
 
-    async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> Listener:
-        """Accept connections on host:port (0 = any free port). Raises OSError if the address cannot be bound."""
+    async def listen(
+        self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]
+    ) -> Listener:
+        """Accept connections on host:port (0 = any free port). Raises OSError if the address
+        cannot be bound."""
         ...
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
-        """Open a connection; returns the protocol after its connection_made. Raises OSError if refused or unreachable."""
+        """Open a connection; returns the protocol after its connection_made. Raises OSError if
+        refused or unreachable."""
         ...
 
 
-async def connect_over(network: Network, host: str, port: int, factory: Callable[[], P], tls: ssl.SSLContext | None) -> P:
-    """Open a connection by TLS; without a context a plain one of `network`. Raises OSError (a refused handshake is one)."""
+async def connect_over(
+    network: Network, host: str, port: int, factory: Callable[[], P], tls: ssl.SSLContext | None
+) -> P:
+    """Open a connection by TLS; without a context a plain one of `network`. Raises OSError (a
+    refused handshake is one)."""
     if tls is None:
         return await network.connect(host, port, factory)
-    _, protocol = await asyncio.get_running_loop().create_connection(factory, host, port, ssl=tls, server_hostname=host)
+    _, protocol = await asyncio.get_running_loop().create_connection(
+        factory, host, port, ssl=tls, server_hostname=host
+    )
     return protocol
 
 
@@ -66,9 +77,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class _AsyncioListener:
-    """Accepts a few connections in a turn of the loop, however many have come: others have their turns between them."""
+    """Accepts a few connections in a turn of the loop, however many have come: others have their
+    turns between them."""
 
-    def __init__(self, listening: socket.socket, factory: Callable[[], asyncio.BufferedProtocol]) -> None:
+    def __init__(
+        self, listening: socket.socket, factory: Callable[[], asyncio.BufferedProtocol]
+    ) -> None:
         self._listening, self._factory = listening, factory
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -97,7 +111,9 @@ class _AsyncioListener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files
-                self._loop.call_exception_handler({"message": "socket.accept() failed; trying again", "exception": error})
+                self._loop.call_exception_handler(
+                    {"message": "socket.accept() failed; trying again", "exception": error}
+                )
                 self._loop.remove_reader(self._listening)
                 self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._begin)
                 return
@@ -117,7 +133,9 @@ class _AsyncioListener:
 class AsyncioNetwork:
     """TCP through the running event loop."""
 
-    async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> Listener:
+    async def listen(
+        self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]
+    ) -> Listener:
         return _AsyncioListener(listening_socket(host, port), factory)
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:

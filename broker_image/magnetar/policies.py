@@ -1,9 +1,11 @@
 """Policies of namespaces and topics.
 
-Owns: what each policy of Pulsar's JSON means: its names, its bounds, and the effective values of a topic. Imports: errors. Pure.
-Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N` writes them) and `TopicPolicies`; a topic's own policies have the same keys.
-Invariants: `effective` reads every key it knows and ignores the others, which are stored and returned as they came; a value that is stored has
-passed `check`; a topic's policy wins over its namespace's, which wins over the broker's default; 0 means "no limit" for every maximum.
+Owns: what each policy of Pulsar's JSON means: its names, its bounds, and the effective values of a
+topic. Imports: errors. Pure. Source: Pulsar's `Policies` (names as `GET /admin/v2/namespaces/T/N`
+writes them) and `TopicPolicies`; a topic's own policies have the same keys. Invariants: `effective`
+reads every key it knows and ignores the others, which are stored and returned as they came; a value
+that is stored has passed `check`; a topic's policy wins over its namespace's, which wins over the
+broker's default; 0 means "no limit" for every maximum.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _INT_MAX, _LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class AutoTopicCreation:
-    """Whether clients create topics by using them, and of which kind; `partitions` is for the partitioned kind."""
+    """Whether clients create topics by using them, and of which kind; `partitions` is for the
+    partitioned kind."""
 
     allowed: bool = True
     type: str = NON_PARTITIONED
@@ -44,7 +47,8 @@ class AutoTopicCreation:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    """A limit on what the slowest subscription has before it. `limit_bytes` and `limit_s` are -1 without one."""
+    """A limit on what the slowest subscription has before it. `limit_bytes` and `limit_s` are -1
+    without one."""
 
     limit_bytes: int = INFINITE
     limit_s: int = INFINITE
@@ -105,7 +109,7 @@ class Policies:
 Reader = Callable[[str, Any], dict[str, Any]]
 
 
-# --- reading one value ----------------------------------------------------------------------------------------------------------
+# --- reading one value ----------------------------------------------------------------------------
 
 
 def _boolean(name: str) -> Reader:
@@ -144,23 +148,34 @@ def _choice(key: str, value: Any, choices: Sequence[str]) -> str:
 
 def _object(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{key}: {value!r} is not an object; send one with the fields of Pulsar's JSON")
+        raise InvalidRequest(
+            f"{key}: {value!r} is not an object; send one with the fields of Pulsar's JSON"
+        )
     return value
 
 
 def _given(body: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field, or `default` where it is absent or null: Java's clients write null for what is not set."""
+    """A field, or `default` where it is absent or null: Java's clients write null for what is
+    not set."""
     value = body.get(name)
     return default if value is None else value
 
 
 def _retention(key: str, value: Any) -> dict[str, Any]:
     body = _object(key, value)
-    minutes = _int(f"{key}.retentionTimeInMinutes", _given(body, "retentionTimeInMinutes", 0), INFINITE, _INT_MAX)
-    size = _int(f"{key}.retentionSizeInMB", _given(body, "retentionSizeInMB", 0), INFINITE, _LONG_MAX)
+    minutes = _int(
+        f"{key}.retentionTimeInMinutes",
+        _given(body, "retentionTimeInMinutes", 0),
+        INFINITE,
+        _INT_MAX,
+    )
+    size = _int(
+        f"{key}.retentionSizeInMB", _given(body, "retentionSizeInMB", 0), INFINITE, _LONG_MAX
+    )
     if (minutes == 0) != (size == 0):
         raise InvalidRequest(
-            f"{key}: retentionTimeInMinutes {minutes} and retentionSizeInMB {size} contradict each other: one of them keeps nothing; "
+            f"{key}: retentionTimeInMinutes {minutes} and retentionSizeInMB {size} contradict each "
+            "other: one of them keeps nothing; "
             "set both to 0, or neither (-1 is no limit)"
         )
     return {"retention_minutes": minutes, "retention_mb": size}
@@ -169,20 +184,33 @@ def _retention(key: str, value: Any) -> dict[str, Any]:
 def _auto_topic_creation(key: str, value: Any) -> dict[str, Any]:
     body = _object(key, value)
     allowed = _bool(f"{key}.allowAutoTopicCreation", _given(body, "allowAutoTopicCreation", False))
-    kind = _choice(f"{key}.topicType", _given(body, "topicType", NON_PARTITIONED), (NON_PARTITIONED, PARTITIONED))
+    kind = _choice(
+        f"{key}.topicType",
+        _given(body, "topicType", NON_PARTITIONED),
+        (NON_PARTITIONED, PARTITIONED),
+    )
     partitions = _given(body, "defaultNumPartitions", 1)
     if kind == PARTITIONED:
         _int(f"{key}.defaultNumPartitions", partitions, 1, _INT_MAX)
-    return {"auto_topic_creation": AutoTopicCreation(allowed, kind, partitions if kind == PARTITIONED else 1)}
+    return {
+        "auto_topic_creation": AutoTopicCreation(
+            allowed, kind, partitions if kind == PARTITIONED else 1
+        )
+    }
 
 
 def _auto_subscription_creation(key: str, value: Any) -> dict[str, Any]:
     name = "allowAutoSubscriptionCreation"
-    return {"auto_subscription_creation": _bool(f"{key}.{name}", _given(_object(key, value), name, False))}
+    return {
+        "auto_subscription_creation": _bool(
+            f"{key}.{name}", _given(_object(key, value), name, False)
+        )
+    }
 
 
 def backlog_quota(key: str, value: Any) -> BacklogQuota:
-    """One quota from Pulsar's JSON. `limit` is the old name of `limitSize`. Raises InvalidRequest."""
+    """One quota from Pulsar's JSON. `limit` is the old name of `limitSize`. Raises
+    InvalidRequest."""
     body = _object(key, value)
     size = _given(body, "limitSize", _given(body, "limit", INFINITE))
     time = _given(body, "limitTime", INFINITE)
@@ -204,8 +232,14 @@ def _backlog_quotas(key: str, value: Any) -> dict[str, Any]:
 def _delayed_delivery(key: str, value: Any) -> dict[str, Any]:
     body = _object(key, value)
     tick = _int(f"{key}.tickTime", _given(body, "tickTime", 1000), 1, _INT_MAX)
-    longest = _int(f"{key}.maxDeliveryDelayInMillis", _given(body, "maxDeliveryDelayInMillis", 0), 0, _LONG_MAX)
-    return {"delayed_delivery": DelayedDelivery(_bool(f"{key}.active", _given(body, "active", False)), tick, longest)}
+    longest = _int(
+        f"{key}.maxDeliveryDelayInMillis", _given(body, "maxDeliveryDelayInMillis", 0), 0, _LONG_MAX
+    )
+    return {
+        "delayed_delivery": DelayedDelivery(
+            _bool(f"{key}.active", _given(body, "active", False)), tick, longest
+        )
+    }
 
 
 def _inactive_topic(key: str, value: Any) -> dict[str, Any]:
@@ -215,20 +249,27 @@ def _inactive_topic(key: str, value: Any) -> dict[str, Any]:
         _given(body, "inactiveTopicDeleteMode", NO_SUBSCRIPTIONS),
         (NO_SUBSCRIPTIONS, CAUGHT_UP),
     )
-    seconds = _int(f"{key}.maxInactiveDurationSeconds", _given(body, "maxInactiveDurationSeconds", 60), 1, _INT_MAX)
+    seconds = _int(
+        f"{key}.maxInactiveDurationSeconds",
+        _given(body, "maxInactiveDurationSeconds", 60),
+        1,
+        _INT_MAX,
+    )
     enabled = _bool(f"{key}.deleteWhileInactive", _given(body, "deleteWhileInactive", False))
     return {"inactive_topic": InactiveTopic(enabled, mode, seconds)}
 
 
 def _subscription_types(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidRequest(f"{key}: {value!r} is not a list; send a list of {', '.join(SUBSCRIPTION_TYPES)}")
+        raise InvalidRequest(
+            f"{key}: {value!r} is not a list; send a list of {', '.join(SUBSCRIPTION_TYPES)}"
+        )
     for name in value:
         _choice(key, name, SUBSCRIPTION_TYPES)
     return {"subscription_types_enabled": frozenset(value or SUBSCRIPTION_TYPES)}
 
 
-# --- all of them ----------------------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
@@ -260,20 +301,42 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 _SHAPES: Mapping[str, type] = MappingProxyType(
     {
-        **dict.fromkeys(("persistence", "publishMaxMessageRate", "topicDispatchRate", "subscriptionDispatchRate"), dict),
-        **dict.fromkeys(("clusterSubscribeRate", "replicatorDispatchRate", "offload_policies", "entryFilters"), dict),
+        **dict.fromkeys(
+            (
+                "persistence",
+                "publishMaxMessageRate",
+                "topicDispatchRate",
+                "subscriptionDispatchRate",
+            ),
+            dict,
+        ),
+        **dict.fromkeys(
+            ("clusterSubscribeRate", "replicatorDispatchRate", "offload_policies", "entryFilters"),
+            dict,
+        ),
         **dict.fromkeys(("bookie_affinity", "migration", "auth_policies", "properties"), dict),
         **dict.fromkeys(("replication_clusters", "allowed_clusters"), list),
-        **dict.fromkeys(("schema_compatibility_strategy", "schema_auto_update_compatibility_strategy"), str),
+        **dict.fromkeys(
+            ("schema_compatibility_strategy", "schema_auto_update_compatibility_strategy"), str
+        ),
         **dict.fromkeys(("subscription_auth_mode", "anti_affinity", "resource_group_name"), str),
         **dict.fromkeys(("schema_validation_enforced", "is_allow_auto_update_schema"), bool),
         "dispatcherPauseOnAckStatePersistentEnabled": bool,
-        **dict.fromkeys(("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms"), int),
+        **dict.fromkeys(
+            ("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms"), int
+        ),
     }
 )
-"""What is only stored must be of the kind that Pulsar's clients read: one wrong value keeps them from reading all policies of a namespace."""
+"""What is only stored must be of the kind that Pulsar's clients read: one wrong value keeps them
+from reading all policies of a namespace."""
 _KINDS: Mapping[type, str] = MappingProxyType(
-    {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
+    {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        int: "a whole number",
+    }
 )
 
 
@@ -285,11 +348,15 @@ def check(policies: Mapping[str, Any]) -> None:
         if key in READERS:
             READERS[key](key, value)
         elif key in _SHAPES and type(value) is not _SHAPES[key]:
-            raise InvalidRequest(f"{key}: {str(value)[:80]!r} is not {_KINDS[_SHAPES[key]]}; send what Pulsar's admin API names so")
+            raise InvalidRequest(
+                f"{key}: {str(value)[:80]!r} is not {_KINDS[_SHAPES[key]]}; send what Pulsar's "
+                "admin API names so"
+            )
 
 
 def readable(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `policies` that `effective` can read: a record of another writer must not make a topic unusable."""
+    """Those of `policies` that `effective` can read: a record of another writer must not make a
+    topic unusable."""
     found = {}
     for key, value in policies.items():
         try:
@@ -300,10 +367,14 @@ def readable(policies: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def effective(broker_defaults: Policies, namespace: Mapping[str, Any], topic: Mapping[str, Any]) -> Policies:
-    """The policies of a topic, from Pulsar's JSON of its namespace and of itself. Raises InvalidRequest naming key and value.
+def effective(
+    broker_defaults: Policies, namespace: Mapping[str, Any], topic: Mapping[str, Any]
+) -> Policies:
+    """The policies of a topic, from Pulsar's JSON of its namespace and of itself. Raises
+    InvalidRequest naming key and value.
 
-    Backlog quotas are merged by their type; everything else is replaced as a whole. A value that is null is not set.
+    Backlog quotas are merged by their type; everything else is replaced as a whole. A value that is
+    null is not set.
     """
     changes: dict[str, Any] = {}
     quotas = dict(broker_defaults.backlog_quotas)

@@ -1,8 +1,9 @@
 """`python -m dev.bench`: figures of the publish path.
 
-Owns: the order of a run, its arguments and exit code (0 done, however slow; 1 something broke). Imports: everything else in this package.
-Invariants: with a peer, both servers take turns scenario by scenario, the raw disk measured in between; everything lies in one temporary
-directory that is removed at the end; every process started is stopped.
+Owns: the order of a run, its arguments and exit code (0 done, however slow; 1 something broke).
+Imports: everything else in this package. Invariants: with a peer, both servers take turns scenario
+by scenario, the raw disk measured in between; everything lies in one temporary directory that is
+removed at the end; every process started is stopped.
 """
 
 from __future__ import annotations
@@ -45,15 +46,22 @@ GIVING_UP = {
     "MAGNETAR_CHECKPOINT_AGE_S": "5",
     "MAGNETAR_REPLACED_KEPT_S": "5",
 }
-"""The loads write some 10 GB a minute that nobody reads: what is given up must leave the disk within the run."""
-PEER_WARM_WINDOWS = 3  # of each of two loads: a fresh JVM broker does half as well as one warmed up for a minute
+"""The loads write some 10 GB a minute that nobody reads: what is given up must leave the disk
+within the run."""
+# of each of two loads: a fresh JVM broker does half as well as one warmed up for a minute
+PEER_WARM_WINDOWS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="magnetar-bench-", dir=options.directory) as name:
-            findings = run(Path(name), Durations.of(options.seconds, options.quick), peer=options.peer, quick=options.quick)
+            findings = run(
+                Path(name),
+                Durations.of(options.seconds, options.quick),
+                peer=options.peer,
+                quick=options.quick,
+            )
     except (BenchFailed, CommandFailed) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -64,13 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(directory: Path, durations: Durations, *, peer: bool, quick: bool) -> Findings:
-    """Measure everything below `directory`. Raises BenchFailed or CommandFailed if something broke."""
+    """Measure everything below `directory`. Raises BenchFailed or CommandFailed if something
+    broke."""
     require_free_disk(directory)
     home = pulsar_distribution.ensure()
     tool = PulsarPerf(home, directory)
     findings = Findings(machine=_machine())
     with ExitStack() as running:
-        servers: dict[str, RunningServer] = {MAGNETAR: _start_magnetar(directory, findings, running)}
+        servers: dict[str, RunningServer] = {
+            MAGNETAR: _start_magnetar(directory, findings, running)
+        }
         _run_case(IDLE, MAGNETAR, servers[MAGNETAR], quick, findings)
         if peer:
             servers[PEER] = _start_peer(home, directory, findings, running)
@@ -106,7 +117,9 @@ def _start_magnetar(directory: Path, findings: Findings, running: ExitStack) -> 
     return server
 
 
-def _start_peer(home: Path, directory: Path, findings: Findings, running: ExitStack) -> RunningServer:
+def _start_peer(
+    home: Path, directory: Path, findings: Findings, running: ExitStack
+) -> RunningServer:
     server = PulsarPeer(home, directory / PEER)
     running.callback(server.stop)
     say("starting Apache Pulsar")
@@ -114,14 +127,18 @@ def _start_peer(home: Path, directory: Path, findings: Findings, running: ExitSt
     return server
 
 
-def _measure(server: RunningServer, scenario: Scenario, tool: PulsarPerf, durations: Durations) -> Measurement:
+def _measure(
+    server: RunningServer, scenario: Scenario, tool: PulsarPerf, durations: Durations
+) -> Measurement:
     try:
         return measure(server, scenario, tool, durations)
     except BenchFailed as error:  # the log lies in a directory that is about to be removed
         raise BenchFailed(f"{error}\nThe server's log ends with:\n{server.log_tail()}") from error
 
 
-def _run_case(case: Case, name: str, server: RunningServer, quick: bool, findings: Findings) -> None:
+def _run_case(
+    case: Case, name: str, server: RunningServer, quick: bool, findings: Findings
+) -> None:
     say(f"{case.name} on {name}: {case.what}")
     try:
         found = case.measure(server, QUICK_CASE_S if quick else CASE_S)
@@ -137,7 +154,10 @@ def _warm_up(server: RunningServer, tool: PulsarPerf, quick: bool) -> None:
 
 
 def _progress(found: Measurement) -> str:
-    return f"  {found.messages_per_s:,.0f} msg/s, p99 {found.publish.p99_ms:.1f} ms, {found.processor_us_per_message:.1f} us of CPU per message"
+    return (
+        f"  {found.messages_per_s:,.0f} msg/s, p99 {found.publish.p99_ms:.1f} ms, "
+        f"{found.processor_us_per_message:.1f} us of CPU per message"
+    )
 
 
 def _machine() -> dict[str, str]:
@@ -151,17 +171,30 @@ def _machine() -> dict[str, str]:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m dev.bench", description="Figures of the publish path, beside the raw disk and a peer."
+        prog="python -m dev.bench",
+        description="Figures of the publish path, beside the raw disk and a peer.",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="measured per load, in windows of 10 s, after 20 s of warm-up (default 20)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="measured per load, in windows of 10 s, after 20 s of warm-up (default 20)",
     )
-    parser.add_argument("--quick", action="store_true", help="10 s of warm-up and 10 s measured per load: a first look")
     parser.add_argument(
-        "--peer", action="store_true", default=os.environ.get("PEER") == "1", help="also measure Apache Pulsar (or PEER=1)"
+        "--quick",
+        action="store_true",
+        help="10 s of warm-up and 10 s measured per load: a first look",
     )
     parser.add_argument(
-        "--directory", type=Path, help="where data is written; decides which disk is measured (default: the system's /tmp)"
+        "--peer",
+        action="store_true",
+        default=os.environ.get("PEER") == "1",
+        help="also measure Apache Pulsar (or PEER=1)",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="where data is written; decides which disk is measured (default: the system's /tmp)",
     )
     return parser.parse_args(arguments)
 

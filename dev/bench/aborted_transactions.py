@@ -1,8 +1,9 @@
 """What a million aborted transactions cost the topic they were on.
 
-Owns: aborting them over the bare protocol, as a coordinator and a client would, and reopening the topic. Imports: load_client, wire, server_process.
-Invariants: the transactions are really aborted by the server that is measured: every message has its receipt, every end its answer; the topic is the
-first of its bundle to be reopened, so that all it needs is counted.
+Owns: aborting them over the bare protocol, as a coordinator and a client would, and reopening the
+topic. Imports: load_client, wire, server_process. Invariants: the transactions are really aborted
+by the server that is measured: every message has its receipt, every end its answer; the topic is
+the first of its bundle to be reopened, so that all it needs is counted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Aborted:
     reopened_s: dict[str, float]
     """From the server's readiness until a producer is attached."""
     reopened_processor_s: dict[str, float]
-    """Of the server meanwhile: what remains of the figure above on a machine that does other things as well."""
+    """Of the server meanwhile: what remains of the figure above on a machine that does other
+    things as well."""
     ready_s: dict[str, float]
 
 
@@ -79,13 +81,21 @@ def _seconds_to_attach(server: ServerProcess, topic: str) -> float:
 
 def _abort_all(server: ServerProcess, transactions: int) -> None:
     connection = _attach(server, TOPIC)
-    entry = encode_entry(api.MessageMetadata(producer_name="bench", sequence_id=0, publish_time=1), os.urandom(MESSAGE_BYTES))
+    entry = encode_entry(
+        api.MessageMetadata(producer_name="bench", sequence_id=0, publish_time=1),
+        os.urandom(MESSAGE_BYTES),
+    )
     for first in range(0, transactions, AT_A_TIME):
         numbers = range(first, min(first + AT_A_TIME, transactions))
         frames = [requests.send(1, number, entry, txn=TxnId(0, number)) for number in numbers]
         connection.socket.sendall(b"".join(frames))
         _await(connection, Type.SEND_RECEIPT, len(numbers))
-        ends = [requests.end_txn_on_partition(number, TxnId(0, number), TOPIC, commit=False, low_watermark=0) for number in numbers]
+        ends = [
+            requests.end_txn_on_partition(
+                number, TxnId(0, number), TOPIC, commit=False, low_watermark=0
+            )
+            for number in numbers
+        ]
         connection.socket.sendall(b"".join(ends))
         _await(connection, Type.END_TXN_ON_PARTITION_RESPONSE, len(numbers))
     connection.close()

@@ -1,8 +1,9 @@
 """What the topic cores cost per run and per entry.
 
-Owns: a micro-benchmark of publish, dispatch and acknowledgement without sockets or disk. Imports: magnetar.topics, the standard library.
-Run: `PYTHONPATH=broker_image python dev/bench/dispatch_core.py`. Prints the best of several rounds, in microseconds, and a reference loop
-measured in the same run, by which figures of different machines can be compared.
+Owns: a micro-benchmark of publish, dispatch and acknowledgement without sockets or disk. Imports:
+magnetar.topics, the standard library. Run: `PYTHONPATH=broker_image python
+dev/bench/dispatch_core.py`. Prints the best of several rounds, in microseconds, and a reference
+loop measured in the same run, by which figures of different machines can be compared.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ RUN = 100
 ROUNDS = 5
 KEYS = 10_000
 TRAITS = [EntryTraits(murmur3(b"key-%d" % (number * 7919 % KEYS))) for number in range(ENTRIES)]
-NO_LIMITS = DispatchLimits(unacknowledged_per_consumer_messages_max=0, unacknowledged_per_subscription_messages_max=0)
+NO_LIMITS = DispatchLimits(
+    unacknowledged_per_consumer_messages_max=0, unacknowledged_per_subscription_messages_max=0
+)
 
 
 def subscription_of(kind: SubscriptionType, consumers: int) -> Subscription:
-    subscription = Subscription("bench", True, Cursor(LedgerTable([(3, ENTRIES)]), 0), limits=NO_LIMITS)
+    subscription = Subscription(
+        "bench", True, Cursor(LedgerTable([(3, ENTRIES)]), 0), limits=NO_LIMITS
+    )
     for handle in range(consumers):
         subscription.add_consumer(handle, kind, name=f"consumer-{handle}")
         subscription.flow(handle, ENTRIES * 10)
@@ -37,7 +42,9 @@ def subscription_of(kind: SubscriptionType, consumers: int) -> Subscription:
 def deliver(subscription: Subscription, counts: list[int]) -> None:
     """next_read and dispatch until everything is out."""
     while (request := subscription.next_read(RUN)) is not None:
-        subscription.dispatch(request.first, counts, TRAITS[request.first : request.first + request.entries])
+        subscription.dispatch(
+            request.first, counts, TRAITS[request.first : request.first + request.entries]
+        )
 
 
 def best(prepare: Callable[[], Subscription], work: Callable[[Subscription], None]) -> float:
@@ -89,15 +96,44 @@ def delivered(kind: SubscriptionType, consumers: int) -> Callable[[], Subscripti
 
 
 def main() -> None:
-    exclusive, shared, by_key = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
+    exclusive, shared, by_key = (
+        SubscriptionType.EXCLUSIVE,
+        SubscriptionType.SHARED,
+        SubscriptionType.KEY_SHARED,
+    )
     single, batch = [1] * RUN, [5] * RUN
     per_run, per_entry = ENTRIES / RUN, float(ENTRIES)
     rows: list[tuple[str, Callable[[], Subscription], Callable[[Subscription], None], float]] = [
-        ("reference loop, per iteration", lambda: subscription_of(exclusive, 1), reference, per_entry),
-        ("publish and confirm, per run of 100", lambda: subscription_of(exclusive, 1), publish, per_run),
-        ("exclusive dispatch, per run of 100", lambda: subscription_of(exclusive, 1), lambda s: deliver(s, single), per_run),
-        ("shared dispatch, 3 consumers, per entry", lambda: subscription_of(shared, 3), lambda s: deliver(s, single), per_entry),
-        ("shared dispatch, batches of 5, per entry", lambda: subscription_of(shared, 3), lambda s: deliver(s, batch), per_entry),
+        (
+            "reference loop, per iteration",
+            lambda: subscription_of(exclusive, 1),
+            reference,
+            per_entry,
+        ),
+        (
+            "publish and confirm, per run of 100",
+            lambda: subscription_of(exclusive, 1),
+            publish,
+            per_run,
+        ),
+        (
+            "exclusive dispatch, per run of 100",
+            lambda: subscription_of(exclusive, 1),
+            lambda s: deliver(s, single),
+            per_run,
+        ),
+        (
+            "shared dispatch, 3 consumers, per entry",
+            lambda: subscription_of(shared, 3),
+            lambda s: deliver(s, single),
+            per_entry,
+        ),
+        (
+            "shared dispatch, batches of 5, per entry",
+            lambda: subscription_of(shared, 3),
+            lambda s: deliver(s, batch),
+            per_entry,
+        ),
         (
             "shared dispatch, 1000 consumers, per entry",
             lambda: subscription_of(shared, 1000),
@@ -113,10 +149,30 @@ def main() -> None:
             )
             for consumers in (1, 8, 100, 1000)
         ),
-        ("exclusive acknowledgement, per entry", delivered(exclusive, 1), acknowledge_each, per_entry),
-        ("shared acknowledgement in order, per entry", delivered(shared, 3), acknowledge_each, per_entry),
-        ("key_shared acknowledgement in order, per entry", delivered(by_key, 3), acknowledge_each, per_entry),
-        ("shared acknowledgement scattered, per entry", delivered(shared, 3), acknowledge_scattered, per_entry),
+        (
+            "exclusive acknowledgement, per entry",
+            delivered(exclusive, 1),
+            acknowledge_each,
+            per_entry,
+        ),
+        (
+            "shared acknowledgement in order, per entry",
+            delivered(shared, 3),
+            acknowledge_each,
+            per_entry,
+        ),
+        (
+            "key_shared acknowledgement in order, per entry",
+            delivered(by_key, 3),
+            acknowledge_each,
+            per_entry,
+        ),
+        (
+            "shared acknowledgement scattered, per entry",
+            delivered(shared, 3),
+            acknowledge_scattered,
+            per_entry,
+        ),
     ]
     for title, prepare, work, units in rows:
         print(f"{title:<48}{best(prepare, work) / units * 1e6:8.3f} us")

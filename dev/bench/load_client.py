@@ -1,9 +1,10 @@
 """A load on one server over raw sockets, cheap enough not to be what is measured.
 
-Owns: connections that speak prebuilt frames, a closed-loop and a paced publisher, a consumer that grants permits and groups acknowledgements
-as the Java client does. Imports: magnetar.wire (frames only), the standard library.
-Invariants: every frame is built before the clock starts; latency is taken per write, as often as a receipt or a message is seen; an error
-answer of the server ends the run with its text.
+Owns: connections that speak prebuilt frames, a closed-loop and a paced publisher, a consumer that
+grants permits and groups acknowledgements as the Java client does. Imports: magnetar.wire (frames
+only), the standard library. Invariants: every frame is built before the clock starts; latency is
+taken per write, as often as a receipt or a message is seen; an error answer of the server ends the
+run with its text.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class LoadConnection:
         """A producer without a name of its own."""
         self._look_up(topic)
         self._request += 1
-        producer = api.CommandProducer(topic=topic, producer_id=producer_id, request_id=self._request)
+        producer = api.CommandProducer(
+            topic=topic, producer_id=producer_id, request_id=self._request
+        )
         self._ask(api.BaseCommand(type=Type.PRODUCER, producer=producer), Type.PRODUCER_SUCCESS)
 
     def subscribe(self, topic: str, kind: int = 0) -> None:
@@ -124,8 +127,11 @@ class LoadConnection:
         self.socket.close()
 
 
-def send_frames(size: int, messages: int, count: int = DISTINCT_FRAMES, first: int = 1_000_000) -> list[bytes]:
-    """SEND frames of consecutive sequence ids, each an entry of `messages` messages of `size` bytes (1: not a batch)."""
+def send_frames(
+    size: int, messages: int, count: int = DISTINCT_FRAMES, first: int = 1_000_000
+) -> list[bytes]:
+    """SEND frames of consecutive sequence ids, each an entry of `messages` messages of `size`
+    bytes (1: not a batch)."""
     metadata = api.MessageMetadata(producer_name="bench", sequence_id=first, publish_time=1)
     if messages > 1:
         metadata.num_messages_in_batch = messages
@@ -133,7 +139,11 @@ def send_frames(size: int, messages: int, count: int = DISTINCT_FRAMES, first: i
     send = api.BaseCommand(type=Type.SEND)
     frames = []
     for index in range(count):
-        send.send.producer_id, send.send.sequence_id, send.send.num_messages = 1, first + index * messages, messages
+        send.send.producer_id, send.send.sequence_id, send.send.num_messages = (
+            1,
+            first + index * messages,
+            messages,
+        )
         if messages > 1:
             send.send.highest_sequence_id = first + (index + 1) * messages - 1
         frames.append(encode_with_body(send, entry))
@@ -141,12 +151,25 @@ def send_frames(size: int, messages: int, count: int = DISTINCT_FRAMES, first: i
 
 
 class Publisher:
-    """Writes frames of one producer and times their receipts; `window` messages may be without one (0: no limit)."""
+    """Writes frames of one producer and times their receipts; `window` messages may be without
+    one (0: no limit)."""
 
-    def __init__(self, connection: LoadConnection, frames: list[bytes], messages: int, per_write: int, window: int) -> None:
+    def __init__(
+        self,
+        connection: LoadConnection,
+        frames: list[bytes],
+        messages: int,
+        per_write: int,
+        window: int,
+    ) -> None:
         self._connection, self._messages, self._per_write = connection, messages, per_write
-        self._blobs = [b"".join(frames[at : at + per_write]) for at in range(0, len(frames) - per_write + 1, per_write)]
-        self._room = threading.Semaphore(max(1, window // (per_write * messages))) if window else None
+        self._blobs = [
+            b"".join(frames[at : at + per_write])
+            for at in range(0, len(frames) - per_write + 1, per_write)
+        ]
+        self._room = (
+            threading.Semaphore(max(1, window // (per_write * messages))) if window else None
+        )
         self._sent: deque[float] = deque()
         self.latencies: list[float] = []
         self.writes: list[float] = []
@@ -212,14 +235,23 @@ class Publisher:
         deadline = time.perf_counter() + SILENCE_S
         while self.receipts < self._written:
             if self.failed or time.perf_counter() > deadline:
-                raise LoadFailed(self.failed or f"{self.receipts} of {self._written} receipts after {SILENCE_S:.0f} s")
+                raise LoadFailed(
+                    self.failed
+                    or f"{self.receipts} of {self._written} receipts after {SILENCE_S:.0f} s"
+                )
             time.sleep(0.005)
 
 
 class Consumer:
-    """Takes messages with a queue of 1000, acknowledges them in groups; `on_entry` gets (index, time) of each entry."""
+    """Takes messages with a queue of 1000, acknowledges them in groups; `on_entry` gets (index,
+    time) of each entry."""
 
-    def __init__(self, connection: LoadConnection, messages: int, on_entry: Callable[[int, float], None] | None = None) -> None:
+    def __init__(
+        self,
+        connection: LoadConnection,
+        messages: int,
+        on_entry: Callable[[int, float], None] | None = None,
+    ) -> None:
         self._connection, self._messages, self._on_entry = connection, messages, on_entry
         self.entries = 0
         self._unacknowledged: list[bytes] = []
@@ -255,12 +287,18 @@ class Consumer:
             self._acknowledge(now)
 
     def _acknowledge(self, now: float) -> None:
-        if not self._unacknowledged or (len(self._unacknowledged) < ACK_GROUP and now - self._acknowledged_at < ACK_GROUP_S):
+        if not self._unacknowledged or (
+            len(self._unacknowledged) < ACK_GROUP and now - self._acknowledged_at < ACK_GROUP_S
+        ):
             return
-        identifiers = [api.BaseCommand.FromString(one).message.message_id for one in self._unacknowledged]
+        identifiers = [
+            api.BaseCommand.FromString(one).message.message_id for one in self._unacknowledged
+        ]
         self._unacknowledged.clear()
         self._acknowledged_at = now
-        ack = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=identifiers)
+        ack = api.CommandAck(
+            consumer_id=1, ack_type=api.CommandAck.Individual, message_id=identifiers
+        )
         self._connection.socket.sendall(encode_command(api.BaseCommand(type=Type.ACK, ack=ack)))
 
     def wait(self, messages: int, seconds: float = 60) -> None:

@@ -1,8 +1,9 @@
 """Speed of the log, of segments and of recovery on this machine.
 
-Owns: the benchmark `python -m dev.bench.log_append [directory]`. Imports: the storage package, uvloop.
-Prints, for runs of 1, 10 and 100 entries of 1 KiB with 128 entries in flight: throughput, time from append to callback, processor time; the same
-bytes by bare pwrite + fdatasync in the same run, so that ratios mean something on any disk. Nothing here passes or fails.
+Owns: the benchmark `python -m dev.bench.log_append [directory]`. Imports: the storage package,
+uvloop. Prints, for runs of 1, 10 and 100 entries of 1 KiB with 128 entries in flight: throughput,
+time from append to callback, processor time; the same bytes by bare pwrite + fdatasync in the same
+run, so that ratios mean something on any disk. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ async def measure_appends(directory: Path, run: int) -> float:
     times = sorted(load.times)
     speed = load.entry * len(ENTRY) / seconds / 1e6
     print(
-        f"runs of {run:3}: {load.entry / seconds:9.0f} entries/s {speed:6.0f} MB/s  p50 {times[len(times) // 2] * 1e3:6.2f} ms  "
-        f"p99 {times[len(times) * 99 // 100] * 1e3:6.2f} ms  {processor / load.entry * 1e6:5.2f} us of processor per entry  "
+        f"runs of {run:3}: {load.entry / seconds:9.0f} entries/s {speed:6.0f} MB/s  p50 "
+        f"{times[len(times) // 2] * 1e3:6.2f} ms  "
+        f"p99 {times[len(times) * 99 // 100] * 1e3:6.2f} ms  {processor / load.entry * 1e6:5.2f} "
+        "us of processor per entry  "
         f"{load.entry / writer.flushes:5.0f} entries per flush  open {opened * 1e3:.1f} ms"
     )
     await writer.close()
@@ -120,7 +123,10 @@ def measure_raw(directory: Path) -> float:
     os.close(descriptor)
     speed = RAW_FLUSHES * len(data) / seconds / 1e6
     times.sort()
-    print(f"bare pwrite + fdatasync of {IN_FLIGHT} KiB: {speed:.0f} MB/s  p50 {times[len(times) // 2] * 1e3:.2f} ms")
+    print(
+        f"bare pwrite + fdatasync of {IN_FLIGHT} KiB: {speed:.0f} MB/s  p50 "
+        f"{times[len(times) // 2] * 1e3:.2f} ms"
+    )
     return speed
 
 
@@ -130,7 +136,9 @@ async def measure_scan(directory: Path, run: int) -> None:
     sealed = await fence(volume, incarnation)
     begun = time.perf_counter()
     records = 0
-    async for _ in scan(volume, incarnation, LogPosition(0, 0), LogPosition(sealed[-1].number, sealed[-1].length)):
+    async for _ in scan(
+        volume, incarnation, LogPosition(0, 0), LogPosition(sealed[-1].number, sealed[-1].length)
+    ):
         records += 1
     seconds = time.perf_counter() - begun
     size = sum(file.length for file in sealed)
@@ -141,7 +149,8 @@ async def measure_scan(directory: Path, run: int) -> None:
         assert index.find(TOPIC.decode(), 3, entry) is not None
     found = (time.perf_counter() - finding) / len(range(0, last[1], max(1, last[1] // POINT_READS)))
     print(
-        f"scan, runs of {run:3}: {size / seconds / 1e6:.0f} MB/s, {seconds / records * 1e6:.1f} us per run; index look-up {found * 1e6:.1f} us"
+        f"scan, runs of {run:3}: {size / seconds / 1e6:.0f} MB/s, {seconds / records * 1e6:.1f} us "
+        f"per run; index look-up {found * 1e6:.1f} us"
     )
     await volume.close()
 
@@ -154,7 +163,9 @@ def measure_segments() -> None:
     parts, _ = writer.finish()
     data = memoryview(b"".join(parts))
     written = time.perf_counter() - begun
-    reader = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), "bench", 1024)
+    reader = SegmentReader(
+        lambda offset, length: data[offset : offset + length], len(data), "bench", 1024
+    )
     begun = time.perf_counter()
     scanned = sum(block.count for block in reader.blocks())
     scanning = time.perf_counter() - begun
@@ -166,7 +177,10 @@ def measure_segments() -> None:
         assert reader.find(3, number * 7919 % SEGMENT_ROWS * 2) is not None
     point = (time.perf_counter() - begun) / POINT_READS
     size = len(data) / 1e6
-    print(f"segment: write {size / written:.0f} MB/s, scan {size / scanning:.0f} MB/s, point read {point * 1e6:.1f} us from memory")
+    print(
+        f"segment: write {size / written:.0f} MB/s, scan {size / scanning:.0f} MB/s, point read "
+        f"{point * 1e6:.1f} us from memory"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""`python -m dev.bench.loop_stops [case ...] [--tree PATH]`: how long the largest commands stop a server's event loop.
+"""`python -m dev.bench.loop_stops [case ...] [--tree PATH]`: how long the largest commands stop a
+server's event loop.
 
-Owns: the largest commands that one peer can send, and the longest time in which another peer's PING has no answer. Imports: load_client, report,
-dev.server_process. A standalone server each; timing never fails anything.
+Owns: the largest commands that one peer can send, and the longest time in which another peer's PING
+has no answer. Imports: load_client, report, dev.server_process. A standalone server each; timing
+never fails anything.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Scene(NamedTuple):
 
 
 class Case(NamedTuple):
-    """`entries` in the topic, `delivered` before what is measured; `frames` are made before the measurement begins."""
+    """`entries` in the topic, `delivered` before what is measured; `frames` are made before the
+    measurement begins."""
 
     entries: int
     kind: int
@@ -105,7 +108,12 @@ def _ack(ids: Sequence[api.MessageIdData], **options: object) -> bytes:
 def _tiny_ids(_scene: Scene) -> list[bytes]:
     """As many ids as fit into a frame; none of them exists."""
     return [
-        command(int(api.BaseCommand.ACK), b"\x08\x01\x10\x00" + b"\x1a\x04\x08\x01\x10\x01" * (FRAME_BYTES // 6 - 10) + b"\x40\x07")
+        command(
+            int(api.BaseCommand.ACK),
+            b"\x08\x01\x10\x00"
+            + b"\x1a\x04\x08\x01\x10\x01" * (FRAME_BYTES // 6 - 10)
+            + b"\x40\x07",
+        )
     ]
 
 
@@ -119,7 +127,13 @@ def _flows(_scene: Scene) -> list[bytes]:
 
 def _strings(_scene: Scene) -> list[bytes]:
     """A command that only brokers send, with as many strings as fit."""
-    return [command(int(api.BaseCommand.WATCH_TOPIC_UPDATE), b"\x08\x01\x22\x00" + b"\x12\x00" * (FRAME_BYTES // 2 - 20)), _ack([])]
+    return [
+        command(
+            int(api.BaseCommand.WATCH_TOPIC_UPDATE),
+            b"\x08\x01\x22\x00" + b"\x12\x00" * (FRAME_BYTES // 2 - 20),
+        ),
+        _ack([]),
+    ]
 
 
 def _properties(_scene: Scene) -> list[bytes]:
@@ -129,21 +143,38 @@ def _properties(_scene: Scene) -> list[bytes]:
 
 def _redelivered_then_acknowledged(scene: Scene) -> list[bytes]:
     """Every second message, so that none of them joins another."""
-    return [requests.redeliver(1, scene.ids), *(_ack(scene.ids[at : at + 2000 : 2], txn=TXN) for at in range(0, 6000, 2000))]
+    return [
+        requests.redeliver(1, scene.ids),
+        *(_ack(scene.ids[at : at + 2000 : 2], txn=TXN) for at in range(0, 6000, 2000)),
+    ]
 
 
 CASES = {
     "ack-60k": Case(120_000, SHARED, 0, lambda scene: [_ack(shuffled(scene.ids[::2]))]),
     "ack-200k": Case(400_000, SHARED, 0, lambda scene: [_ack(shuffled(scene.ids[::2]))]),
     "ack-40k-held": Case(80_000, SHARED, 50_000, lambda scene: [_ack(shuffled(scene.ids[::2]))]),
-    "ack-40k-keys": Case(80_000, KEY_SHARED, 50_000, lambda scene: [_ack(shuffled(scene.ids[::2]))]),
+    "ack-40k-keys": Case(
+        80_000, KEY_SHARED, 50_000, lambda scene: [_ack(shuffled(scene.ids[::2]))]
+    ),
     "ack-largest": Case(1000, SHARED, 0, _tiny_ids),
     "acks-60k": Case(120_000, SHARED, 0, _acks_one_by_one),
-    "redeliver-150k": Case(150_000, SHARED, 50_000, lambda scene: [requests.redeliver(1, shuffled(scene.ids)), _ack([])]),
-    "redeliver-keys": Case(150_000, KEY_SHARED, 50_000, lambda scene: [requests.redeliver(1, shuffled(scene.ids)), _ack([])]),
+    "redeliver-150k": Case(
+        150_000,
+        SHARED,
+        50_000,
+        lambda scene: [requests.redeliver(1, shuffled(scene.ids)), _ack([])],
+    ),
+    "redeliver-keys": Case(
+        150_000,
+        KEY_SHARED,
+        50_000,
+        lambda scene: [requests.redeliver(1, shuffled(scene.ids)), _ack([])],
+    ),
     "txn-after-redelivery": Case(20_000, SHARED, 20_000, _redelivered_then_acknowledged),
     "txn-keys": Case(20_000, KEY_SHARED, 20_000, _redelivered_then_acknowledged),
-    "txn-scattered": Case(40_000, SHARED, 0, lambda scene: [_ack(shuffled(scene.ids[:3000:2]), txn=TXN)]),
+    "txn-scattered": Case(
+        40_000, SHARED, 0, lambda scene: [_ack(shuffled(scene.ids[:3000:2]), txn=TXN)]
+    ),
     "flows": Case(1000, SHARED, 0, _flows),
     "strings": Case(1000, SHARED, 0, _strings),
     "properties": Case(1000, SHARED, 0, _properties),
@@ -199,7 +230,10 @@ def _publish(server: ServerProcess, entries: int) -> list[api.MessageIdData]:
         publisher.write(number)
     publisher.settle()
     producer.close()
-    return [api.MessageIdData(ledgerId=first.ledgerId, entryId=first.entryId + number) for number in range(entries)]
+    return [
+        api.MessageIdData(ledgerId=first.ledgerId, entryId=first.entryId + number)
+        for number in range(entries)
+    ]
 
 
 def _publish_first(producer: LoadConnection, frame: bytes) -> api.MessageIdData:
@@ -220,7 +254,10 @@ def _deliver(consumer: LoadConnection, messages: int) -> None:
         consumer.socket.sendall(requests.flow(1, messages))
     while messages > 0:
         consumer.receive()
-        messages -= sum(consumer.byte(start + 1) == api.BaseCommand.MESSAGE for start, _body, _end in consumer.frames())
+        messages -= sum(
+            consumer.byte(start + 1) == api.BaseCommand.MESSAGE
+            for start, _body, _end in consumer.frames()
+        )
         consumer.forget()
 
 

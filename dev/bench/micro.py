@@ -1,8 +1,10 @@
-"""`python -m dev.bench.micro [case ...]`: short loads on a standalone server with a generator of our own.
+"""`python -m dev.bench.micro [case ...]`: short loads on a standalone server with a generator of
+our own.
 
-Owns: the command line: one fresh server for each case. Imports: cases, report (tables), server_profile, dev.server_process.
-Seconds instead of the minutes that `python -m dev.bench` takes, and without Java: what one changes and measures with. Processor time per message is
-the figure to compare; two trees are compared by `--tree`, whose servers take turns. Nothing here passes or fails.
+Owns: the command line: one fresh server for each case. Imports: cases, report (tables),
+server_profile, dev.server_process. Seconds instead of the minutes that `python -m dev.bench` takes,
+and without Java: what one changes and measures with. Processor time per message is the figure to
+compare; two trees are compared by `--tree`, whose servers take turns. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def _run(options: argparse.Namespace, peer: PulsarPeer | None) -> None:
     rows = []
     for case in (CASES[name] for name in options.cases or CASES):
         for tree in [tree for _ in range(options.rounds) for tree in options.tree or ["."]]:
-            with tempfile.TemporaryDirectory(prefix="magnetar-micro-", dir=options.directory) as directory:
+            with tempfile.TemporaryDirectory(
+                prefix="magnetar-micro-", dir=options.directory
+            ) as directory:
                 if options.profile:
                     print(_profile(case, Path(directory), options.seconds))
                     continue
@@ -50,7 +54,9 @@ def _run(options: argparse.Namespace, peer: PulsarPeer | None) -> None:
 
 def _start_peer(running: ExitStack, below: Path | None) -> PulsarPeer:
     """Apache Pulsar with fsync, warm: its first half minute is half as fast."""
-    directory = running.enter_context(tempfile.TemporaryDirectory(prefix="magnetar-peer-", dir=below))
+    directory = running.enter_context(
+        tempfile.TemporaryDirectory(prefix="magnetar-peer-", dir=below)
+    )
     peer = PulsarPeer(pulsar_distribution.ensure(), Path(directory))
     running.callback(peer.stop)
     peer.start()
@@ -60,7 +66,10 @@ def _start_peer(running: ExitStack, below: Path | None) -> PulsarPeer:
 
 
 def _say(row: list[str]) -> None:
-    print("  ".join(f"{head} {cell}" for head, cell in zip(CASE_HEADERS, row, strict=True) if cell), file=sys.stderr)
+    print(
+        "  ".join(f"{head} {cell}" for head, cell in zip(CASE_HEADERS, row, strict=True) if cell),
+        file=sys.stderr,
+    )
 
 
 def _measure(case: Case, tree: Path, directory: Path, seconds: float) -> list[str]:
@@ -95,15 +104,27 @@ def _parse() -> argparse.Namespace:
         epilog=f"cases:\n{known}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", default=[], choices=[*CASES, []], metavar="case", help="default: all")
+    parser.add_argument(
+        "cases", nargs="*", default=[], choices=[*CASES, []], metavar="case", help="default: all"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="measured per case (default 4)")
     parser.add_argument(
-        "--tree", action="append", help="a checkout whose server is measured; repeat to compare (default: this one)"
+        "--tree",
+        action="append",
+        help="a checkout whose server is measured; repeat to compare (default: this one)",
     )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--peer", action="store_true", help="each case on Apache Pulsar with fsync, too")
-    parser.add_argument("--profile", action="store_true", help="the hottest functions of each case (this tree) instead of figures")
-    parser.add_argument("--directory", type=Path, help="where data is written (default: the system's /tmp)")
+    parser.add_argument(
+        "--peer", action="store_true", help="each case on Apache Pulsar with fsync, too"
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="the hottest functions of each case (this tree) instead of figures",
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where data is written (default: the system's /tmp)"
+    )
     return parser.parse_args()
 
 

@@ -1,9 +1,11 @@
-"""`python -m dev.bench.operator_scale`: the operator with ten thousand TopicNamespaces on a real API server.
+"""`python -m dev.bench.operator_scale`: the operator with ten thousand TopicNamespaces on a real
+API server.
 
-Owns: the phases (new objects, steady state, restart, edits), what is measured in each and the printed table. Imports: tests.apiserver's control
-plane, the operator's HTTP connection.
-Invariants: API server, etcds and operator are processes on this machine and share its cores, the operator is the one that the chart starts;
-whatever was started is stopped; timing never fails the run, a namespace that does not converge does.
+Owns: the phases (new objects, steady state, restart, edits), what is measured in each and the
+printed table. Imports: tests.apiserver's control plane, the operator's HTTP connection. Invariants:
+API server, etcds and operator are processes on this machine and share its cores, the operator is
+the one that the chart starts; whatever was started is stopped; timing never fails the run, a
+namespace that does not converge does.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class NotConverged(RuntimeError):
     """Something did not come to rest."""
 
 
-# --- the operator as a process ------------------------------------------------------------------------------------------------
+# --- the operator as a process --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Reading:
         return sum(
             value
             for sample, value in self.samples.items()
-            if sample.partition("{")[0] == name and wanted <= set(sample.partition("{")[2].rstrip("}").split(","))
+            if sample.partition("{")[0] == name
+            and wanted <= set(sample.partition("{")[2].rstrip("}").split(","))
         )
 
     @property
@@ -70,9 +73,14 @@ class Reading:
 
     @property
     def writes(self) -> float:
-        """Changes that were carried out, but for the Lease (PUT) and the sentinel, which go by the clock."""
+        """Changes that were carried out, but for the Lease (PUT) and the sentinel, which go by
+        the clock."""
         beats = self.total("magnetar_operator_sentinel_beats_total")
-        return self._sent(lambda code: code.startswith("2")) + self.total("magnetar_operator_store_writes_total") - beats
+        return (
+            self._sent(lambda code: code.startswith("2"))
+            + self.total("magnetar_operator_store_writes_total")
+            - beats
+        )
 
     @property
     def failures(self) -> float:
@@ -84,7 +92,11 @@ class Reading:
         for sample, value in self.samples.items():
             name, _, labels = sample.partition("{")
             known = dict(label.split("=", 1) for label in labels.rstrip("}").split(",") if label)
-            if name == "rest_client_requests_total" and known["method"].strip('"') in ("PATCH", "POST", "DELETE"):
+            if name == "rest_client_requests_total" and known["method"].strip('"') in (
+                "PATCH",
+                "POST",
+                "DELETE",
+            ):
                 found += value if counts(known["code"].strip('"')) else 0.0
         return found
 
@@ -130,7 +142,7 @@ class MeasuredOperator(OperatorProcess):
             await asyncio.sleep(POLL_S)
 
 
-# --- the stage ----------------------------------------------------------------------------------------------------------------
+# --- the stage ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -141,7 +153,11 @@ def control_plane(directory: Path) -> Iterator[tuple[ControlPlane, EtcdProcess]]
         plane.start()
         etcd.start()
         for path in sorted((ROOT / "crds").glob("*.yaml")):
-            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
+            plane.must(
+                "POST",
+                "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+                yaml.safe_load(path.read_text()),
+            )
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=20s")
         plane.install_rights()
         plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
@@ -151,8 +167,16 @@ def control_plane(directory: Path) -> Iterator[tuple[ControlPlane, EtcdProcess]]
         plane.stop()
 
 
-async def must(connection: Connection, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-    answer = await connection.exchange(method, path, json.dumps(body).encode() if body is not None else None, content_type, 60.0)
+async def must(
+    connection: Connection,
+    method: str,
+    path: str,
+    body: Any = None,
+    content_type: str = "application/json",
+) -> Any:
+    answer = await connection.exchange(
+        method, path, json.dumps(body).encode() if body is not None else None, content_type, 60.0
+    )
     if not 200 <= answer.status < 300:
         raise NotConverged(f"{method} {path}: {answer.status} {answer.body[:300]!r}")
     return json.loads(answer.body)
@@ -199,7 +223,9 @@ async def unconverged(connection: Connection) -> int:
     """How many namespaces are not Ready for their newest generation."""
     bad, continuation = 0, ""
     while True:
-        page = await must(connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=500&continue={continuation}")
+        page = await must(
+            connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=500&continue={continuation}"
+        )
         bad += sum(not is_converged(item) for item in page["items"])
         continuation = page["metadata"].get("continue", "")
         if not continuation:
@@ -208,7 +234,10 @@ async def unconverged(connection: Connection) -> int:
 
 def is_converged(item: Any) -> bool:
     status = item.get("status", {})
-    ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
+    ready = any(
+        found["type"] == "Ready" and found["status"] == "True"
+        for found in status.get("conditions", [])
+    )
     return ready and status.get("observedGeneration") == item["metadata"]["generation"]
 
 
@@ -223,7 +252,10 @@ async def watched(converged: Callable[[str, int], None], version: str) -> AsyncI
         timeout = aiohttp.ClientTimeout(total=None)
         async with (
             aiohttp.ClientSession(
-                connector=connector, headers=info.as_http_headers(), timeout=timeout, read_bufsize=2**20
+                connector=connector,
+                headers=info.as_http_headers(),
+                timeout=timeout,
+                read_bufsize=2**20,
             ) as session,
             session.get(url) as answer,
         ):
@@ -240,11 +272,14 @@ async def watched(converged: Callable[[str, int], None], version: str) -> AsyncI
         await asyncio.gather(task, return_exceptions=True)
 
 
-# --- phases -------------------------------------------------------------------------------------------------------------------
+# --- phases ---------------------------------------------------------------------------------------
 
 
-async def edits(connection: Connection, objects: int, count: int, per_s: float) -> tuple[list[float], list[float]]:
-    """Seconds until converged, for edits of single objects: since they were sent, and since they were accepted."""
+async def edits(
+    connection: Connection, objects: int, count: int, per_s: float
+) -> tuple[list[float], list[float]]:
+    """Seconds until converged, for edits of single objects: since they were sent, and since they
+    were accepted."""
     seen: dict[tuple[str, int], float] = {}
     arrived = asyncio.Event()
 
@@ -252,7 +287,9 @@ async def edits(connection: Connection, objects: int, count: int, per_s: float) 
         seen[name, generation] = time.monotonic()
         arrived.set()
 
-    version = (await must(connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=1"))["metadata"]["resourceVersion"]
+    version = (await must(connection, "GET", f"{ROOT_PATH}/topicnamespaces?limit=1"))["metadata"][
+        "resourceVersion"
+    ]
     since_sent, since_accepted = [], []
     async with watched(converged, version):
         await asyncio.sleep(1.0)
@@ -260,7 +297,13 @@ async def edits(connection: Connection, objects: int, count: int, per_s: float) 
             name = name_of(number * 7919 % objects)
             patch = {"spec": {"policies": {"message_ttl_in_seconds": 1000 + number}}}
             sent = time.monotonic()
-            edited = await must(connection, "PATCH", f"{ROOT_PATH}/topicnamespaces/{name}", patch, "application/merge-patch+json")
+            edited = await must(
+                connection,
+                "PATCH",
+                f"{ROOT_PATH}/topicnamespaces/{name}",
+                patch,
+                "application/merge-patch+json",
+            )
             accepted = time.monotonic()
             key = name, edited["metadata"]["generation"]
             async with asyncio.timeout(30):
@@ -273,8 +316,11 @@ async def edits(connection: Connection, objects: int, count: int, per_s: float) 
     return since_sent, since_accepted
 
 
-async def bare_writes(connection: Connection, objects: int, count: int, per_s: float) -> list[float]:
-    """Seconds for what no operator could save: two writes of one object, one after the other, as an edit and its status are.
+async def bare_writes(
+    connection: Connection, objects: int, count: int, per_s: float
+) -> list[float]:
+    """Seconds for what no operator could save: two writes of one object, one after the other, as an
+    edit and its status are.
 
     They change an annotation, which nobody acts on.
     """
@@ -296,7 +342,10 @@ def row(what: str, measured: str, bar: str = "") -> None:
 
 def quantiles(values: list[float]) -> str:
     cuts = statistics.quantiles(values, n=100)
-    return f"{statistics.median(values) * 1000:.1f} / {cuts[98] * 1000:.1f} / {max(values) * 1000:.0f} ms"
+    return (
+        f"{statistics.median(values) * 1000:.1f} / {cuts[98] * 1000:.1f} / "
+        f"{max(values) * 1000:.0f} ms"
+    )
 
 
 async def run(directory: Path, options: argparse.Namespace) -> None:
@@ -305,10 +354,17 @@ async def run(directory: Path, options: argparse.Namespace) -> None:
         connection = await connect()
         operator = MeasuredOperator(plane, directory / "operator.log")
         try:
-            row(f"{options.objects} TopicNamespaces, API server on the same cores", "measured", "bar")
+            row(
+                f"{options.objects} TopicNamespaces, API server on the same cores",
+                "measured",
+                "bar",
+            )
             began = time.monotonic()
             await create(connection, options.objects, etcd.endpoint)
-            row("(made by the benchmark itself)", f"{options.objects / (time.monotonic() - began):.0f}/s")
+            row(
+                "(made by the benchmark itself)",
+                f"{options.objects / (time.monotonic() - began):.0f}/s",
+            )
             await phases(connection, operator, options)
         finally:
             await connection.close()
@@ -324,7 +380,9 @@ def start(operator: MeasuredOperator, profile: Path | None, life: int) -> None:
     operator.start(python, MAGNETAR_OPERATOR_RESYNC_S=str(RESYNC_S), MAGNETAR_LOG_LEVEL="warning")
 
 
-async def phases(connection: Connection, operator: MeasuredOperator, options: argparse.Namespace) -> None:
+async def phases(
+    connection: Connection, operator: MeasuredOperator, options: argparse.Namespace
+) -> None:
     count = options.objects
     life = functools.partial(start, operator, options.profile)
     life(1)
@@ -337,15 +395,31 @@ async def phases(connection: Connection, operator: MeasuredOperator, options: ar
             raise NotConverged(f"{bad} namespaces are not Ready")
         await asyncio.sleep(1.0)
         done = await operator.until("an answer", works)
-    row("first reconcile of new objects", f"{(done.passes - first.passes) / (done.at - first.at):.0f}/s", ">= 150/s")
-    row("  operator's CPU per object", f"{(done.cpu_s - first.cpu_s) / (done.passes - first.passes) * 1000:.2f} ms")
+    row(
+        "first reconcile of new objects",
+        f"{(done.passes - first.passes) / (done.at - first.at):.0f}/s",
+        ">= 150/s",
+    )
+    row(
+        "  operator's CPU per object",
+        f"{(done.cpu_s - first.cpu_s) / (done.passes - first.passes) * 1000:.2f} ms",
+    )
     await asyncio.sleep(RESYNC_S)
     before = await operator.until("an answer", works)
-    after = await operator.until("two whole resyncs", lambda reading: reading.passes >= before.passes + 2 * count)
+    after = await operator.until(
+        "two whole resyncs", lambda reading: reading.passes >= before.passes + 2 * count
+    )
     row("writes in two steady resyncs", f"{after.writes - before.writes:.0f}", "0")
     row("  requests that failed until then", f"{after.failures:.0f}")
-    row("  operator's CPU per pass", f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms")
-    row("resident now / at most", "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()), "<= 180 MiB")
+    row(
+        "  operator's CPU per pass",
+        f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms",
+    )
+    row(
+        "resident now / at most",
+        "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()),
+        "<= 180 MiB",
+    )
     sent, accepted = await edits(connection, count, options.edits, options.per_second)
     row("edit sent -> converged, p50 / p99 / max", quantiles(sent), "<= 10 / 50 ms")
     row("edit accepted -> converged, p50 / p99 / max", quantiles(accepted))
@@ -357,22 +431,42 @@ async def phases(connection: Connection, operator: MeasuredOperator, options: ar
     life(2)
     first = await operator.until("the first pass", works)
     row("restart to first pass, all objects known", f"{first.at - operator.started:.1f} s")
-    done = await operator.until("all converged objects passed", lambda reading: reading.passes >= count)
-    # By the operator's own clock, from when it knows everything: readings are far apart, and most of the work is over at the first.
+    done = await operator.until(
+        "all converged objects passed", lambda reading: reading.passes >= count
+    )
+    # By the operator's own clock, from when it knows everything: readings are far apart, and most
+    # of the work is over at the first.
     began, ended = done.total(SYNCED), done.total(LAST_SUCCESS, controller="TopicNamespace")
-    row("first reconcile of converged ones after a restart", f"{count / (ended - began):.0f}/s", ">= 500/s")
+    row(
+        "first reconcile of converged ones after a restart",
+        f"{count / (ended - began):.0f}/s",
+        ">= 500/s",
+    )
     row("  from the process' start", f"{count / (done.at - operator.started):.0f}/s")
-    row("  operator's CPU per object, start and lists included", f"{done.cpu_s / count * 1000:.2f} ms")
+    row(
+        "  operator's CPU per object, start and lists included",
+        f"{done.cpu_s / count * 1000:.2f} ms",
+    )
     row("writes of a restart", f"{done.writes:.0f}", "0")
-    row("resident now / at most", "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()), "<= 180 MiB")
+    row(
+        "resident now / at most",
+        "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()),
+        "<= 180 MiB",
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The operator with many TopicNamespaces on a real API server.")
+    parser = argparse.ArgumentParser(
+        description="The operator with many TopicNamespaces on a real API server."
+    )
     parser.add_argument("--objects", type=int, default=10_000)
     parser.add_argument("--edits", type=int, default=500)
     parser.add_argument("--per-second", type=float, default=20.0, help="edits per second")
-    parser.add_argument("--profile", type=Path, help="write cProfiles of the operator's two lives there, with .1 and .2 appended")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        help="write cProfiles of the operator's two lives there, with .1 and .2 appended",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as name:
         try:

@@ -1,8 +1,9 @@
 """What `pulsar-perf` prints.
 
-Owns: parsing of its lines and joining of its windows. Imports: the standard library. Pure.
-The tool reports every 10 s, each line being one window with its own histogram. Its closing "Aggregated" line is not used for rates: it divides
-by the life of the process, in which the tool idles up to 10 s after the last message.
+Owns: parsing of its lines and joining of its windows. Imports: the standard library. Pure. The tool
+reports every 10 s, each line being one window with its own histogram. Its closing "Aggregated" line
+is not used for rates: it divides by the life of the process, in which the tool idles up to 10 s
+after the last message.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One report: messages since the tool's start, and rates (per second) and latency of the last 10 s."""
+    """One report: messages since the tool's start, and rates (per second) and latency of the
+    last 10 s."""
 
     messages_total: int
     rate: float
@@ -66,9 +68,11 @@ def parse_records(line: str) -> int | None:
 
 
 def join(windows: Sequence[Window]) -> Window:
-    """One window for several: mean rates, the median of each percentile over the windows, the highest maximum.
+    """One window for several: mean rates, the median of each percentile over the windows, the
+    highest maximum.
 
-    Percentiles of separate histograms cannot be merged exactly; the median says what a window usually looks like.
+    Percentiles of separate histograms cannot be merged exactly; the median says what a window
+    usually looks like.
     """
     assert windows, "at least one window must have been measured"
     latencies = [window.latency for window in windows]

@@ -1,8 +1,9 @@
 """`python -m dev.bench.profiled_main <file> <arguments of magnetar>`: the server under cProfile.
 
-Owns: wrapping the command line's entry point, so that the server's own code knows nothing of profiling. Imports: magnetar.cli.
-Invariants: profiling starts at SIGUSR1, so that neither imports nor the load tool's warm-up are in the profile; it is written however the server
-ends, short of SIGKILL. It covers the event loop's thread only.
+Owns: wrapping the command line's entry point, so that the server's own code knows nothing of
+profiling. Imports: magnetar.cli. Invariants: profiling starts at SIGUSR1, so that neither imports
+nor the load tool's warm-up are in the profile; it is written however the server ends, short of
+SIGKILL. It covers the event loop's thread only.
 """
 
 from __future__ import annotations

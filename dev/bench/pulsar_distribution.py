@@ -1,8 +1,9 @@
-"""Apache Pulsar's official distribution: its load tool drives every server here, its broker is the peer.
+"""Apache Pulsar's official distribution: its load tool drives every server here, its broker is the
+peer.
 
-Owns: `<cache>/pulsar-<version>/`. Imports: dev.kube (cache directory, atomic entries, progress lines).
-Invariants: the cache entry is complete or absent (one rename); the download goes through Maven and so through the machine's own Maven settings,
-which also verify its checksum.
+Owns: `<cache>/pulsar-<version>/`. Imports: dev.kube (cache directory, atomic entries, progress
+lines). Invariants: the cache entry is complete or absent (one rename); the download goes through
+Maven and so through the machine's own Maven settings, which also verify its checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def cached(cache: Path) -> Path | None:
 
 
 def ensure(cache: Path | None = None) -> Path:
-    """The distribution's directory, downloaded and unpacked on first use. Raises CommandFailed saying what is missing."""
+    """The distribution's directory, downloaded and unpacked on first use. Raises CommandFailed
+    saying what is missing."""
     cache = cache or cache_directory(os.environ)
     require_java()
     if (home := cached(cache)) is not None:
@@ -41,32 +43,56 @@ def ensure(cache: Path | None = None) -> Path:
             _download(cache)
     home = cached(cache)
     if home is None:
-        raise CommandFailed(f"{ARTIFACT} unpacked without bin/pulsar-perf; remove {cache / f'pulsar-{VERSION}'} and try again")
+        raise CommandFailed(
+            f"{ARTIFACT} unpacked without bin/pulsar-perf; remove {cache / f'pulsar-{VERSION}'} "
+            "and try again"
+        )
     return home
 
 
 def require_java() -> None:
     """Raises CommandFailed if neither JAVA_HOME nor PATH has a Java."""
     java_home = os.environ.get("JAVA_HOME")
-    if shutil.which("java") is None and not (java_home and (Path(java_home) / "bin" / "java").is_file()):
+    if shutil.which("java") is None and not (
+        java_home and (Path(java_home) / "bin" / "java").is_file()
+    ):
         raise CommandFailed(
-            "java is not installed; the load tool needs Java 17 or later (Debian: openjdk-17-jre-headless), or set JAVA_HOME"
+            "java is not installed; the load tool needs Java 17 or later (Debian: "
+            "openjdk-17-jre-headless), or set JAVA_HOME"
         )
 
 
 def _download(cache: Path) -> None:
     if shutil.which("mvn") is None:
         raise CommandFailed(
-            f"mvn is not installed; it fetches {ARTIFACT} (Debian: maven), or unpack that archive as {cache / f'pulsar-{VERSION}'}"
+            f"mvn is not installed; it fetches {ARTIFACT} (Debian: maven), or unpack that archive "
+            f"as {cache / f'pulsar-{VERSION}'}"
         )
     started = time.monotonic()
-    say(f"fetching Apache Pulsar {VERSION} ({DOWNLOAD_MEGABYTES} MB) with Maven; later runs use {cache}")
+    say(
+        f"fetching Apache Pulsar {VERSION} ({DOWNLOAD_MEGABYTES} MB) with Maven; later runs use "
+        f"{cache}"
+    )
     with entry(cache, f"pulsar-{VERSION}") as directory:
         archive_directory = directory / ".download"
-        copy = ["mvn", "-B", "dependency:copy", f"-Dartifact={ARTIFACT}", f"-DoutputDirectory={archive_directory}"]
+        copy = [
+            "mvn",
+            "-B",
+            "dependency:copy",
+            f"-Dartifact={ARTIFACT}",
+            f"-DoutputDirectory={archive_directory}",
+        ]
         run_with_progress(copy, lambda _: f"downloading {DOWNLOAD_MEGABYTES} MB")
         (archive,) = archive_directory.glob("*.tar.gz")
-        unpack: list[str | Path] = ["tar", "-xzf", archive, "--strip-components=1", "--no-same-owner", "-C", directory]
+        unpack: list[str | Path] = [
+            "tar",
+            "-xzf",
+            archive,
+            "--strip-components=1",
+            "--no-same-owner",
+            "-C",
+            directory,
+        ]
         run_with_progress(unpack, lambda _: "unpacking")
         shutil.rmtree(archive_directory)
     say(f"fetched Apache Pulsar {VERSION} in {time.monotonic() - started:.0f} s")

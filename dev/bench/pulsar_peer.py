@@ -1,8 +1,9 @@
 """Apache Pulsar standalone with fsync, as the peer of a measurement.
 
-Owns: its configuration, start, readiness and stop. Imports: dev.server_process (free ports), the standard library.
-Invariants: it syncs its journal before receipts (its own standalone file does not); it listens on the loopback only, the bookie included; its
-data lies in the given directory and is wiped at start; only the process started here is stopped, by its own handle.
+Owns: its configuration, start, readiness and stop. Imports: dev.server_process (free ports), the
+standard library. Invariants: it syncs its journal before receipts (its own standalone file does
+not); it listens on the loopback only, the bookie included; its data lies in the given directory and
+is wiped at start; only the process started here is stopped, by its own handle.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ READY_TIMEOUT_S = 90.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_CHARACTERS = 4000
-TRANSACTIONS = {"transactionCoordinatorEnabled": "true", "acknowledgmentAtBatchIndexLevelEnabled": "true"}
+TRANSACTIONS = {
+    "transactionCoordinatorEnabled": "true",
+    "acknowledgmentAtBatchIndexLevelEnabled": "true",
+}
 """Settings of one that has transactions, and acknowledges parts of batches in them."""
 
 
-def durable_configuration(shipped: str, broker_port: int, http_port: int, settings: Mapping[str, str] | None = None) -> str:
-    """The shipped standalone.conf with fsync, everything on the loopback, and `settings`; every other line stays as it is."""
+def durable_configuration(
+    shipped: str, broker_port: int, http_port: int, settings: Mapping[str, str] | None = None
+) -> str:
+    """The shipped standalone.conf with fsync, everything on the loopback, and `settings`; every
+    other line stays as it is."""
     changed = {
         "bindAddress": "127.0.0.1",
         "advertisedAddress": "127.0.0.1",
@@ -42,11 +49,14 @@ def durable_configuration(shipped: str, broker_port: int, http_port: int, settin
 
 
 class PulsarPeer:
-    """One Apache Pulsar standalone of the distribution at `home`, with its data below `directory`."""
+    """One Apache Pulsar standalone of the distribution at `home`, with its data below
+    `directory`."""
 
     name = "pulsar"
 
-    def __init__(self, home: Path, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, home: Path, directory: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
         self._home, self._directory, self._settings = home, directory, settings
         self.broker_port, self.http_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -71,10 +81,29 @@ class PulsarPeer:
         self._directory.mkdir(parents=True, exist_ok=True)
         configuration = self._directory / "standalone.conf"
         shipped = (self._home / "conf" / "standalone.conf").read_text()
-        configuration.write_text(durable_configuration(shipped, self.broker_port, self.http_port, self._settings))
-        command = [self._home / "bin" / "pulsar", "standalone", "-nfw", "-nss", "-a", "127.0.0.1", "--wipe-data"]
-        command += ["--metadata-dir", self._directory / "metadata", "--bookkeeper-dir", self._directory / "bookkeeper"]
-        environment = {**os.environ, "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_LOG_DIR": str(self._directory / "logs")}
+        configuration.write_text(
+            durable_configuration(shipped, self.broker_port, self.http_port, self._settings)
+        )
+        command = [
+            self._home / "bin" / "pulsar",
+            "standalone",
+            "-nfw",
+            "-nss",
+            "-a",
+            "127.0.0.1",
+            "--wipe-data",
+        ]
+        command += [
+            "--metadata-dir",
+            self._directory / "metadata",
+            "--bookkeeper-dir",
+            self._directory / "bookkeeper",
+        ]
+        environment = {
+            **os.environ,
+            "PULSAR_STANDALONE_CONF": str(configuration),
+            "PULSAR_LOG_DIR": str(self._directory / "logs"),
+        }
         started = time.monotonic()
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -93,14 +122,20 @@ class PulsarPeer:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise BenchFailed(f"Apache Pulsar exited with {self._process.returncode}:\n{self.log_tail()}")
+                raise BenchFailed(
+                    f"Apache Pulsar exited with {self._process.returncode}:\n{self.log_tail()}"
+                )
             try:
-                with urllib.request.urlopen(f"{self.http_url}/admin/v2/brokers/health", timeout=10) as answer:
+                with urllib.request.urlopen(
+                    f"{self.http_url}/admin/v2/brokers/health", timeout=10
+                ) as answer:
                     if answer.read().strip() == b"ok":
                         return
             except (urllib.error.URLError, OSError):
                 time.sleep(POLL_S)
-        raise BenchFailed(f"Apache Pulsar is not healthy after {READY_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
+        raise BenchFailed(
+            f"Apache Pulsar is not healthy after {READY_TIMEOUT_S:.0f} s:\n{self.log_tail()}"
+        )
 
     def log_tail(self) -> str:
         """The end of the server's log."""

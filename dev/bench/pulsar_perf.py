@@ -1,8 +1,9 @@
 """Apache Pulsar's load tool as a child process.
 
-Owns: the command lines of `pulsar-perf produce|consume`, the running tool and its windows. Imports: perf_output, the standard library.
-Invariants: rate, outstanding messages and duration are always given (the tool's defaults are 100 msg/s, unlimited and for ever); a tool that
-ends early or says nothing in time is an error that carries the end of its output; `stop` ends it by its own handle.
+Owns: the command lines of `pulsar-perf produce|consume`, the running tool and its windows. Imports:
+perf_output, the standard library. Invariants: rate, outstanding messages and duration are always
+given (the tool's defaults are 100 msg/s, unlimited and for ever); a tool that ends early or says
+nothing in time is an error that carries the end of its output; `stop` ends it by its own handle.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from dev.bench.perf_output import WINDOW_S, Window, parse_records, parse_window
 
-UNLIMITED_RATE = 2_000_000  # msg/s, beyond any server here; the tool has no word for "as fast as it goes"
+# msg/s, beyond any server here; the tool has no word for "as fast as it goes"
+UNLIMITED_RATE = 2_000_000
 OUTSTANDING_MESSAGES_MAX = 1000
 MESSAGES_MAX = 20_000_000
 RUN_SECONDS_MAX = 900
@@ -36,7 +38,8 @@ class BenchFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class PublishLoad:
-    """What a producer sends: `rate` msg/s of `size_bytes` each, batched by the client or one by one."""
+    """What a producer sends: `rate` msg/s of `size_bytes` each, batched by the client or one by
+    one."""
 
     batched: bool
     rate: int = UNLIMITED_RATE
@@ -62,8 +65,20 @@ def produce_arguments(service_url: str, topic: str, load: PublishLoad) -> list[s
 
 
 def consume_arguments(service_url: str, topic: str) -> list[str]:
-    """The arguments after `pulsar-perf`: one exclusive consumer from the earliest message, so that none is missed while it connects."""
-    return ["consume", "-u", service_url, "-ss", "bench", "-sp", "Earliest", "-time", str(RUN_SECONDS_MAX), topic]
+    """The arguments after `pulsar-perf`: one exclusive consumer from the earliest message, so
+    that none is missed while it connects."""
+    return [
+        "consume",
+        "-u",
+        service_url,
+        "-ss",
+        "bench",
+        "-sp",
+        "Earliest",
+        "-time",
+        str(RUN_SECONDS_MAX),
+        topic,
+    ]
 
 
 class PerfProcess:
@@ -112,9 +127,12 @@ class PerfProcess:
         self._wait(lambda: self._ready, START_TIMEOUT_S, "did not subscribe")
 
     def wait_windows(self, count: int) -> Sequence[Window]:
-        """Wait for the first `count` windows. Raises BenchFailed if the tool ends or falls silent."""
+        """Wait for the first `count` windows. Raises BenchFailed if the tool ends or falls
+        silent."""
         self._wait(
-            lambda: len(self.windows) >= count, START_TIMEOUT_S + count * WINDOW_S + LATE_TIMEOUT_S, f"did not report {count} times"
+            lambda: len(self.windows) >= count,
+            START_TIMEOUT_S + count * WINDOW_S + LATE_TIMEOUT_S,
+            f"did not report {count} times",
         )
         return self.windows[:count]
 
@@ -123,9 +141,14 @@ class PerfProcess:
         with self._changed:
             while not done():
                 if self._ended:
-                    raise BenchFailed(f"pulsar-perf {self._name} ended and {complaint}:\n{self.tail()}")
+                    raise BenchFailed(
+                        f"pulsar-perf {self._name} ended and {complaint}:\n{self.tail()}"
+                    )
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise BenchFailed(f"pulsar-perf {self._name} {complaint} within {timeout_s:.0f} s:\n{self.tail()}")
+                    raise BenchFailed(
+                        f"pulsar-perf {self._name} {complaint} within {timeout_s:.0f} "
+                        f"s:\n{self.tail()}"
+                    )
 
     def tail(self) -> str:
         """The end of the tool's output."""
@@ -153,16 +176,21 @@ class PulsarPerf:
             **os.environ,
             "PULSAR_MEM": MEMORY,
             "PULSAR_LOG_DIR": str(directory / "perf-logs"),
-            "PULSAR_LOG_IMMEDIATE_FLUSH": "true",  # a window's line must arrive when the window ends: CPU is sampled then
+            # a window's line must arrive when the window ends: CPU is sampled then
+            "PULSAR_LOG_IMMEDIATE_FLUSH": "true",
             "LC_ALL": "C",
         }
 
     def produce(self, service_url: str, topic: str, load: PublishLoad) -> PerfProcess:
-        return PerfProcess([self._program, *produce_arguments(service_url, topic, load)], self._environment)
+        return PerfProcess(
+            [self._program, *produce_arguments(service_url, topic, load)], self._environment
+        )
 
     def consume(self, service_url: str, topic: str) -> PerfProcess:
         """A consumer that has subscribed."""
-        process = PerfProcess([self._program, *consume_arguments(service_url, topic)], self._environment)
+        process = PerfProcess(
+            [self._program, *consume_arguments(service_url, topic)], self._environment
+        )
         try:
             process.wait_consumer()
         except BenchFailed:

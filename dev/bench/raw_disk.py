@@ -1,8 +1,8 @@
 """What the disk itself can do: the denominator of every figure.
 
-Owns: measuring pwrite + fdatasync into a pre-zeroed file, as the log writes. Imports: the standard library.
-Invariants: bounded in bytes and time; the file is removed; call it in the directory and at the time of what it is compared with, because disks
-of shared machines change by the minute.
+Owns: measuring pwrite + fdatasync into a pre-zeroed file, as the log writes. Imports: the standard
+library. Invariants: bounded in bytes and time; the file is removed; call it in the directory and at
+the time of what it is compared with, because disks of shared machines change by the minute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class RawDisk:
     small_p99_ms: float
 
 
-def measure(directory: Path, seconds: float = SECONDS_EACH, file_bytes: int = FILE_BYTES) -> RawDisk:
+def measure(
+    directory: Path, seconds: float = SECONDS_EACH, file_bytes: int = FILE_BYTES
+) -> RawDisk:
     """Measure below `directory`: about twice `seconds` and the time to zero `file_bytes`."""
     path = directory / "raw-disk.bench"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)

@@ -1,7 +1,8 @@
 """The readable table and build/bench.json.
 
-Owns: what a run found and how it is shown. Imports: scenarios, cases, raw_disk, server_profile. Pure but for `write`.
-Invariant: every absolute figure stands beside a ratio of the same run, which is what may be compared between machines.
+Owns: what a run found and how it is shown. Imports: scenarios, cases, raw_disk, server_profile.
+Pure but for `write`. Invariant: every absolute figure stands beside a ratio of the same run, which
+is what may be compared between machines.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ def render(findings: Findings) -> str:
     parts = [
         "messages of 1 KiB (or as named), one topic, every receipt after fdatasync; "
         + ", ".join(f"{key} {value}" for key, value in findings.machine.items()),
-        f"raw disk, same directory and time: {disk.large_bytes_per_s / 1e6:.0f} MB/s in flushed 1 MiB writes;"
-        f" flushed 4 KiB write p50 {disk.small_p50_ms:.2f}, p99 {disk.small_p99_ms:.2f} ms (median of {len(findings.disk)})",
-        "ready after: " + ", ".join(f"{server} {seconds:.1f} s" for server, seconds in findings.ready_s.items()),
+        f"raw disk, same directory and time: {disk.large_bytes_per_s / 1e6:.0f} MB/s in flushed 1 "
+        "MiB writes;"
+        f" flushed 4 KiB write p50 {disk.small_p50_ms:.2f}, p99 {disk.small_p99_ms:.2f} ms (median "
+        f"of {len(findings.disk)})",
+        "ready after: "
+        + ", ".join(f"{server} {seconds:.1f} s" for server, seconds in findings.ready_s.items()),
         "",
         table(HEADERS, _rows(findings, disk)),
     ]
@@ -66,7 +70,11 @@ def _rows(findings: Findings, disk: RawDisk) -> list[Sequence[str]]:
 
 
 def _cells(server: str, found: Measurement, disk: RawDisk) -> list[str]:
-    end_to_end = (f"{found.end_to_end.p50_ms:.0f}", f"{found.end_to_end.p99_ms:.0f}") if found.end_to_end else ("", "")
+    end_to_end = (
+        (f"{found.end_to_end.p50_ms:.0f}", f"{found.end_to_end.p99_ms:.0f}")
+        if found.end_to_end
+        else ("", "")
+    )
     return [
         found.scenario,
         server,
@@ -103,13 +111,19 @@ def case_cells(server: str, found: CaseResult) -> list[str]:
         *_milliseconds(found.publish),
         *_milliseconds(found.end_to_end),
         f"{found.processor_us_per_message:.1f}" if found.processor_us_per_message else "",
-        f"{found.event_loop_us_per_message:.1f}" if found.event_loop_us_per_message and server != PEER else "",
+        f"{found.event_loop_us_per_message:.1f}"
+        if found.event_loop_us_per_message and server != PEER
+        else "",
         found.note,
     ]
 
 
 def _milliseconds(latency: Latency | None) -> tuple[str, str, str]:
-    return (f"{latency.p50_ms:.2f}", f"{latency.p99_ms:.2f}", f"{latency.p999_ms:.2f}") if latency else ("", "", "")
+    return (
+        (f"{latency.p50_ms:.2f}", f"{latency.p99_ms:.2f}", f"{latency.p999_ms:.2f}")
+        if latency
+        else ("", "", "")
+    )
 
 
 def _case_ratios(ours: CaseResult, theirs: CaseResult) -> list[str]:
@@ -118,7 +132,11 @@ def _case_ratios(ours: CaseResult, theirs: CaseResult) -> list[str]:
     def latencies(our: Latency | None, their: Latency | None) -> list[str]:
         if our is None or their is None:
             return ["", "", ""]
-        pairs = ((our.p50_ms, their.p50_ms), (our.p99_ms, their.p99_ms), (our.p999_ms, their.p999_ms))
+        pairs = (
+            (our.p50_ms, their.p50_ms),
+            (our.p99_ms, their.p99_ms),
+            (our.p999_ms, their.p999_ms),
+        )
         return [_ratio(*pair) for pair in pairs]
 
     return [
@@ -138,7 +156,10 @@ def _ratios(ours: Measurement, theirs: Measurement) -> list[str]:
     """Ours divided by theirs, column by column."""
     end_to_end = ["", ""]
     if ours.end_to_end and theirs.end_to_end:
-        pairs = ((ours.end_to_end.p50_ms, theirs.end_to_end.p50_ms), (ours.end_to_end.p99_ms, theirs.end_to_end.p99_ms))
+        pairs = (
+            (ours.end_to_end.p50_ms, theirs.end_to_end.p50_ms),
+            (ours.end_to_end.p99_ms, theirs.end_to_end.p99_ms),
+        )
         end_to_end = [_ratio(*pair) for pair in pairs]
     return [
         "",
@@ -169,14 +190,22 @@ def hot_functions(profile: Profile) -> str:
     )
     headers = ("own time", "own us/msg", "calls/msg", "function")
     rows = [
-        (f"{one.own_share:.1%}", f"{one.own_microseconds_per_message:.2f}", f"{one.calls_per_message:.3f}", one.name)
+        (
+            f"{one.own_share:.1%}",
+            f"{one.own_microseconds_per_message:.2f}",
+            f"{one.calls_per_message:.3f}",
+            one.name,
+        )
         for one in profile.functions
     ]
     return title + table(headers, rows, left_from=3)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left_from: int | None = None) -> str:
-    """Columns as wide as their widest cell, numbers to the right; the first two columns (or those from `left_from` on) to the left."""
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], left_from: int | None = None
+) -> str:
+    """Columns as wide as their widest cell, numbers to the right; the first two columns (or
+    those from `left_from` on) to the left."""
     lines = [headers, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
 

@@ -1,8 +1,9 @@
 """The loads and how one is measured.
 
-Owns: the scenarios of the load tool, the windows that count, a measurement. Imports: pulsar_perf, perf_output, server_profile.
-Invariants: the tool's first windows (its JIT warm-up) never count; processor time and messages are taken over exactly the same windows; a run
-without messages or with failed sends is an error, a slow one is not.
+Owns: the scenarios of the load tool, the windows that count, a measurement. Imports: pulsar_perf,
+perf_output, server_profile. Invariants: the tool's first windows (its JIT warm-up) never count;
+processor time and messages are taken over exactly the same windows; a run without messages or with
+failed sends is an error, a slow one is not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Protocol
 
 from dev.bench.perf_output import WINDOW_S, Latency, Window, join
 from dev.bench.pulsar_perf import BenchFailed, PerfProcess, PublishLoad, PulsarPerf
-from dev.bench.server_profile import Profile, ProfiledServer, memory_bytes, processor_time, read_profile
+from dev.bench.server_profile import (
+    Profile,
+    ProfiledServer,
+    memory_bytes,
+    processor_time,
+    read_profile,
+)
 
 PACED_RATE = 10_000
 FREE_DISK_BYTES_MIN = 16 << 30
@@ -67,13 +74,15 @@ class Durations:
 
     @staticmethod
     def of(seconds: float, quick: bool) -> Durations:
-        """`quick`: one window each, for a first look; else the 20 s the tool needs to get hot, and `seconds` rounded up to windows."""
+        """`quick`: one window each, for a first look; else the 20 s the tool needs to get hot,
+        and `seconds` rounded up to windows."""
         return Durations(1, 1) if quick else Durations(2, max(1, -int(-seconds // WINDOW_S)))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One scenario on one server. Processor time in microseconds per published message (delivered ones cost nothing extra here)."""
+    """One scenario on one server. Processor time in microseconds per published message
+    (delivered ones cost nothing extra here)."""
 
     scenario: str
     messages_per_s: float
@@ -86,7 +95,9 @@ class Measurement:
     memory_bytes: int
 
 
-def measure(server: RunningServer, scenario: Scenario, tool: PulsarPerf, durations: Durations) -> Measurement:
+def measure(
+    server: RunningServer, scenario: Scenario, tool: PulsarPerf, durations: Durations
+) -> Measurement:
     """Run one scenario. Raises BenchFailed if something broke."""
     first, last = durations.warm_windows, durations.warm_windows + durations.measured_windows
     processes: list[PerfProcess] = []
@@ -120,15 +131,24 @@ def measure(server: RunningServer, scenario: Scenario, tool: PulsarPerf, duratio
     )
 
 
-def _require_success(scenario: Scenario, producer: PerfProcess, published: Window, messages: int) -> None:
+def _require_success(
+    scenario: Scenario, producer: PerfProcess, published: Window, messages: int
+) -> None:
     if messages == 0:
-        raise BenchFailed(f"{scenario.name}: not one message was acknowledged in the measured windows:\n{producer.tail()}")
+        raise BenchFailed(
+            f"{scenario.name}: not one message was acknowledged in the measured "
+            f"windows:\n{producer.tail()}"
+        )
     if published.failed_rate > 0:
-        raise BenchFailed(f"{scenario.name}: {published.failed_rate:.1f} sends failed per second:\n{producer.tail()}")
+        raise BenchFailed(
+            f"{scenario.name}: {published.failed_rate:.1f} sends failed per "
+            f"second:\n{producer.tail()}"
+        )
 
 
 def profile(directory: Path, scenario: Scenario, tool: PulsarPerf) -> Profile:
-    """The hottest functions of a fresh server under one load, in the window after the load tool's first. Raises BenchFailed if something broke."""
+    """The hottest functions of a fresh server under one load, in the window after the load
+    tool's first. Raises BenchFailed if something broke."""
     server = ProfiledServer(directory)
     processes: list[PerfProcess] = []
     try:
@@ -145,13 +165,17 @@ def profile(directory: Path, scenario: Scenario, tool: PulsarPerf) -> Profile:
         for process in reversed(processes):
             process.stop()
         server.stop()
-    return read_profile(scenario.name, server.profile_path, seconds, measured.messages_total - warm.messages_total)
+    return read_profile(
+        scenario.name, server.profile_path, seconds, measured.messages_total - warm.messages_total
+    )
 
 
 def require_free_disk(directory: Path) -> None:
-    """Raises BenchFailed if the load could fill the disk: the fastest servers write several GiB per scenario."""
+    """Raises BenchFailed if the load could fill the disk: the fastest servers write several GiB
+    per scenario."""
     free = shutil.disk_usage(directory).free
     if free < FREE_DISK_BYTES_MIN:
         raise BenchFailed(
-            f"{directory}: {free >> 30} GiB free, {FREE_DISK_BYTES_MIN >> 30} are needed; choose another with --directory"
+            f"{directory}: {free >> 30} GiB free, {FREE_DISK_BYTES_MIN >> 30} are needed; choose "
+            "another with --directory"
         )

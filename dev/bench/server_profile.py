@@ -1,8 +1,9 @@
 """What a server costs: processor time, memory, and where the time goes.
 
-Owns: samples of /proc, a server started under cProfile, the hottest functions. Imports: dev.server_process, the standard library.
-Invariants: cost per message comes from a server that is not profiled; a profile only says which functions share the cost, because the profiler
-slows small functions most.
+Owns: samples of /proc, a server started under cProfile, the hottest functions. Imports:
+dev.server_process, the standard library. Invariants: cost per message comes from a server that is
+not profiled; a profile only says which functions share the cost, because the profiler slows small
+functions most.
 """
 
 from __future__ import annotations
@@ -20,23 +21,30 @@ from dev.bench.pulsar_perf import BenchFailed
 from dev.server_process import ServerProcess
 
 _Place = tuple[str, int, str]  # file, line, function
-_Cost = tuple[int, int, float, float, object]  # primitive calls, calls, own seconds, cumulative seconds, callers
+# primitive calls, calls, own seconds, cumulative seconds, callers
+_Cost = tuple[int, int, float, float, object]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
-    """User and system seconds of a process so far, and those of its first thread: the event loop of a Magnetar server."""
+    """User and system seconds of a process so far, and those of its first thread: the event loop
+    of a Magnetar server."""
 
     process_s: float
     main_thread_s: float
 
     def since(self, earlier: ProcessorTime) -> ProcessorTime:
-        return ProcessorTime(self.process_s - earlier.process_s, self.main_thread_s - earlier.main_thread_s)
+        return ProcessorTime(
+            self.process_s - earlier.process_s, self.main_thread_s - earlier.main_thread_s
+        )
 
 
 def processor_time(pid: int) -> ProcessorTime:
     """Sample now; resolution is a clock tick, 10 ms."""
-    return ProcessorTime(_stat_seconds(Path(f"/proc/{pid}/stat")), _stat_seconds(Path(f"/proc/{pid}/task/{pid}/stat")))
+    return ProcessorTime(
+        _stat_seconds(Path(f"/proc/{pid}/stat")),
+        _stat_seconds(Path(f"/proc/{pid}/task/{pid}/stat")),
+    )
 
 
 def _stat_seconds(path: Path) -> float:
@@ -45,7 +53,8 @@ def _stat_seconds(path: Path) -> float:
 
 
 def memory_bytes(pid: int) -> int:
-    """The proportional set: resident memory, shared pages counted once. (A JVM's collector maps its heap several times, which RSS counts each.)"""
+    """The proportional set: resident memory, shared pages counted once. (A JVM's collector maps
+    its heap several times, which RSS counts each.)"""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -93,7 +102,8 @@ class ProfiledServer(ServerProcess):
 
 @dataclass(frozen=True, slots=True)
 class HotFunction:
-    """Own time of one function: its share of the time in all functions, and per message of the load."""
+    """Own time of one function: its share of the time in all functions, and per message of the
+    load."""
 
     name: str
     own_share: float
@@ -103,15 +113,19 @@ class HotFunction:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The event loop's thread under one load: the share of time outside Python (waiting, uvloop itself), and the hottest functions."""
+    """The event loop's thread under one load: the share of time outside Python (waiting, uvloop
+    itself), and the hottest functions."""
 
     load: str
     outside_share: float
     functions: list[HotFunction]
 
 
-def read_profile(load: str, profile_path: Path, seconds: float, messages: int, count: int = 10) -> Profile:
-    """The `count` functions with the most own time, of `seconds` profiled and `messages` published in them.
+def read_profile(
+    load: str, profile_path: Path, seconds: float, messages: int, count: int = 10
+) -> Profile:
+    """The `count` functions with the most own time, of `seconds` profiled and `messages` published
+    in them.
 
     Raises BenchFailed if the server wrote no profile.
     """

@@ -1,8 +1,10 @@
-"""How fast Spark reads and compacts what brokers store, against native Parquet of the same data in the same run.
+"""How fast Spark reads and compacts what brokers store, against native Parquet of the same data in
+the same run.
 
-Owns: writing the data (level-0 log files, level-1 segments, Parquet), the queries, the table of ratios. Imports: pyspark, pyarrow, magnetar_jobs.
-Run: python dev/bench/spark_scan.py [--mib 256] [--keys 20000] [--master local[2]] [--directory DIR]
-Invariant: prints numbers of this run only; compare rows with each other, not with other machines.
+Owns: writing the data (level-0 log files, level-1 segments, Parquet), the queries, the table of
+ratios. Imports: pyspark, pyarrow, magnetar_jobs. Run: python dev/bench/spark_scan.py [--mib 256]
+[--keys 20000] [--master local[2]] [--directory DIR] Invariant: prints numbers of this run only;
+compare rows with each other, not with other machines.
 """
 
 from __future__ import annotations
@@ -58,15 +60,22 @@ def rows(count: int, keys: int) -> Iterator[Row]:
     for number in range(count):
         key = f"key-{number * 2654435761 % keys:08d}"
         metadata = MessageMetadata(
-            producer_name="bench", sequence_id=number, publish_time=1_700_000_000_000 + number, partition_key=key
+            producer_name="bench",
+            sequence_id=number,
+            publish_time=1_700_000_000_000 + number,
+            partition_key=key,
         )
         start = number * 37 % (len(noise) - ENTRY_BYTES)
         payload = encode_entry(metadata, noise[start : start + ENTRY_BYTES - 60])
-        yield Row(3, number, 0, metadata.publish_time, metadata.publish_time, 1, 0, key.encode(), payload)
+        yield Row(
+            3, number, 0, metadata.publish_time, metadata.publish_time, 1, 0, key.encode(), payload
+        )
 
 
 async def write_level_zero(volume: PosixVolume, data: Iterator[Row]) -> list[Piece]:
-    writer = LogWriter(volume, SystemClock(), "bench", on_fenced=lambda error: print(f"fenced: {error}"))
+    writer = LogWriter(
+        volume, SystemClock(), "bench", on_fenced=lambda error: print(f"fenced: {error}")
+    )
     await writer.open()
     run: list[Row] = []
 
@@ -100,13 +109,24 @@ async def write_level_zero(volume: PosixVolume, data: Iterator[Row]) -> list[Pie
         if name.endswith(names.INDEX_SUFFIX):
             index = LevelZeroIndex.decode(await volume.read(name), name)
             file = names.log_file("bench", index.number)
-            pieces += log_pieces(Piece(LOG, file, 0, 0, BEFORE_ALL, BEFORE_ALL, 0, 0), index, str(TOPIC), SEGMENT_BYTES)
+            pieces += log_pieces(
+                Piece(LOG, file, 0, 0, BEFORE_ALL, BEFORE_ALL, 0, 0),
+                index,
+                str(TOPIC),
+                SEGMENT_BYTES,
+            )
     return pieces
 
 
 async def write_level_one(volume: PosixVolume, data: Iterator[Row]) -> list[Piece]:
     pieces: list[Piece] = []
-    writer, parts, size, first, last = SegmentWriter({"topic": str(TOPIC)}), list[bytes](), 0, None, None
+    writer, parts, size, first, last = (
+        SegmentWriter({"topic": str(TOPIC)}),
+        list[bytes](),
+        0,
+        None,
+        None,
+    )
 
     async def finish() -> None:
         nonlocal writer, parts, size, first
@@ -117,7 +137,11 @@ async def write_level_one(volume: PosixVolume, data: Iterator[Row]) -> list[Piec
         name = names.segment(BUNDLE, f"bench-{len(pieces):04d}")
         await volume.put_if_absent(name, segment)
         span = ((first.ledger, first.entry), (last.ledger, last.entry))
-        pieces.extend(segment_pieces(SegmentReference(name, len(segment), footer.rows, size, *span), BEFORE_ALL))
+        pieces.extend(
+            segment_pieces(
+                SegmentReference(name, len(segment), footer.rows, size, *span), BEFORE_ALL
+            )
+        )
         writer, parts, size, first = SegmentWriter({"topic": str(TOPIC)}), [], 0, None
 
     for row in data:
@@ -146,7 +170,12 @@ def write_parquet(directory: Path, data: list[Row]) -> None:
             "key": [row.key for row in part],
             "payload": [bytes(row.payload) for row in part],
         }
-        pq.write_table(pa.table(columns), directory / f"{number:04d}.parquet", compression="none", use_dictionary=False)
+        pq.write_table(
+            pa.table(columns),
+            directory / f"{number:04d}.parquet",
+            compression="none",
+            use_dictionary=False,
+        )
 
 
 def scan(frame: DataFrame) -> None:
@@ -171,7 +200,9 @@ def _timed(work: Callable[[], object]) -> float:
 def by_payload_shuffle(frame: DataFrame, directory: Path) -> None:
     """What compaction would cost with payloads in the shuffle: the naive plan."""
     position = F.struct("ledger", "entry")
-    newest = frame.groupBy("key").agg(F.max_by(F.struct("ledger", "entry", "payload"), position).alias("kept"))
+    newest = frame.groupBy("key").agg(
+        F.max_by(F.struct("ledger", "entry", "payload"), position).alias("kept")
+    )
     newest.select("kept.*").write.mode("overwrite").parquet(str(directory))
 
 
@@ -183,7 +214,9 @@ def phase_one(messages: DataFrame) -> None:
 
 def compact(session: SparkSession, directory: Path, groups: tuple[Group, ...], last: int) -> None:
     plan = CompactionPlan(BUNDLE, TOPIC, groups, (3, last), True, 0, BEFORE_ALL, None, 0)
-    written = compact_plan(session, directory, plan, CompactionOptions(), f"bench-{time.monotonic_ns()}")
+    written = compact_plan(
+        session, directory, plan, CompactionOptions(), f"bench-{time.monotonic_ns()}"
+    )
     for segment in written.segments:
         (directory / segment.object).unlink()
 
@@ -208,15 +241,23 @@ def run(directory: Path, count: int, keys: int, master: str) -> None:
 
     async def write() -> tuple[list[Piece], list[Piece]]:
         volume = PosixVolume(directory / "volume")
-        zero, one = await write_level_zero(volume, iter(data)), await write_level_one(volume, iter(data))
+        zero, one = (
+            await write_level_zero(volume, iter(data)),
+            await write_level_one(volume, iter(data)),
+        )
         await volume.close()
         return zero, one
 
     zero, one = (pack(pieces, SEGMENT_BYTES) for pieces in asyncio.run(write()))
     write_parquet(directory / "parquet", data)
     volume = directory / "volume"
-    print(f"{size / 1e6:.0f} MB, {count} entries, {keys} keys, {master}; level-0 {len(zero)} groups, level-1 {len(one)} groups")
-    with spark_session(replace(SessionSettings(name="scan", master=master), executor_memory_mib=2048)) as session:
+    print(
+        f"{size / 1e6:.0f} MB, {count} entries, {keys} keys, {master}; level-0 {len(zero)} groups, "
+        f"level-1 {len(one)} groups"
+    )
+    with spark_session(
+        replace(SessionSettings(name="scan", master=master), executor_memory_mib=2048)
+    ) as session:
         register_source(session)
         native = session.read.parquet(str(directory / "parquet"))
         level0 = read_topic(session, volume, str(TOPIC), zero, columns=("entry", "payload"))
@@ -227,21 +268,38 @@ def run(directory: Path, count: int, keys: int, master: str) -> None:
         scan(level1)  # warm: code generation, Python workers, page cache
         base = measure("scan, native Parquet (7 columns)", size, lambda: scan(native))
         rates = {
-            "scan, level-1 (entry, payload)": measure("scan, level-1 (entry, payload)", size, lambda: scan(level1)),
-            "scan, level-1 (7 columns)": measure("scan, level-1 (7 columns)", size, lambda: scan(every1)),
-            "scan, level-0 (entry, payload)": measure("scan, level-0 (entry, payload)", size, lambda: scan(level0)),
+            "scan, level-1 (entry, payload)": measure(
+                "scan, level-1 (entry, payload)", size, lambda: scan(level1)
+            ),
+            "scan, level-1 (7 columns)": measure(
+                "scan, level-1 (7 columns)", size, lambda: scan(every1)
+            ),
+            "scan, level-0 (entry, payload)": measure(
+                "scan, level-0 (entry, payload)", size, lambda: scan(level0)
+            ),
             "scan, level-0 (7 columns, metadata parsed)": measure(
                 "scan, level-0 (7 columns, metadata parsed)", size, lambda: scan(every0)
             ),
         }
         for label, rate in rates.items():
             print(f"  {label}: {rate / base:.2f} of native Parquet")
-        shuffled = measure("compact level-1, payloads in the shuffle", size, lambda: by_payload_shuffle(every1, directory / "out"))
+        shuffled = measure(
+            "compact level-1, payloads in the shuffle",
+            size,
+            lambda: by_payload_shuffle(every1, directory / "out"),
+        )
         for label, groups in (("level-1", one), ("level-0", zero)):
             messages = read_topic(session, volume, str(TOPIC), groups, view=MESSAGES)
             first = measure(f"compact {label}, phase 1 alone", size, partial(phase_one, messages))
-            whole = measure(f"compact {label}, whole", size, partial(compact, session, volume, groups, count - 1))
-            print(f"  {label}: phase 1 is {whole / first:.0%} of the time; {whole / shuffled:.2f} times the payload shuffle")
+            whole = measure(
+                f"compact {label}, whole",
+                size,
+                partial(compact, session, volume, groups, count - 1),
+            )
+            print(
+                f"  {label}: phase 1 is {whole / first:.0%} of the time; {whole / shuffled:.2f} "
+                "times the payload shuffle"
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`python -m dev.bench.transaction_buffer [transactions]`: what ended transactions cost a topic.
 
-Owns: one figure each for memory, checkpoint and reopening after so many aborted transactions. Imports: magnetar's transactions and their codec.
-Twice: in the worst order, where no two fences and no two translations join (every second number, a send point of its own), and in the usual one.
+Owns: one figure each for memory, checkpoint and reopening after so many aborted transactions.
+Imports: magnetar's transactions and their codec. Twice: in the worst order, where no two fences and
+no two translations join (every second number, a send point of its own), and in the usual one.
 Nothing here passes or fails.
 """
 
@@ -39,13 +40,18 @@ def main() -> None:
         reopened_s = time.perf_counter() - begun
         assert again.to_state() == state
         print(
-            f"{transactions} aborted transactions, {name}: {held / 1e6:.1f} MB in memory, {len(document) / 1e6:.1f} MB in a checkpoint, "
+            f"{transactions} aborted transactions, {name}: {held / 1e6:.1f} MB in memory, "
+            f"{len(document) / 1e6:.1f} MB in a checkpoint, "
             f"reopened in {reopened_s * 1000:.0f} ms ({each_us:.0f} us each, with memory traced)"
         )
 
 
 def _abort_one(buffer: TransactionBuffer, txn: TxnId, entry: int) -> None:
-    buffer.confirm(buffer.append(txn, "p", count=1, highest=0, size=100, messages=1, send_point=(3, entry), now_ms=0))
+    buffer.confirm(
+        buffer.append(
+            txn, "p", count=1, highest=0, size=100, messages=1, send_point=(3, entry), now_ms=0
+        )
+    )
     change = buffer.abort(txn, 0)
     assert change is not None
     buffer.confirm(change)

@@ -1,9 +1,10 @@
 """What transactions cost, on any server that has them.
 
-Owns: the cases: latency of a consume-transform-produce transaction, transactions per second with and without company, ordinary traffic beside an
-open transaction. Imports: magnetar.client, load_client, cases (percentiles).
-Invariants: every figure of transactions stands beside the same work of the same client without them, in the same seconds; topics are a case's own;
-a refused or lost message is an error, a slow one is not.
+Owns: the cases: latency of a consume-transform-produce transaction, transactions per second with
+and without company, ordinary traffic beside an open transaction. Imports: magnetar.client,
+load_client, cases (percentiles). Invariants: every figure of transactions stands beside the same
+work of the same client without them, in the same seconds; topics are a case's own; a refused or
+lost message is an error, a slow one is not.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ RECEIVE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TransactionLatency:
-    """One input, one output, one at a time: the commit alone, the whole transaction, and the same without one (send, then acknowledge)."""
+    """One input, one output, one at a time: the commit alone, the whole transaction, and the
+    same without one (send, then acknowledge)."""
 
     commit: Latency
     whole: Latency
@@ -47,7 +49,8 @@ class TransactionLatency:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`in_flight` transactions of so many messages at a time; per second, and what the same client sends without them."""
+    """`in_flight` transactions of so many messages at a time; per second, and what the same
+    client sends without them."""
 
     in_flight: int
     messages: int
@@ -58,14 +61,16 @@ class Rate:
 
 @dataclass(slots=True)
 class Beside:
-    """Publish-to-receive of ordinary messages at a steady pace: on a topic with an open transaction, and on one without, in turn."""
+    """Publish-to-receive of ordinary messages at a steady pace: on a topic with an open
+    transaction, and on one without, in turn."""
 
     with_open: list[float] = field(default_factory=list)
     without: list[float] = field(default_factory=list)
     windows: list[tuple[float, float]] = field(default_factory=list)
     """p99 of each pair of windows, seconds."""
     blocked: bool = False
-    """Nothing comes on the first topic before its transaction ends (Apache Pulsar: what lies behind an open transaction is not read)."""
+    """Nothing comes on the first topic before its transaction ends (Apache Pulsar: what lies
+    behind an open transaction is not read)."""
 
     def change(self) -> float:
         """The median over pairs of windows of how the p99 changes; 0.1 is 10 % worse."""
@@ -77,17 +82,22 @@ class Beside:
 
 
 def measure_latency(service_url: str, transactions: int) -> TransactionLatency:
-    """So many transactions, each with one input and one output; between them as many rounds without."""
+    """So many transactions, each with one input and one output; between them as many rounds
+    without."""
     return asyncio.run(_measure_latency(service_url, transactions))
 
 
 async def _measure_latency(service_url: str, transactions: int) -> TransactionLatency:
     commits, wholes, withouts = list[float](), list[float](), list[float]()
     async with Client(service_url) as client:
-        consumer = await client.subscribe(_topic("latency-in"), "bench", type="Shared", initial_position="Earliest")
+        consumer = await client.subscribe(
+            _topic("latency-in"), "bench", type="Shared", initial_position="Earliest"
+        )
         inputs = await client.create_producer(_topic("latency-in"), batching=Batching())
         output = await client.create_producer(_topic("latency-out"))
-        await asyncio.gather(*(inputs.send(PAYLOAD) for _ in range(2 * (transactions + WARM_TRANSACTIONS))))
+        await asyncio.gather(
+            *(inputs.send(PAYLOAD) for _ in range(2 * (transactions + WARM_TRANSACTIONS)))
+        )
         for number in range(transactions + WARM_TRANSACTIONS):
             whole, commit = await _one_transaction(client, consumer, output)
             without = await _one_without(consumer, output)
@@ -98,12 +108,16 @@ async def _measure_latency(service_url: str, transactions: int) -> TransactionLa
     return TransactionLatency(latency(commits), latency(wholes), latency(withouts))
 
 
-async def _one_transaction(client: Client, consumer: ClientConsumer, output: Producer) -> tuple[float, float]:
+async def _one_transaction(
+    client: Client, consumer: ClientConsumer, output: Producer
+) -> tuple[float, float]:
     message = await consumer.receive(RECEIVE_S)
     begun = time.perf_counter()
     txn = client.transaction()
     await txn.begin()
-    await asyncio.gather(output.send(message.value, txn=txn), consumer.acknowledge(message, txn=txn))
+    await asyncio.gather(
+        output.send(message.value, txn=txn), consumer.acknowledge(message, txn=txn)
+    )
     filled = time.perf_counter()
     await txn.commit()
     ended = time.perf_counter()
@@ -119,7 +133,8 @@ async def _one_without(consumer: ClientConsumer, output: Producer) -> float:
 
 
 def measure_rates(service_url: str, seconds: float) -> list[Rate]:
-    """Each number in flight with each number of messages, `seconds` with transactions and as long without."""
+    """Each number in flight with each number of messages, `seconds` with transactions and as
+    long without."""
     return asyncio.run(_measure_rates(service_url, seconds))
 
 
@@ -128,7 +143,9 @@ async def _measure_rates(service_url: str, seconds: float) -> list[Rate]:
     async with Client(service_url) as client:
         for in_flight, messages in itertools.product(IN_FLIGHT, MESSAGES):
             output = await client.create_producer(
-                _topic(f"rate-{in_flight}-{messages}"), batching=Batching() if messages > 1 else None, pending_max=PENDING_MAX
+                _topic(f"rate-{in_flight}-{messages}"),
+                batching=Batching() if messages > 1 else None,
+                pending_max=PENDING_MAX,
             )
 
             async def transaction(output: Producer = output, messages: int = messages) -> None:
@@ -218,7 +235,9 @@ class _Paced:
         self._publisher.run_paced(BESIDE_RATE, BESIDE_WINDOW_S)
         self._publisher.settle()
         self._consumer.wait(self._publisher.published, BESIDE_PATIENCE_S)
-        return [arrived - at for arrived, at in zip(self._arrivals, self._publisher.writes, strict=True)]
+        return [
+            arrived - at for arrived, at in zip(self._arrivals, self._publisher.writes, strict=True)
+        ]
 
 
 def measure_beside(service_url: str, port: int, pairs: int) -> Beside:

@@ -1,7 +1,8 @@
 """The chart's values as documents.
 
-Owns: reading the comments of values.yaml, the descriptions in values.schema.json, and the chart's README. Imports: yaml.
-Invariants: values.yaml is the only place where a value is described; every value has a comment and a schema, and every schema a value.
+Owns: reading the comments of values.yaml, the descriptions in values.schema.json, and the chart's
+README. Imports: yaml. Invariants: values.yaml is the only place where a value is described; every
+value has a comment and a schema, and every schema a value.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def schema() -> Schema:
 
 
 def leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
-    """Name and schema of every value; an object that only groups others is none. `global` belongs to helm."""
+    """Name and schema of every value; an object that only groups others is none. `global`
+    belongs to helm."""
     for name, child in node["properties"].items():
         if not prefix and name == "global":
             continue
@@ -91,11 +93,15 @@ def leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def described_schema() -> str:
-    """values.schema.json with the descriptions of values.yaml. Raises ValueError naming values without comment, or without schema."""
+    """values.schema.json with the descriptions of values.yaml. Raises ValueError naming values
+    without comment, or without schema."""
     document, texts = schema(), comments()
     known = dict(leaves(document))
     if wrong := sorted(set(known) ^ set(texts)):
-        raise ValueError(f"values.yaml needs a comment, and values.schema.json a type, for each of: {', '.join(wrong)}")
+        raise ValueError(
+            "values.yaml needs a comment, and values.schema.json a type, for each of: "
+            f"{', '.join(wrong)}"
+        )
     for name, node in known.items():
         content = {key: value for key, value in node.items() if key != "description"}
         node.clear()
@@ -107,7 +113,8 @@ def readme() -> str:
     """The chart's README.md."""
     texts, defaults = comments(), values()
     rows = [
-        f"| `{name}` | {_type(node)} | `{json.dumps(defaults[name])}` | {_cell(texts.get(name, ''))} |"
+        f"| `{name}` | {_type(node)} | `{json.dumps(defaults[name])}` | "
+        f"{_cell(texts.get(name, ''))} |"
         for name, node in leaves(schema())
     ]
     return _HEAD + "\n".join(rows) + "\n"
@@ -126,7 +133,9 @@ def _at(document: Any, name: str) -> Any:
 
 def _type(node: Schema) -> str:
     if "enum" in node:
-        return _cell(" | ".join(item if isinstance(item, str) else json.dumps(item) for item in node["enum"]))
+        return _cell(
+            " | ".join(item if isinstance(item, str) else json.dumps(item) for item in node["enum"])
+        )
     kind = node["type"]
     if kind == "array":
         return f"list of: {_type(node['items'])}"

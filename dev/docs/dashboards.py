@@ -1,8 +1,8 @@
 """The chart's Grafana dashboards.
 
-Owns: which panels there are and their queries. Imports: json.
-Invariants: queries use the labels that the chart's PodMonitors set (magnetar_component, magnetar_cluster); the JSON is stable, so a diff shows what
-changed; every metric exists in the code (a test looks them up).
+Owns: which panels there are and their queries. Imports: json. Invariants: queries use the labels
+that the chart's PodMonitors set (magnetar_component, magnetar_cluster); the JSON is stable, so a
+diff shows what changed; every metric exists in the code (a test looks them up).
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ class Panel:
 
 _OPERATOR = 'magnetar_component="operator", namespace=~"$namespace"'
 _BROKER = 'magnetar_component="broker", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
-_COORDINATOR = 'magnetar_component="coordinator", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
+_COORDINATOR = (
+    'magnetar_component="coordinator", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
+)
 _ETCD = 'magnetar_component="etcd", namespace=~"$namespace", magnetar_cluster=~"$cluster"'
 
 
 def _quantile(share: float, metric: str, labels: str, by: str = "") -> str:
-    return f"histogram_quantile({share}, sum by ({by + ', ' if by else ''}le) (rate({metric}_bucket{{{labels}}}[5m])))"
+    return (
+        f"histogram_quantile({share}, sum by ({by + ', ' if by else ''}le) "
+        f"(rate({metric}_bucket{{{labels}}}[5m])))"
+    )
 
 
 OPERATOR_PANELS = (
@@ -43,7 +48,8 @@ OPERATOR_PANELS = (
     ),
     Panel(
         "Errors", "ops",
-        (("{{controller}}", f"sum by (controller) (rate(controller_runtime_reconcile_errors_total{{{_OPERATOR}}}[5m]))"),),
+        (("{{controller}}", "sum by (controller) "
+                            f"(rate(controller_runtime_reconcile_errors_total{{{_OPERATOR}}}[5m]))"),),
     ),
     Panel(
         "Duration of a pass, p50 and p99", "s",
@@ -62,7 +68,8 @@ OPERATOR_PANELS = (
     Panel("Objects that wait", "short", (("{{pod}}", f"workqueue_depth{{{_OPERATOR}}}"),)),
     Panel(
         "Requests to the API server", "reqps",
-        (("{{method}} {{code}}", f"sum by (method, code) (rate(rest_client_requests_total{{{_OPERATOR}}}[5m]))"),),
+        (("{{method}} {{code}}", "sum by (method, code) "
+                                 f"(rate(rest_client_requests_total{{{_OPERATOR}}}[5m]))"),),
     ),
     Panel(
         "Latency of the API server, p99", "s",
@@ -83,14 +90,16 @@ OPERATOR_PANELS = (
         "Autoscaling: load as a share of its target", "percentunit",
         ((
             "{{cluster}} {{input}}",
-            f'magnetar_operator_autoscaling_load{{{_OPERATOR}, measure="weighed"}} / ignoring(measure)'
+            f'magnetar_operator_autoscaling_load{{{_OPERATOR}, measure="weighed"}} / '
+            'ignoring(measure)'
             f' magnetar_operator_autoscaling_load{{{_OPERATOR}, measure="target"}}',
         ),),
     ),
     Panel(
         "Autoscaling: decision, and time until it is acted on", "short",
         (
-            ("{{decision}} {{cluster}}", f"magnetar_operator_autoscaling_decision{{{_OPERATOR}}} == 1"),
+            ("{{decision}} {{cluster}}", f"magnetar_operator_autoscaling_decision{{{_OPERATOR}}} "
+                                         "== 1"),
             ("window, s {{cluster}}", f"magnetar_operator_autoscaling_window_seconds{{{_OPERATOR}}} > 0"),
         ),
     ),
@@ -124,7 +133,8 @@ CLUSTER_PANELS = (
         "Dispatch reads from memory", "percentunit",
         ((
             "{{pod}}",
-            f"rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m]) / (rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m])"
+            f"rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m]) / "
+            f"(rate(magnetar_tail_cache_hits_total{{{_BROKER}}}[5m])"
             f" + rate(magnetar_tail_cache_misses_total{{{_BROKER}}}[5m]))",
         ),),
     ),
@@ -138,7 +148,8 @@ CLUSTER_PANELS = (
     Panel(
         "Transactions: END_TXN, and until all participants have ended, p99", "s",
         (
-            ("END_TXN", _quantile(0.99, "magnetar_coordinator_request_seconds", f'{_COORDINATOR}, command="end_txn"')),
+            ("END_TXN", _quantile(0.99, "magnetar_coordinator_request_seconds", f'{_COORDINATOR}, '
+                                                                                'command="end_txn"')),
             ("{{outcome}}", _quantile(0.99, "magnetar_coordinator_settle_seconds", _COORDINATOR, "outcome")),
         ),
     ),
@@ -168,7 +179,8 @@ CLUSTER_PANELS = (
     Panel(
         "etcd: size against quota, leader", "percentunit",
         (
-            ("size {{pod}}", f"etcd_mvcc_db_total_size_in_bytes{{{_ETCD}}} / etcd_server_quota_backend_bytes{{{_ETCD}}}"),
+            ("size {{pod}}", f"etcd_mvcc_db_total_size_in_bytes{{{_ETCD}}} / "
+                             f"etcd_server_quota_backend_bytes{{{_ETCD}}}"),
             ("has a leader {{pod}}", f"etcd_server_has_leader{{{_ETCD}}}"),
         ),
     ),
@@ -177,11 +189,20 @@ CLUSTER_PANELS = (
 
 def documents() -> dict[str, str]:
     """File name -> Grafana's JSON."""
-    namespace = _variable("namespace", 'label_values(up{magnetar_component=~"operator|broker"}, namespace)')
-    cluster = _variable("cluster", 'label_values(up{magnetar_component="broker", namespace=~"$namespace"}, magnetar_cluster)')
+    namespace = _variable(
+        "namespace", 'label_values(up{magnetar_component=~"operator|broker"}, namespace)'
+    )
+    cluster = _variable(
+        "cluster",
+        'label_values(up{magnetar_component="broker", namespace=~"$namespace"}, magnetar_cluster)',
+    )
     return {
-        "operator.json": _dashboard("Magnetar operator", "magnetar-operator", OPERATOR_PANELS, [namespace]),
-        "clusters.json": _dashboard("Magnetar clusters", "magnetar-clusters", CLUSTER_PANELS, [namespace, cluster]),
+        "operator.json": _dashboard(
+            "Magnetar operator", "magnetar-operator", OPERATOR_PANELS, [namespace]
+        ),
+        "clusters.json": _dashboard(
+            "Magnetar clusters", "magnetar-clusters", CLUSTER_PANELS, [namespace, cluster]
+        ),
     }
 
 
@@ -191,7 +212,12 @@ def queries() -> list[str]:
 
 
 def _dashboard(title: str, uid: str, panels: tuple[Panel, ...], variables: list[Json]) -> str:
-    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    source = {
+        "name": "datasource",
+        "type": "datasource",
+        "query": "prometheus",
+        "label": "Data source",
+    }
     document = {
         "title": title,
         "uid": uid,

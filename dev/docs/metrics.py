@@ -1,8 +1,8 @@
 """The list of metrics.
 
-Owns: docs/metrics.md, and which metric names exist. Imports: the operator's and the brokers' metrics.
-Invariants: the list is read from the objects that export, so that none is missing; names are those of the exposition (counters end in _total,
-histograms have _bucket, _sum and _count).
+Owns: docs/metrics.md, and which metric names exist. Imports: the operator's and the brokers'
+metrics. Invariants: the list is read from the objects that export, so that none is missing; names
+are those of the exposition (counters end in _total, histograms have _bucket, _sum and _count).
 """
 
 from __future__ import annotations
@@ -37,7 +37,19 @@ FOREIGN = {
 """What alerts and dashboards use besides our own metrics, and where it comes from."""
 
 _WORD = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_KEYWORDS = {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "bool", "offset"}
+_KEYWORDS = {
+    "and",
+    "or",
+    "unless",
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "bool",
+    "offset",
+}
 
 
 class Exported(NamedTuple):
@@ -71,14 +83,17 @@ def names() -> set[str]:
 
 
 def used_in(query: str) -> set[str]:
-    """Names of metrics in a PromQL expression: words that are neither functions, keywords, labels nor strings."""
+    """Names of metrics in a PromQL expression: words that are neither functions, keywords,
+    labels nor strings."""
     text = re.sub(r'"[^"]*"', "", query)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right) *\([^)]*\)", " ", text)
     return {
         found[0]
         for found in _WORD.finditer(text)
-        if found[0] not in _KEYWORDS and not text[found.end() :].lstrip().startswith("(") and found[0] != "group"
+        if found[0] not in _KEYWORDS
+        and not text[found.end() :].lstrip().startswith("(")
+        and found[0] != "group"
     }
 
 
@@ -95,10 +110,14 @@ def document() -> str:
         "",
         _GENERATED,
         "",
-        "Operator, brokers and coordinators answer `GET /metrics` on their port `http`, managed etcds on their port `health`. The chart's",
-        "PodMonitors (`metrics.podMonitor`) add the labels `magnetar_component` (operator, broker, coordinator, etcd) and `magnetar_cluster`,",
-        "by which alerts and dashboards go. Labels have closed sets of values: no metric is labelled with topics, clients or names of",
-        "objects, but for the operator's that tell of one BrokerCluster (`cluster`: namespace/name). Names of controller-runtime and",
+        "Operator, brokers and coordinators answer `GET /metrics` on their port `http`, managed "
+        "etcds on their port `health`. The chart's",
+        "PodMonitors (`metrics.podMonitor`) add the labels `magnetar_component` (operator, broker, "
+        "coordinator, etcd) and `magnetar_cluster`,",
+        "by which alerts and dashboards go. Labels have closed sets of values: no metric is "
+        "labelled with topics, clients or names of",
+        "objects, but for the operator's that tell of one BrokerCluster (`cluster`: "
+        "namespace/name). Names of controller-runtime and",
         "client-go mean what they mean there, so that existing dashboards work.",
         "",
         "## Operator",
@@ -123,7 +142,8 @@ def document() -> str:
         "| alert | severity | after | fires when |",
         "|---|---|---|---|",
         *(
-            f"| [{alert['alert']}](runbooks/{alert['alert']}.md) | {alert['severity']} | {alert['for']} | `{_code(alert['expr'])}` |"
+            f"| [{alert['alert']}](runbooks/{alert['alert']}.md) | {alert['severity']} | "
+            f"{alert['for']} | `{_code(alert['expr'])}` |"
             for alert in alerts()
         ),
         "",
@@ -137,23 +157,32 @@ def _code(query: str) -> str:
 
 def _table(metrics: list[Exported]) -> list[str]:
     rows = [
-        f"| `{metric.name}` | {metric.type} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.meaning} |"
+        f"| `{metric.name}` | {metric.type} | {', '.join(f'`{label}`' for label in metric.labels)} "
+        f"| {metric.meaning} |"
         for metric in metrics
     ]
     return ["| metric | type | labels | meaning |", "|---|---|---|---|", *rows, ""]
 
 
 def _registered(registry: CollectorRegistry) -> Iterator[Exported]:
-    collectors: dict[Any, list[str]] = registry._collector_to_names  # the public view has no labels without samples
+    # the public view has no labels without samples
+    collectors: dict[Any, list[str]] = registry._collector_to_names
     for collector in collectors:
         if isinstance(collector, MetricWrapperBase):
             suffix = "_total" if collector._type == "counter" else ""
-            yield Exported(collector._name + suffix, str(collector._type), tuple(collector._labelnames), collector._documentation)
+            yield Exported(
+                collector._name + suffix,
+                str(collector._type),
+                tuple(collector._labelnames),
+                collector._documentation,
+            )
         else:
             for family in collector.collect():
                 suffix = "_total" if family.type == "counter" else ""
                 labels = tuple(getattr(family, "_labelnames", ()))
-                yield Exported(family.name + suffix, family.type, labels, family.documentation.rstrip("."))
+                yield Exported(
+                    family.name + suffix, family.type, labels, family.documentation.rstrip(".")
+                )
 
 
 def _read_when_scraped() -> Iterator[Exported]:

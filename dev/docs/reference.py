@@ -1,7 +1,8 @@
 """The reference of the custom resources and of conditions.
 
-Owns: docs/reference/*.md, made from the resource definitions and the declared reasons. Imports: the operator's models and conditions.
-Invariants: every field has a row with type, default, limits and description; every rule and every reason has its sentence.
+Owns: docs/reference/*.md, made from the resource definitions and the declared reasons. Imports: the
+operator's models and conditions. Invariants: every field has a row with type, default, limits and
+description; every rule and every reason has its sentence.
 """
 
 from __future__ import annotations
@@ -23,21 +24,28 @@ _TYPES = {
     Type.AVAILABLE: "Clients are served, perhaps with less room than the spec asks for.",
     Type.PROGRESSING: "Something is under way; the message says what, with numbers.",
     Type.DEGRADED: "Something needs a person, or is being repaired.",
-    Type.READY: "Everything is as the spec says: Available, not Progressing, not Degraded. Of a DataJob: the latest run succeeded.",
-    Type.AUTOSCALING: "The number of brokers follows their load; absent without `spec.autoscaling.enabled`.",
+    Type.READY: "Everything is as the spec says: Available, not Progressing, not Degraded. Of a "
+    "DataJob: the latest run succeeded.",
+    Type.AUTOSCALING: "The number of brokers follows their load; absent without "
+    "`spec.autoscaling.enabled`.",
     Type.CERTIFICATE: "The certificate of `spec.tls` will do, and until when; absent without it.",
-    Type.PROTECTED: "Roles decide who may do what; the message says who may administer the cluster, and who reaches REST.",
+    Type.PROTECTED: "Roles decide who may do what; the message says who may administer the "
+    "cluster, and who reaches REST.",
 }
 
 
 def documents() -> dict[str, str]:
     """File name below docs/reference -> content."""
-    found = {f"{definition['spec']['names']['singular']}.md": _kind(definition) for definition in definitions().values()}
+    found = {
+        f"{definition['spec']['names']['singular']}.md": _kind(definition)
+        for definition in definitions().values()
+    }
     return found | {"conditions.md": conditions()}
 
 
 def fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
-    """Path and schema of every field below `path`, in the order of the model; items of lists are `path[]`."""
+    """Path and schema of every field below `path`, in the order of the model; items of lists are
+    `path[]`."""
     for name, child in schema.get("properties", {}).items():
         place = f"{path}.{name}"
         yield place, child
@@ -48,7 +56,8 @@ def fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 
 
 def event_reasons() -> list[str]:
-    """Reasons of Events that are written as words where they happen; the others are those of conditions."""
+    """Reasons of Events that are written as words where they happen; the others are those of
+    conditions."""
     found = set()
     for path in OPERATOR.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -58,7 +67,13 @@ def event_reasons() -> list[str]:
                 and node.func.attr in ("normal", "warning", "once")
             ):
                 words = [item.value for item in node.args[1:3] if isinstance(item, ast.Constant)]
-                found |= {word for word in words if isinstance(word, str) and word.isalpha() and word not in ("Normal", "Warning")}
+                found |= {
+                    word
+                    for word in words
+                    if isinstance(word, str)
+                    and word.isalpha()
+                    and word not in ("Normal", "Warning")
+                }
     return sorted(found)
 
 
@@ -69,8 +84,10 @@ def conditions() -> str:
         "",
         _GENERATED,
         "",
-        "`kubectl describe` shows them, `kubectl wait --for=condition=Ready` waits for them, Events carry the same reasons. A condition's",
-        "message names the object and says what is and what to do; this page has what every reason means.",
+        "`kubectl describe` shows them, `kubectl wait --for=condition=Ready` waits for them, "
+        "Events carry the same reasons. A condition's",
+        "message names the object and says what is and what to do; this page has what every reason "
+        "means.",
         "",
         "| condition | True means |",
         "|---|---|",
@@ -78,9 +95,14 @@ def conditions() -> str:
         "",
         "| reason | meaning | what to do |",
         "|---|---|---|",
-        *(f"| `{reason.word}` | {_cell(reason.meaning)} | {_cell(reason.remedy)} |" for reason in Reason),
+        *(
+            f"| `{reason.word}` | {_cell(reason.meaning)} | {_cell(reason.remedy)} |"
+            for reason in Reason
+        ),
         "",
-        "Events have these reasons, and those of what was done: " + ", ".join(f"`{word}`" for word in event_reasons()) + ".",
+        "Events have these reasons, and those of what was done: "
+        + ", ".join(f"`{word}`" for word in event_reasons())
+        + ".",
         "",
     ]
     return "\n".join(lines)
@@ -90,17 +112,24 @@ def _kind(definition: Schema) -> str:
     names, version = definition["spec"]["names"], definition["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     columns = ", ".join(column["name"] for column in version["additionalPrinterColumns"])
-    scale = " It has a scale subresource (`kubectl scale`, autoscalers)." if "scale" in version["subresources"] else ""
+    scale = (
+        " It has a scale subresource (`kubectl scale`, autoscalers)."
+        if "scale" in version["subresources"]
+        else ""
+    )
     lines = [
         f"# {names['kind']}",
         "",
         _GENERATED,
         "",
-        f"{schema['description']} `{definition['spec']['group']}/{version['name']}`, namespaced; short name "
+        f"{schema['description']} `{definition['spec']['group']}/{version['name']}`, namespaced; "
+        "short name "
         f"`{'`, `'.join(names['shortNames'])}`, category `magnetar`.{scale}",
-        f"`kubectl get {names['plural']}` shows {columns}. The same text: `kubectl explain {names['singular']}.spec`.",
+        f"`kubectl get {names['plural']}` shows {columns}. The same text: `kubectl explain "
+        f"{names['singular']}.spec`.",
         "",
-        "An unknown field is refused by name under strict validation, which is kubectl's default. Fields without a default may be absent.",
+        "An unknown field is refused by name under strict validation, which is kubectl's default. "
+        "Fields without a default may be absent.",
         "",
         *_rules("", schema),
     ]
@@ -108,13 +137,26 @@ def _kind(definition: Schema) -> str:
         lines += [f"## {part}", "", "| field | type | default | |", "|---|---|---|---|"]
         rows = list(fields(schema["properties"][part], part))
         lines += [
-            f"| `{place}` | {_type(node)} | {_default(node)} | {_cell(node.get('description', ''))} |" for place, node in rows
+            f"| `{place}` | {_type(node)} | {_default(node)} | "
+            f"{_cell(node.get('description', ''))} |"
+            for place, node in rows
         ]
         lines.append("")
         if part == "spec":
-            spec = [line for place, node in [("spec", schema["properties"]["spec"]), *rows] for line in _rules(place, node)]
+            spec = [
+                line
+                for place, node in [("spec", schema["properties"]["spec"]), *rows]
+                for line in _rules(place, node)
+            ]
             lines += (
-                ["### Rules", "", "The API server refuses what breaks one of them, with this sentence.", "", *spec, ""]
+                [
+                    "### Rules",
+                    "",
+                    "The API server refuses what breaks one of them, with this sentence.",
+                    "",
+                    *spec,
+                    "",
+                ]
                 if spec
                 else []
             )

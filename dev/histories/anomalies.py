@@ -1,8 +1,9 @@
 """Every contradiction in a history of transactions, by the names that the literature has for them.
 
-Owns: `Kind`, `Anomaly`, `anomalies`. Imports: transactions. Source: Jepsen's checks of Kafka (facts on transactions 5.1), read for Pulsar.
-Invariants: judging changes nothing; each check takes time linear in the history (but for sorting what it found); what nobody knows is accused of
-nothing: a transaction without an outcome may have taken place or not, but as a whole.
+Owns: `Kind`, `Anomaly`, `anomalies`. Imports: transactions. Source: Jepsen's checks of Kafka (facts
+on transactions 5.1), read for Pulsar. Invariants: judging changes nothing; each check takes time
+linear in the history (but for sorting what it found); what nobody knows is accused of nothing: a
+transaction without an outcome may have taken place or not, but as a whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dev.histories.transactions import Fate, History, Input, Place, Send, Session, Stored, TransactionHistory
+from dev.histories.transactions import (
+    Fate,
+    History,
+    Input,
+    Place,
+    Send,
+    Session,
+    Stored,
+    TransactionHistory,
+)
 
 SHOWN_MAX = 3
 
@@ -27,9 +37,11 @@ class Kind(enum.Enum):
     LOST_COMMIT = "lost commit"
     """A transaction was committed and nothing of it took place."""
     TORN = "torn transaction"
-    """Some of its messages are there and some are not, or some of its acknowledgements took effect and some did not."""
+    """Some of its messages are there and some are not, or some of its acknowledgements took
+    effect and some did not."""
     SPLIT = "ack/produce split"
-    """Its messages are there and its acknowledgements did not take effect, or the other way round."""
+    """Its messages are there and its acknowledgements did not take effect, or the other way
+    round."""
     PENDING_LEAK = "pending-ack leak"
     """What a transaction that did not take place had acknowledged never comes again."""
     DOUBLE_PROCESSING = "double processing"
@@ -51,9 +63,11 @@ class Kind(enum.Enum):
     INVENTED = "invented"
     """A message that nobody sent."""
     ACK_UNDONE = "acknowledgement undone"
-    """A message came to a consumer that subscribed after its acknowledgement, in a transaction that took place, had been confirmed."""
+    """A message came to a consumer that subscribed after its acknowledgement, in a transaction
+    that took place, had been confirmed."""
     OUTCOME_CHANGED = "outcome changed"
-    """A transaction was said to be committed and aborted, or committed although nobody had asked for that."""
+    """A transaction was said to be committed and aborted, or committed although nobody had asked
+    for that."""
     ID_USED_TWICE = "id used twice"
     """Two transactions with one id."""
 
@@ -70,7 +84,8 @@ class Anomaly:
 
 
 def anomalies(history: History) -> list[Anomaly]:
-    """All of them; of each transaction, session and topic at most one of a kind. [] for what a correct system may do."""
+    """All of them; of each transaction, session and topic at most one of a kind. [] for what a
+    correct system may do."""
     world = _World(history)
     return [Anomaly(kind, detail) for check in _CHECKS for kind, detail in check(world)]
 
@@ -92,14 +107,21 @@ class _World:
             for moment, _, value in session.received:
                 key = session.topic, value
                 self.received[key] = min(moment, self.received.get(key, moment))
-        self.visible = set(self.copies) | {key for key in self.received if key[0] in history.trimmed}
+        self.visible = set(self.copies) | {
+            key for key in self.received if key[0] in history.trimmed
+        }
         self.held: defaultdict[str, list[str]] = defaultdict(list)
-        """What every subscription of a topic was to get, or be rid of: it is there, or was until it was trimmed."""
+        """What every subscription of a topic was to get, or be rid of: it is there, or was until
+        it was trimmed."""
         for topic, value in dict.fromkeys([*self.copies, *self.received]):
             if (topic, value) in self.visible:
                 self.held[topic].append(value)
-        self.remaining = {Input(*key, value) for key, values in history.remaining.items() for value in values}
-        self.took_place: dict[int, bool | None] = {id(txn): self._took_place(txn) for txn in history.transactions}
+        self.remaining = {
+            Input(*key, value) for key, values in history.remaining.items() for value in values
+        }
+        self.took_place: dict[int, bool | None] = {
+            id(txn): self._took_place(txn) for txn in history.transactions
+        }
         """None: nothing shows it."""
         self.holders: defaultdict[Input, list[TransactionHistory]] = defaultdict(list)
         """Transactions that took place, and acknowledged it for certain."""
@@ -117,39 +139,57 @@ class _World:
 
     def is_gone(self, found: Input) -> bool | None:
         """Whether a message is not before the subscription any more; None if nobody looked."""
-        return None if (found.topic, found.subscription) not in self.history.remaining else found not in self.remaining
+        return (
+            None
+            if (found.topic, found.subscription) not in self.history.remaining
+            else found not in self.remaining
+        )
 
     def _took_place(self, txn: TransactionHistory) -> bool | None:
         if txn.fate is not Fate.UNKNOWN:
             return txn.fate is Fate.COMMITTED
         if any(self.is_there(send) for send in txn.sends):
             return True
-        readable = [send for send in txn.sends if send.confirmed and send.topic in self.history.stored]
+        readable = [
+            send for send in txn.sends if send.confirmed and send.topic in self.history.stored
+        ]
         return False if readable else None
 
 
 def _reads(world: _World) -> _Found:
-    """Nobody gets messages of a transaction before its commit is asked for, nor ever if it did not take place."""
+    """Nobody gets messages of a transaction before its commit is asked for, nor ever if it did
+    not take place."""
     for txn in world.history.transactions:
         first = [(send.value, world.received.get((send.topic, send.value))) for send in txn.sends]
         if txn.fate is Fate.ABORTED:
             seen = [
-                send.value for send, (_, moment) in zip(txn.sends, first, strict=True) if moment is not None or world.is_there(send)
+                send.value
+                for send, (_, moment) in zip(txn.sends, first, strict=True)
+                if moment is not None or world.is_there(send)
             ]
             if seen:
                 yield Kind.ABORTED_READ, f"{txn}: {_some(seen)}"
             continue
-        early = [value for value, moment in first if moment is not None and (txn.commit_asked is None or moment < txn.commit_asked)]
+        early = [
+            value
+            for value, moment in first
+            if moment is not None and (txn.commit_asked is None or moment < txn.commit_asked)
+        ]
         if early:
             yield Kind.PRECOMMITTED_READ, f"{txn}: {_some(early)}"
 
 
 def _wholeness(world: _World) -> _Found:
-    """What took place did so as a whole: every message of it is there, every acknowledgement of it has taken effect."""
+    """What took place did so as a whole: every message of it is there, every acknowledgement of
+    it has taken effect."""
     for txn in world.history.transactions:
         if not world.took_place[id(txn)]:
             continue
-        sends = [send for send in txn.sends if send.confirmed and (send.topic in world.history.stored or world.is_there(send))]
+        sends = [
+            send
+            for send in txn.sends
+            if send.confirmed and (send.topic in world.history.stored or world.is_there(send))
+        ]
         absent = [send.value for send in sends if not world.is_there(send)]
         inputs = [ack.input for ack in txn.acknowledgements if ack.confirmed_at is not None]
         known = [(found, gone) for found in inputs if (gone := world.is_gone(found)) is not None]
@@ -160,9 +200,15 @@ def _wholeness(world: _World) -> _Found:
         if nothing_there and nothing_gone:
             yield Kind.LOST_COMMIT, f"{txn} is {txn.fate.value}; missing: {_some([*absent, *kept])}"
         elif absent and not nothing_there:
-            yield Kind.TORN, f"{txn}: {len(sends) - len(absent)} messages are there, missing: {_some(absent)}"
+            yield (
+                Kind.TORN,
+                f"{txn}: {len(sends) - len(absent)} messages are there, missing: {_some(absent)}",
+            )
         elif kept and not nothing_gone:
-            yield Kind.TORN, f"{txn}: {len(known) - len(kept)} acknowledgements took effect, not: {_some(kept)}"
+            yield (
+                Kind.TORN,
+                f"{txn}: {len(known) - len(kept)} acknowledgements took effect, not: {_some(kept)}",
+            )
         else:
             what = (
                 "its messages are there, its acknowledgements are not"
@@ -173,7 +219,8 @@ def _wholeness(world: _World) -> _Found:
 
 
 def _inputs(world: _World) -> _Found:
-    """A message leaves a subscription by an acknowledgement that took effect, and by no more than one transaction's."""
+    """A message leaves a subscription by an acknowledgement that took effect, and by no more
+    than one transaction's."""
     unsettled: defaultdict[Input, list[TransactionHistory]] = defaultdict(list)
     for txn in world.history.transactions:
         if world.took_place[id(txn)] is False:
@@ -190,16 +237,23 @@ def _inputs(world: _World) -> _Found:
             attempts = unsettled[found]
             unknown = [txn for txn in attempts if txn.fate is Fate.UNKNOWN]
             kind = Kind.SPLIT if unknown else Kind.PENDING_LEAK if attempts else Kind.UNSEEN
-            by_cause[kind].append(value + (f" (acknowledged in {(unknown or attempts)[-1]})" if attempts else ""))
+            by_cause[kind].append(
+                value + (f" (acknowledged in {(unknown or attempts)[-1]})" if attempts else "")
+            )
         for kind, values in by_cause.items():
-            yield kind, f"{topic}: gone from {subscription} without an acknowledgement that took effect: {_some(values)}"
+            yield (
+                kind,
+                f"{topic}: gone from {subscription} without an acknowledgement that took effect: "
+                f"{_some(values)}",
+            )
     for found, holders in world.holders.items():
         if len(holders) > 1:
             yield Kind.DOUBLE_PROCESSING, f"{found} is acknowledged in {_some(holders)}"
 
 
 def _sources(world: _World) -> _Found:
-    """Outputs of one input, as far as clients say what follows from what, are of one transaction."""
+    """Outputs of one input, as far as clients say what follows from what, are of one
+    transaction."""
     makers: defaultdict[Input, dict[int, TransactionHistory]] = defaultdict(dict)
     for txn in world.history.transactions:
         for send in txn.sends:
@@ -212,7 +266,8 @@ def _sources(world: _World) -> _Found:
 
 
 def _log(world: _World) -> _Found:
-    """Topics hold what was sent, once, each at a place of its own in all topics; ordinary messages may be there twice (deduplication's affair)."""
+    """Topics hold what was sent, once, each at a place of its own in all topics; ordinary
+    messages may be there twice (deduplication's affair)."""
     history = world.history
     plain = {(send.topic, send.value): send for send in history.published}
     transactional = {(send.topic, send.value) for txn in history.transactions for send in txn.sends}
@@ -224,7 +279,9 @@ def _log(world: _World) -> _Found:
     if lost:
         yield Kind.LOST_WRITE, _some(lost)
     twice = [
-        f"{value} of {topic}" for (topic, value), count in world.copies.items() if count > 1 and (topic, value) in transactional
+        f"{value} of {topic}"
+        for (topic, value), count in world.copies.items()
+        if count > 1 and (topic, value) in transactional
     ]
     if twice:
         yield Kind.DUPLICATE, _some(twice)
@@ -237,8 +294,16 @@ def _log(world: _World) -> _Found:
         yield Kind.INVENTED, _some(invented)
     at: dict[Place, tuple[str, str]] = {}
     confused: list[str] = []
-    seen = [(topic, entry.place, entry.value) for topic, entries in history.stored.items() for entry in entries]
-    seen += [(session.topic, place, value) for session in history.sessions for _, place, value in session.received]
+    seen = [
+        (topic, entry.place, entry.value)
+        for topic, entries in history.stored.items()
+        for entry in entries
+    ]
+    seen += [
+        (session.topic, place, value)
+        for session in history.sessions
+        for _, place, value in session.received
+    ]
     for topic, place, value in seen:
         if at.setdefault(place, (topic, value)) != (topic, value):
             first, other = at[place]
@@ -248,7 +313,8 @@ def _log(world: _World) -> _Found:
 
 
 def _order(world: _World) -> _Found:
-    """Messages of one transaction lie in the order in which they were sent; a consumer that is alone gets everything in the order of the log."""
+    """Messages of one transaction lie in the order in which they were sent; a consumer that is
+    alone gets everything in the order of the log."""
     rank: dict[tuple[str, str], int] = {}
     for topic, entries in world.history.stored.items():
         for number, entry in enumerate(entries):
@@ -292,18 +358,22 @@ def _disorder(topic: str, values: Sequence[str], rank: dict[tuple[str, str], int
 
 
 def _acknowledgements(world: _World) -> _Found:
-    """What was acknowledged in a transaction that took place does not come to those who subscribe later: it was held, then acknowledged."""
+    """What was acknowledged in a transaction that took place does not come to those who
+    subscribe later: it was held, then acknowledged."""
     confirmed: dict[Input, int] = {}
     for txn in world.history.transactions:
         if world.took_place[id(txn)]:
             for ack in txn.acknowledgements:
                 if ack.confirmed_at is not None:
-                    confirmed[ack.input] = min(ack.confirmed_at, confirmed.get(ack.input, ack.confirmed_at))
+                    confirmed[ack.input] = min(
+                        ack.confirmed_at, confirmed.get(ack.input, ack.confirmed_at)
+                    )
     for session in world.history.sessions:
         again = [
             value
             for _, _, value in session.received
-            if confirmed.get(Input(session.topic, session.subscription, value), session.began) < session.began
+            if confirmed.get(Input(session.topic, session.subscription, value), session.began)
+            < session.began
         ]
         if again:
             yield Kind.ACK_UNDONE, f"{session.topic}, {session.subscription}: {_some(again)}"
@@ -315,7 +385,10 @@ def _coordinators(world: _World) -> _Found:
     for txn in world.history.transactions:
         by_id[txn.id].append(txn)
         if len(set(txn.answers)) > 1:
-            yield Kind.OUTCOME_CHANGED, f"{txn} was said to be {', then '.join(answer.value for answer in txn.answers)}"
+            yield (
+                Kind.OUTCOME_CHANGED,
+                f"{txn} was said to be {', then '.join(answer.value for answer in txn.answers)}",
+            )
         elif Fate.COMMITTED in txn.answers and txn.commit_asked is None:
             yield Kind.OUTCOME_CHANGED, f"{txn} was committed, and nobody had asked for that"
     for identifier, found in by_id.items():

@@ -1,9 +1,11 @@
 """The history of clients that use transactions.
 
-Owns: `History` and the records below it: what was begun, sent, acknowledged, asked for, answered and received, and what lay in the topics and
-before the subscriptions in the end. Imports: the standard library. Pure: moments are a counter, so whoever records decides the order.
-Invariants: a question is recorded before it is asked, an answer after it has come, and a reception after the session that got it has begun; a value
-is sent once in a history (a client that sends it again does so with the same request, not with a new one); an outcome that did not come is none.
+Owns: `History` and the records below it: what was begun, sent, acknowledged, asked for, answered
+and received, and what lay in the topics and before the subscriptions in the end. Imports: the
+standard library. Pure: moments are a counter, so whoever records decides the order. Invariants: a
+question is recorded before it is asked, an answer after it has come, and a reception after the
+session that got it has begun; a value is sent once in a history (a client that sends it again does
+so with the same request, not with a new one); an outcome that did not come is none.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class TransactionHistory:
-    """One transaction. `id`: what the coordinator gave; answers of several clients about it come together here."""
+    """One transaction. `id`: what the coordinator gave; answers of several clients about it come
+    together here."""
 
     id: Hashable
     client: str
@@ -83,7 +86,9 @@ class TransactionHistory:
     answers: list[Fate] = field(default_factory=list)
     """COMMITTED and ABORTED only."""
 
-    def send(self, topic: str, value: str, sources: Sequence[Input] = (), producer: str = "") -> Send:
+    def send(
+        self, topic: str, value: str, sources: Sequence[Input] = (), producer: str = ""
+    ) -> Send:
         """The client sends a message (of one partition) in the transaction."""
         sent = Send(topic, value, producer, tuple(sources))
         self.sends.append(sent)
@@ -113,7 +118,9 @@ class TransactionHistory:
         return Fate.UNKNOWN if self.commit_asked is not None else Fate.ABORTED
 
     def __str__(self) -> str:
-        return f"transaction {self.id} of {self.client}" if self.client else f"transaction {self.id}"
+        return (
+            f"transaction {self.id} of {self.client}" if self.client else f"transaction {self.id}"
+        )
 
 
 class Reception(NamedTuple):
@@ -128,7 +135,8 @@ class Reception(NamedTuple):
 class Session:
     """One consumer or reader, from `began`, before it subscribed, on.
 
-    `ordered`: it alone is given messages, each one first in order; `whole`: besides, it is a reader from the beginning, so that none is left out.
+    `ordered`: it alone is given messages, each one first in order; `whole`: besides, it is a reader
+    from the beginning, so that none is left out.
     """
 
     topic: str
@@ -152,7 +160,8 @@ class Stored(NamedTuple):
 
 
 class History:
-    """Everything. Topics are named by their partitions. What lies in `trimmed` topics may be gone once somebody has received it."""
+    """Everything. Topics are named by their partitions. What lies in `trimmed` topics may be
+    gone once somebody has received it."""
 
     def __init__(self) -> None:
         self._moments = itertools.count()
@@ -187,9 +196,14 @@ class History:
         self.acknowledged.append(acknowledged)
         return acknowledged
 
-    def subscribe(self, topic: str, subscription: str, *, ordered: bool = False, whole: bool = False) -> Session:
-        """A client is about to make a consumer or a reader (which has a subscription of its own)."""
-        session = Session(topic, subscription, ordered or whole, whole, self._moments, next(self._moments))
+    def subscribe(
+        self, topic: str, subscription: str, *, ordered: bool = False, whole: bool = False
+    ) -> Session:
+        """A client is about to make a consumer or a reader (which has a subscription of its
+        own)."""
+        session = Session(
+            topic, subscription, ordered or whole, whole, self._moments, next(self._moments)
+        )
         self.sessions.append(session)
         return session
 
@@ -198,5 +212,6 @@ class History:
         self.stored[topic] = [Stored(place, value) for place, value in entries]
 
     def final_cursor(self, topic: str, subscription: str, values: Iterable[str]) -> None:
-        """All that a new consumer of a subscription gets, after every transaction has ended and all others have left."""
+        """All that a new consumer of a subscription gets, after every transaction has ended and
+        all others have left."""
         self.remaining[topic, subscription] = list(values)

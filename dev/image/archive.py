@@ -33,28 +33,45 @@ def manifest_of(layout: Path, name: str) -> dict[str, Any]:
 def blobs_of(layout: Path, entry: dict[str, Any]) -> list[str]:
     """Digests of manifest, configuration and layers."""
     manifest: dict[str, Any] = json.loads(_blob(layout, entry["digest"]).read_text())
-    return [entry["digest"], manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
+    return [
+        entry["digest"],
+        manifest["config"]["digest"],
+        *(layer["digest"] for layer in manifest["layers"]),
+    ]
 
 
-def write(layout: Path, names: Collection[str], output: IO[bytes], *, without: Collection[str] = ()) -> int:
-    """Write an archive of images to a stream, leaving out some blobs; returns the bytes of its blobs."""
+def write(
+    layout: Path, names: Collection[str], output: IO[bytes], *, without: Collection[str] = ()
+) -> int:
+    """Write an archive of images to a stream, leaving out some blobs; returns the bytes of its
+    blobs."""
     entries = {name: manifest_of(layout, name) for name in names}
-    described = {name: {key: entry[key] for key in ("mediaType", "digest", "size")} for name, entry in entries.items()}
+    described = {
+        name: {key: entry[key] for key in ("mediaType", "digest", "size")}
+        for name, entry in entries.items()
+    }
     written = 0
     with tarfile.open(fileobj=output, mode="w|") as archive:
         _add(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         _add(archive, "index.json", json.dumps(oci.index_of(described)).encode())
-        for digest in dict.fromkeys(digest for entry in entries.values() for digest in blobs_of(layout, entry)):
-            # Manifest and configuration are small and always go along: the receiver reads them first.
+        for digest in dict.fromkeys(
+            digest for entry in entries.values() for digest in blobs_of(layout, entry)
+        ):
+            # Manifest and configuration are small and always go along: the receiver reads them
+            # first.
             if digest not in without or _blob(layout, digest).stat().st_size < SMALL_BLOB_BYTES_MAX:
-                archive.add(_blob(layout, digest), f"blobs/{digest.replace(':', '/')}", recursive=False)
+                archive.add(
+                    _blob(layout, digest), f"blobs/{digest.replace(':', '/')}", recursive=False
+                )
                 written += _blob(layout, digest).stat().st_size
     return written
 
 
 def unpacked_bytes(layout: Path, name: str) -> int:
     """What the files of all layers hold."""
-    manifest: dict[str, Any] = json.loads(_blob(layout, manifest_of(layout, name)["digest"]).read_text())
+    manifest: dict[str, Any] = json.loads(
+        _blob(layout, manifest_of(layout, name)["digest"]).read_text()
+    )
     total = 0
     for layer in manifest["layers"]:
         with tarfile.open(_blob(layout, layer["digest"])) as files:
@@ -68,8 +85,13 @@ def names_in(layout: Path) -> list[str]:
 
 
 def prune(layout: Path, keep: Collection[str]) -> int:
-    """Forget all other images, then remove the blobs nobody names any more; returns the bytes freed."""
-    kept = [entry for entry in _entries(layout) if entry["annotations"][oci.REFERENCE_ANNOTATION] in keep]
+    """Forget all other images, then remove the blobs nobody names any more; returns the bytes
+    freed."""
+    kept = [
+        entry
+        for entry in _entries(layout)
+        if entry["annotations"][oci.REFERENCE_ANNOTATION] in keep
+    ]
     # The index first: interrupted after it, the next call removes the blobs.
     unfinished = layout / "index.json.unfinished"
     unfinished.write_text(json.dumps({"schemaVersion": 2, "manifests": kept}))
@@ -84,7 +106,9 @@ def prune(layout: Path, keep: Collection[str]) -> int:
 
 def _entries(layout: Path) -> list[dict[str, Any]]:
     index = layout / "index.json"
-    entries: list[dict[str, Any]] = json.loads(index.read_text())["manifests"] if index.exists() else []
+    entries: list[dict[str, Any]] = (
+        json.loads(index.read_text())["manifests"] if index.exists() else []
+    )
     return [entry for entry in entries if oci.REFERENCE_ANNOTATION in entry.get("annotations", {})]
 
 

@@ -40,7 +40,9 @@ def mirrors(index_targets: str) -> Mirrors:
 
 def sources(found: Mirrors) -> str:
     """The image's own apt sources; empty leaves what debootstrap wrote."""
-    lines = [f"deb {found.main} {suite} main" for suite in (RELEASE, f"{RELEASE}-updates") if found.main]
+    lines = [
+        f"deb {found.main} {suite} main" for suite in (RELEASE, f"{RELEASE}-updates") if found.main
+    ]
     lines += [f"deb {found.security} {SUITE_SECURITY} main"] if found.security else []
     return "".join(f"{line}\n" for line in lines)
 
@@ -55,7 +57,11 @@ def ensure(workshop: Workshop) -> str:
 
 def _make(workshop: Workshop) -> None:
     try:
-        found = mirrors(run_quietly(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"]))
+        found = mirrors(
+            run_quietly(
+                ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"]
+            )
+        )
     except CommandFailed:
         found = Mirrors("", "")
     container = workshop.buildah("from", "scratch").strip()
@@ -63,7 +69,10 @@ def _make(workshop: Workshop) -> None:
         root = workshop.buildah("mount", container).strip()
         options = ["--variant=minbase", "--include=ca-certificates"]
         argv = ["sh", "-c", 'umask 022; exec "$@"', "sh", "debootstrap", *options, RELEASE, root]
-        run_with_progress([*argv, *([found.main] if found.main else [])], lambda lines: f"debootstrap: {lines} lines")
+        run_with_progress(
+            [*argv, *([found.main] if found.main else [])],
+            lambda lines: f"debootstrap: {lines} lines",
+        )
         if text := sources(found):
             run_quietly(["tee", f"{root}/etc/apt/sources.list"], text_input=text)
         _slim(Path(root))
@@ -83,8 +92,17 @@ def excludes() -> str:
 
 def _slim(root: Path) -> None:
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(excludes())
-    unread = (path for name in LEFT_OUT for path in (root / "usr/share" / name).rglob("*") if path.name != "copyright")
-    fetched = (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*"), *root.glob("var/log/*.log"))
+    unread = (
+        path
+        for name in LEFT_OUT
+        for path in (root / "usr/share" / name).rglob("*")
+        if path.name != "copyright"
+    )
+    fetched = (
+        *root.glob("var/cache/apt/archives/*.deb"),
+        *root.glob("var/lib/apt/lists/*"),
+        *root.glob("var/log/*.log"),
+    )
     for path in (*unread, *fetched):
         if path.is_symlink() or path.is_file():
             path.unlink()

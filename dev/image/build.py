@@ -1,8 +1,8 @@
 """Building the images with buildah.
 
-Owns: the build's arguments and the export into the OCI layout. May import: base, content, pip_settings, workshop,
-dev.kube.
-Invariant: layers are never compressed: compressing the Spark layer would cost more time than everything else.
+Owns: the build's arguments and the export into the OCI layout. May import: base, content,
+pip_settings, workshop, dev.kube. Invariant: layers are never compressed: compressing the Spark
+layer would cost more time than everything else.
 """
 
 from __future__ import annotations
@@ -30,20 +30,37 @@ def build(workshop: Workshop, checkout: Path, name: str, targets: Iterable[str])
 
 def _build(workshop: Workshop, checkout: Path, name: str, target: str) -> None:
     started = time.monotonic()
-    arguments = ["--isolation=chroot", "--network=host", "--layers", "--force-rm", "--format=oci", f"--target={target}"]
-    arguments += [f"--tag={name}", f"--build-arg=BASE={base.ensure(workshop)}", "--pull-never", *_secrets(workshop)]
+    arguments = [
+        "--isolation=chroot",
+        "--network=host",
+        "--layers",
+        "--force-rm",
+        "--format=oci",
+        f"--target={target}",
+    ]
+    arguments += [
+        f"--tag={name}",
+        f"--build-arg=BASE={base.ensure(workshop)}",
+        "--pull-never",
+        *_secrets(workshop),
+    ]
     containerfile = checkout / "Dockerfile"
-    workshop.buildah_with_progress(lambda _: f"building {name}", "build", *arguments, "--file", containerfile, checkout)
+    workshop.buildah_with_progress(
+        lambda _: f"building {name}", "build", *arguments, "--file", containerfile, checkout
+    )
     say(f"built {name} in {time.monotonic() - started:.1f} s")
 
 
 def export(workshop: Workshop, name: str) -> None:
     """Put the image into the layout; only layers it does not have yet are written."""
     started = time.monotonic()
-    # buildah's own push compresses whatever it is told; skopeo does not, and skips layers that are there.
+    # buildah's own push compresses whatever it is told; skopeo does not, and skips layers that are
+    # there.
     options = ("--quiet", "--dest-oci-accept-uncompressed-layers")
     target = f"oci:{workshop.layout}:{name}"
-    run_with_progress(["skopeo", "copy", *options, workshop.stored(name), target], lambda _: f"exporting {name}")
+    run_with_progress(
+        ["skopeo", "copy", *options, workshop.stored(name), target], lambda _: f"exporting {name}"
+    )
     say(f"exported {name} in {time.monotonic() - started:.1f} s")
 
 

@@ -1,7 +1,8 @@
 """What the image is made of.
 
-Owns: the content hash that tags an image, and the names of the images of one tag. May import: the standard library.
-Invariant: two checkouts with the same files get the same tag, and a changed file another one; a tag is never `latest`.
+Owns: the content hash that tags an image, and the names of the images of one tag. May import: the
+standard library. Invariant: two checkouts with the same files get the same tag, and a changed file
+another one; a tag is never `latest`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 
 REPOSITORY = "localhost/magnetar"
 TARGETS = {"broker": "", "operator": "-operator", "spark": "-spark"}
-"""Targets of the Dockerfile, and what their repositories' names end with: the name of one image gives the others'."""
+"""Targets of the Dockerfile, and what their repositories' names end with: the name of one image
+gives the others'."""
 HASH_LENGTH = 16
 FILES = (
     "Dockerfile", "pyproject.toml", "README.md", "requirements.lock", "requirements-operator.lock",
@@ -25,7 +27,11 @@ def sources(checkout: Path) -> Iterator[Path]:
     """Every file that reaches the image, in a fixed order."""
     yield from (checkout / name for name in FILES if (checkout / name).is_file())
     for tree in TREES:
-        yield from (path for path in sorted((checkout / tree).rglob("*")) if path.is_file() and not _is_derived(path))
+        yield from (
+            path
+            for path in sorted((checkout / tree).rglob("*"))
+            if path.is_file() and not _is_derived(path)
+        )
 
 
 def content_hash(checkout: Path) -> str:
@@ -44,10 +50,14 @@ def images_of(name: str) -> list[str]:
 
 
 def stages_below(checkout: Path) -> dict[str, str]:
-    """Images of the stages that hold the locked packages, by stage: names of their own keep them when what is made of them is removed."""
+    """Images of the stages that hold the locked packages, by stage: names of their own keep them
+    when what is made of them is removed."""
     below = [checkout / name for name in FILES if name == "Dockerfile" or name.endswith(".lock")]
     digest = _hash(checkout, below)
-    return {stage: f"{REPOSITORY}-stage-{stage}:{digest}" for stage in (f"{target}-packages" for target in TARGETS)}
+    return {
+        stage: f"{REPOSITORY}-stage-{stage}:{digest}"
+        for stage in (f"{target}-packages" for target in TARGETS)
+    }
 
 
 def _hash(checkout: Path, files: Iterable[Path]) -> str:
@@ -64,4 +74,6 @@ def default_name(checkout: Path) -> str:
 
 
 def _is_derived(path: Path) -> bool:
-    return path.suffix == ".pyc" or any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
+    return path.suffix == ".pyc" or any(
+        part == "__pycache__" or part.endswith(".egg-info") for part in path.parts
+    )

@@ -1,8 +1,8 @@
 """Bringing images to the local node, and to files.
 
-Owns: import from the layout into the node's containerd, archives for other clusters, and the etcd image.
-May import: archive, content, workshop, dev.kube.
-Invariant: only what the node lacks is sent, so a rebuilt project layer arrives in seconds although Spark's image is 1.3 GB.
+Owns: import from the layout into the node's containerd, archives for other clusters, and the etcd
+image. May import: archive, content, workshop, dev.kube. Invariant: only what the node lacks is
+sent, so a rebuilt project layer arrives in seconds although Spark's image is 1.3 GB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def is_loaded(paths: Paths, name: str) -> bool:
 
 
 def load(workshop: Workshop, paths: Paths, name: str) -> None:
-    """Send an image to the node; falls back to all of it if the node has lost a layer it seemed to have."""
+    """Send an image to the node; falls back to all of it if the node has lost a layer it seemed
+    to have."""
     if not cluster.is_running(paths):
         raise cluster.NotReady("the local cluster is not running: python3 -m dev.kube up")
     started = time.monotonic()
@@ -52,7 +53,8 @@ def _send(workshop: Workshop, paths: Paths, name: str, *, without: set[str]) -> 
 
 
 def save(workshop: Workshop, images: Collection[str], destination: Path) -> None:
-    """Write a complete archive (`kind load image-archive`, `k3s ctr images import`, `docker load` read it)."""
+    """Write a complete archive (`kind load image-archive`, `k3s ctr images import`, `docker
+    load` read it)."""
     unfinished = destination.with_name(f".{destination.name}.unfinished")
     say(f"writing {destination}")
     try:
@@ -75,16 +77,22 @@ def prune(workshop: Workshop, paths: Paths, kept: set[str]) -> None:
     freed = archive.prune(workshop.layout, keep)
     if node_is_up:
         containers.remove_images(paths, superseded(containers.images(paths)))
-    say(f"kept {', '.join(sorted(name for name in keep if _is_ours(name)))}; freed {freed // 2**20} MiB of layers")
+    say(
+        f"kept {', '.join(sorted(name for name in keep if _is_ours(name)))}; freed "
+        f"{freed // 2**20} MiB of layers"
+    )
 
 
 def _is_ours(name: str) -> bool:
     """The project's own images or the stages below them; not base, pause or etcd."""
-    return name.startswith((*(f"{REPOSITORY}{suffix}:" for suffix in TARGETS.values()), f"{REPOSITORY}-stage-"))
+    return name.startswith(
+        (*(f"{REPOSITORY}{suffix}:" for suffix in TARGETS.values()), f"{REPOSITORY}-stage-")
+    )
 
 
 def write_etcd_image(paths: Paths, destination: Path) -> None:
-    """An image with etcd and etcdctl, laid out as etcd's own: for clusters whose etcd the operator runs."""
+    """An image with etcd and etcdctl, laid out as etcd's own: for clusters whose etcd the
+    operator runs."""
     programs = binaries.ensure(["etcd", "etcdctl"], paths)
     files = {f"usr/local/bin/{name}": path for name, path in programs.items()}
     oci.write_scratch_image(destination, ETCD_IMAGE, files, ["/usr/local/bin/etcd"])

@@ -1,7 +1,8 @@
 """The machine's own pip settings, for the image build.
 
 Owns: turning `pip config list` into a pip.conf for a build secret. May import: dev.kube.report.
-Invariant: the settings reach the build as a secret mount only, so no index address or credential is left in a layer.
+Invariant: the settings reach the build as a secret mount only, so no index address or credential is
+left in a layer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from pathlib import Path
 
 from dev.kube.report import CommandFailed, run_quietly
 
-KEPT = ("index-url", "extra-index-url", "trusted-host", "proxy", "retries", "timeout", "default-timeout")
+KEPT = (
+    "index-url",
+    "extra-index-url",
+    "trusted-host",
+    "proxy",
+    "retries",
+    "timeout",
+    "default-timeout",
+)
 BUNDLE_IN_BUILD = "/run/secrets/ca_bundle"
 BUNDLE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
@@ -25,7 +34,10 @@ def machine_settings() -> dict[str, str]:
         return parse(run_quietly([sys.executable, "-m", "pip", "config", "list"]))
     except CommandFailed:  # Debian's Python comes without pip
         prefixed = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-        return {name.removeprefix("PIP_").lower().replace("_", "-"): value for name, value in prefixed.items()}
+        return {
+            name.removeprefix("PIP_").lower().replace("_", "-"): value
+            for name, value in prefixed.items()
+        }
 
 
 def parse(listing: str) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Where images are made.
 
-Owns: the image directories in the cache and how buildah is called. May import: dev.kube.paths, dev.kube.report.
-Invariant: every buildah call uses our own storage, so `buildah images` of the user shows nothing of ours.
+Owns: the image directories in the cache and how buildah is called. May import: dev.kube.paths,
+dev.kube.report. Invariant: every buildah call uses our own storage, so `buildah images` of the user
+shows nothing of ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Command line of the local Kubernetes: `python3 -m dev.kube <verb>`.
 
-Owns: verbs, arguments, exit codes (0 done, 1 failed, 2 usage). May import: everything else in this package.
-Invariant: a path or a table asked for goes to standard output alone; all other text goes to standard error.
+Owns: verbs, arguments, exit codes (0 done, 1 failed, 2 usage). May import: everything else in this
+package. Invariant: a path or a table asked for goes to standard output alone; all other text goes
+to standard error.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def kubeconfig(arguments: argparse.Namespace, paths: Paths) -> int:
 
 def load(arguments: argparse.Namespace, paths: Paths) -> int:
     if arguments.context:
-        say(f"context {arguments.context} has a loader or a registry of its own (kind load, minikube image load, push)")
+        say(
+            f"context {arguments.context} has a loader or a registry of its own (kind load, "
+            "minikube image load, push)"
+        )
         return 2
     cluster.load(paths, arguments.archive)
     return 0
@@ -95,11 +99,14 @@ def reclaim_volumes(_: argparse.Namespace, paths: Paths) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m dev.kube", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python3 -m dev.kube", description=__doc__.splitlines()[0]
+    )
     parser.add_argument(
         "--context",
         default=os.environ.get("CONTEXT", ""),
-        help="an existing cluster of your KUBECONFIG; then nothing is started here (also: CONTEXT=name)",
+        help="an existing cluster of your KUBECONFIG; then nothing is started here (also: "
+        "CONTEXT=name)",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
 
@@ -113,15 +120,25 @@ def _parser() -> argparse.ArgumentParser:
     add("up", up, "start the node, or repair what is dead; does nothing on a healthy one")
     add("check", check, "print what the machine offers and lacks, and change nothing")
     stop = add("down", down, "stop the node; objects and volumes are kept")
-    stop.add_argument("--purge", action="store_true", help="remove objects, volumes, images and logs as well")
+    stop.add_argument(
+        "--purge", action="store_true", help="remove objects, volumes, images and logs as well"
+    )
     add("status", status, "show the components; exit code 1 unless the node is ready")
     add("kubeconfig", kubeconfig, "print the path of the kubeconfig")
     add("load", load, "import an image archive into the node").add_argument("archive", type=Path)
     add("images", images, "list the node's images")
     build = add("binary", binary, "build and cache programs, and print their paths")
     build.add_argument("names", nargs="+", metavar="name", choices=sorted(PROGRAMS))
-    add("reclaim-volumes", reclaim_volumes, "empty volumes whose claims are deleted, until stopped (a component of the node)")
-    add("wipe-volumes", wipe_volumes, "empty every volume no claim holds and make it available again")
+    add(
+        "reclaim-volumes",
+        reclaim_volumes,
+        "empty volumes whose claims are deleted, until stopped (a component of the node)",
+    )
+    add(
+        "wipe-volumes",
+        wipe_volumes,
+        "empty every volume no claim holds and make it available again",
+    )
     return parser
 
 
@@ -129,7 +146,10 @@ def main() -> int:
     os.umask(0o077)
     arguments = _parser().parse_args()
     run: Verb = arguments.run
-    return exit_code(lambda: run(arguments, Paths.from_environment()), (CommandFailed, UnknownProgram, cluster.NotReady))
+    return exit_code(
+        lambda: run(arguments, Paths.from_environment()),
+        (CommandFailed, UnknownProgram, cluster.NotReady),
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def exists(paths: Paths, path: str) -> bool:
 
 
 def node_ready(paths: Paths, *, since: float) -> bool:
-    """Whether the node accepts pods, by a report no older than `since` (seconds since the epoch)."""
+    """Whether the node accepts pods, by a report no older than `since` (seconds since the
+    epoch)."""
     status, body = get(paths, f"/api/v1/nodes/{NODE_NAME}")
     if status != http.HTTPStatus.OK:
         return False
@@ -54,9 +55,14 @@ def node_ready(paths: Paths, *, since: float) -> bool:
 
 
 def accepts_pods(node: dict[str, Any], since: float) -> bool:
-    """Read a Node object. The node controller taints a new node until it has seen it ready; pods wait for that too."""
+    """Read a Node object. The node controller taints a new node until it has seen it ready; pods
+    wait for that too."""
     for condition in node.get("status", {}).get("conditions", []):
-        if condition["type"] == "Ready" and condition["status"] == "True" and not node["spec"].get("taints"):
+        if (
+            condition["type"] == "Ready"
+            and condition["status"] == "True"
+            and not node["spec"].get("taints")
+        ):
             return datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp() >= since
     return False
 
@@ -65,7 +71,9 @@ def kubectl(paths: Paths, *arguments: str, text_input: str | None = None) -> str
     """Run kubectl as the administrator."""
     program = binaries.ensure(["kubectl"], paths)["kubectl"]
     argv = [str(program), "--kubeconfig", str(paths.kubeconfig), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, input=text_input, env=environment_without_proxies())
+    done = subprocess.run(
+        argv, capture_output=True, text=True, input=text_input, env=environment_without_proxies()
+    )
     if done.returncode != 0:
         raise CommandFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout

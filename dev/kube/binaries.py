@@ -1,7 +1,7 @@
 """Go programs built from source and cached by version.
 
-Owns: `<cache>/bin/<name>-<version>/`. May import: paths, report, versions.
-Invariant: a cache entry is complete or absent: it appears by one rename, so an interrupted build leaves no half binary.
+Owns: `<cache>/bin/<name>-<version>/`. May import: paths, report, versions. Invariant: a cache entry
+is complete or absent: it appears by one rename, so an interrupted build leaves no half binary.
 """
 
 from __future__ import annotations
@@ -38,31 +38,45 @@ def ensure(names: Iterable[str], paths: Paths) -> dict[str, Path]:
         raise UnknownProgram(f"no program {', '.join(unknown)}; known: {', '.join(PROGRAMS)}")
     missing = [name for name in PROGRAMS if name in wanted and cached(name, paths) is None]
     for module in dict.fromkeys(PROGRAMS[name].module for name in missing):
-        _build_once(module, [PROGRAMS[name] for name in missing if PROGRAMS[name].module == module], paths)
+        _build_once(
+            module, [PROGRAMS[name] for name in missing if PROGRAMS[name].module == module], paths
+        )
     return {name: paths.binaries / PROGRAMS[name].cache_key / name for name in wanted}
 
 
 def _build_once(module: str, wanted: Sequence[Program], paths: Paths) -> None:
-    with _exclusive(paths.binaries / f"{module}.lock", ", ".join(program.name for program in wanted)):
+    with _exclusive(
+        paths.binaries / f"{module}.lock", ", ".join(program.name for program in wanted)
+    ):
         # What another process built while this one waited is there.
         if programs := [program for program in wanted if cached(program.name, paths) is None]:
             for killed in paths.binaries.glob(f".unfinished-{module}-*"):
-                shutil.rmtree(killed, ignore_errors=True)  # what a killed build could not remove itself
+                # what a killed build could not remove itself
+                shutil.rmtree(killed, ignore_errors=True)
             _build(module, programs, paths)
 
 
 def _build(module: str, programs: Sequence[Program], paths: Paths) -> None:
-    """One call of Go: programs share most of their packages, and one is linked while another is compiled."""
+    """One call of Go: programs share most of their packages, and one is linked while another is
+    compiled."""
     started = time.monotonic()
     title = ", ".join(f"{program.name} {program.version}" for program in programs)
     say(f"building {title} from source; later starts use the cache")
-    with tempfile.TemporaryDirectory(prefix=f".unfinished-{module}-", dir=paths.binaries) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix=f".unfinished-{module}-", dir=paths.binaries
+    ) as directory:
         stale_packages = _count_stale(module, programs)
 
         def describe(lines: int) -> str:
             return f"programs: {min(lines, stale_packages)} of {stale_packages} packages compiled"
 
-        argv = [*_go("build"), "-v", "-o", f"{directory}/", *(program.package for program in programs)]
+        argv = [
+            *_go("build"),
+            "-v",
+            "-o",
+            f"{directory}/",
+            *(program.package for program in programs),
+        ]
         run_with_progress(argv, describe, cwd=MODULES / module, environment=_go_environment())
         for program in programs:
             with entry(paths.binaries, program.cache_key) as place:
@@ -72,17 +86,36 @@ def _build(module: str, programs: Sequence[Program], paths: Paths) -> None:
 
 def _count_stale(module: str, programs: Sequence[Program]) -> int:
     """How many packages Go will compile; the first call also downloads the sources."""
-    argv = [*_go("list"), "-deps", "-f", "{{if .Stale}}stale{{end}}", *(program.package for program in programs)]
+    argv = [
+        *_go("list"),
+        "-deps",
+        "-f",
+        "{{if .Stale}}stale{{end}}",
+        *(program.package for program in programs),
+    ]
     with tempfile.NamedTemporaryFile("r", prefix="magnetar-go-list-") as answer:
         shell = ["sh", "-c", 'out=$1; shift; exec "$@" >"$out"', "sh", answer.name]
         run_with_progress(
-            [*shell, *argv], lambda _: "programs: fetching sources", cwd=MODULES / module, environment=_go_environment()
+            [*shell, *argv],
+            lambda _: "programs: fetching sources",
+            cwd=MODULES / module,
+            environment=_go_environment(),
         )
         return answer.read().count("stale")
 
 
 def _go(verb: str) -> list[str]:
-    return ["nice", "-n", "10", "go", verb, "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamps()}"]
+    return [
+        "nice",
+        "-n",
+        "10",
+        "go",
+        verb,
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        f"-s -w {stamps()}",
+    ]
 
 
 def _go_environment() -> dict[str, str]:
@@ -92,7 +125,8 @@ def _go_environment() -> dict[str, str]:
 
 @contextmanager
 def entry(parent: Path, name: str) -> Iterator[Path]:
-    """A directory to fill; it becomes `parent/name` in one rename, or nothing at all if filling it fails."""
+    """A directory to fill; it becomes `parent/name` in one rename, or nothing at all if filling
+    it fails."""
     parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".unfinished-{name}-", dir=parent))
     try:

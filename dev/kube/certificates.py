@@ -1,8 +1,9 @@
 """Certificates of the local node, made with openssl.
 
 Owns: the cluster's and etcd's certificate authorities and what they signed. May import: report.
-Invariants: etcd has an authority of its own, so no cluster credential opens it; a certificate that exists, still
-matches its description and is not about to expire is kept; keys are readable by their owner only.
+Invariants: etcd has an authority of its own, so no cluster credential opens it; a certificate that
+exists, still matches its description and is not about to expire is kept; keys are readable by their
+owner only.
 """
 
 from __future__ import annotations
@@ -43,19 +44,33 @@ class Certificate:
 
     @property
     def alternative_names(self) -> str:
-        return ",".join([*(f"DNS:{name}" for name in self.dns_names), *(f"IP:{ip}" for ip in self.addresses)])
+        return ",".join(
+            [*(f"DNS:{name}" for name in self.dns_names), *(f"IP:{ip}" for ip in self.addresses)]
+        )
 
     def extensions(self) -> list[str]:
-        usages = [*(["serverAuth"] if self.serves else []), *(["clientAuth"] if self.is_client else [])]
+        usages = [
+            *(["serverAuth"] if self.serves else []),
+            *(["clientAuth"] if self.is_client else []),
+        ]
         found = ["basicConstraints=critical,CA:FALSE", f"extendedKeyUsage={','.join(usages)}"]
-        return [*found, f"subjectAltName={self.alternative_names}"] if self.alternative_names else found
+        return (
+            [*found, f"subjectAltName={self.alternative_names}"]
+            if self.alternative_names
+            else found
+        )
 
     @property
     def digest(self) -> str:
         return sha256(repr(self).encode()).hexdigest()
 
 
-_API_NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
+_API_NAMES = (
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+)
 
 ISSUED = (
     Certificate(
@@ -91,16 +106,41 @@ def ensure(directory: Path) -> None:
     if not signing_key.exists():
         curve = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
         run_quietly(["openssl", "genpkey", *curve, "-out", signing_key])
-        run_quietly(["openssl", "pkey", "-in", signing_key, "-pubout", "-out", signing_key.with_suffix(".pub")])
+        run_quietly(
+            [
+                "openssl",
+                "pkey",
+                "-in",
+                signing_key,
+                "-pubout",
+                "-out",
+                signing_key.with_suffix(".pub"),
+            ]
+        )
         signing_key.chmod(0o600)
 
 
 def _make_authority(directory: Path, name: str, configuration: Path) -> None:
     key = directory / f"{name}.key"
-    usage = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    usage = [
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        "keyUsage=critical,keyCertSign,cRLSign",
+    ]
     base: list[str | Path] = ["openssl", "req", "-x509", "-config", configuration, *_CURVE]
     request = [*base, "-days", str(VALID_DAYS), *usage]
-    run_quietly([*request, "-subj", f"/CN=magnetar-local-{name}", "-keyout", key, "-out", directory / f"{name}.crt"])
+    run_quietly(
+        [
+            *request,
+            "-subj",
+            f"/CN=magnetar-local-{name}",
+            "-keyout",
+            key,
+            "-out",
+            directory / f"{name}.crt",
+        ]
+    )
     key.chmod(0o600)
     for issued in ISSUED:
         if issued.authority == name:  # signed by the authority just replaced
@@ -110,7 +150,14 @@ def _make_authority(directory: Path, name: str, configuration: Path) -> None:
 def _issue(directory: Path, certificate: Certificate, configuration: Path) -> None:
     key, signed = directory / f"{certificate.name}.key", directory / f"{certificate.name}.crt"
     authority = directory / f"{certificate.authority}.crt"
-    signer: list[str | Path] = ["-CA", authority, "-CAkey", authority.with_suffix(".key"), "-days", str(VALID_DAYS)]
+    signer: list[str | Path] = [
+        "-CA",
+        authority,
+        "-CAkey",
+        authority.with_suffix(".key"),
+        "-days",
+        str(VALID_DAYS),
+    ]
     extensions = [part for extension in certificate.extensions() for part in ("-addext", extension)]
     base: list[str | Path] = ["openssl", "req", "-x509", "-config", configuration, *_CURVE]
     request = [*base, *signer, *extensions]

@@ -1,7 +1,7 @@
 """Bringing the node up, down, and telling how it is.
 
-Owns: the order of things. May import: everything else in this package.
-Invariants: `up` on a running node changes nothing, on a damaged one it repairs what is dead; two commands at once are
+Owns: the order of things. May import: everything else in this package. Invariants: `up` on a
+running node changes nothing, on a damaged one it repairs what is dead; two commands at once are
 serialised by a lock; `down` works from any half-started state.
 """
 
@@ -124,7 +124,12 @@ def _boot(paths: Paths, programs: dict[str, Path]) -> None:
 
 def _wait_for_services(paths: Paths) -> None:
     account = "/api/v1/namespaces/default/serviceaccounts/default"
-    _wait(paths, "kube-controller-manager", "service account exists", lambda: api.exists(paths, account))
+    _wait(
+        paths,
+        "kube-controller-manager",
+        "service account exists",
+        lambda: api.exists(paths, account),
+    )
     _wait(paths, "kube-proxy", "services are routed", lambda: _answers(10256, "/healthz"))
     _wait(paths, "coredns", "DNS answers", lambda: _answers(18181, "/ready"))
 
@@ -167,7 +172,9 @@ def _wait(paths: Paths, name: str, what: str, check: Callable[[], bool]) -> None
         if processes.running(_pid_file(paths, name)) is None:
             raise NotReady(f"{name} has ended:\n{_log_end(paths, name)}")
         if now - started > READY_TIMEOUT_SECONDS:
-            raise NotReady(f"not yet true after {READY_TIMEOUT_SECONDS:.0f} s: {what}\n{_log_end(paths, name)}")
+            raise NotReady(
+                f"not yet true after {READY_TIMEOUT_SECONDS:.0f} s: {what}\n{_log_end(paths, name)}"
+            )
         if now - reported > REPORT_SECONDS:
             reported = now
             say(f"  waiting until {what}, {now - started:.0f} s")
@@ -181,7 +188,9 @@ def _log_end(paths: Paths, name: str) -> str:
 
 
 def _running(paths: Paths) -> list[str]:
-    return [name for name in COMPONENT_NAMES if processes.running(_pid_file(paths, name)) is not None]
+    return [
+        name for name in COMPONENT_NAMES if processes.running(_pid_file(paths, name)) is not None
+    ]
 
 
 def is_running(paths: Paths) -> bool:
@@ -198,27 +207,39 @@ def is_healthy(paths: Paths) -> bool:
     if len(known) < len(programs):
         return False
     configuration.write(paths)
-    return all(_is_current(component, paths) for component in components.node(paths, known)) and _node_ready(paths)
+    return all(
+        _is_current(component, paths) for component in components.node(paths, known)
+    ) and _node_ready(paths)
 
 
 def _node_ready(paths: Paths) -> bool:
-    """Ready by the word of the kubelet that runs now: a dead one's last report stays in the API for a while."""
+    """Ready by the word of the kubelet that runs now: a dead one's last report stays in the API
+    for a while."""
     record = processes.running(_pid_file(paths, "kubelet"))
     used = processes.usage(record) if record is not None else None
-    return used is not None and api.node_ready(paths, since=time.time() - used.uptime_seconds - CLOCK_SLACK_SECONDS)
+    return used is not None and api.node_ready(
+        paths, since=time.time() - used.uptime_seconds - CLOCK_SLACK_SECONDS
+    )
 
 
 def _is_current(component: Component, paths: Paths) -> bool:
     record = processes.running(_pid_file(paths, component.name))
-    return record is not None and record.command == processes.command_digest(component.argv, component.inputs)
+    return record is not None and record.command == processes.command_digest(
+        component.argv, component.inputs
+    )
 
 
 def down(paths: Paths, *, purge: bool) -> None:
     """Stop everything we started; the objects in etcd and the volumes stay unless purged."""
     with exclusive(paths):
         started = time.monotonic()
-        # The kubelet first, or it would start pods again; containerd after its pods; etcd after its only client.
-        stopped = [name for name in reversed(COMPONENT_NAMES) if name != "containerd" and _stop(paths, name)]
+        # The kubelet first, or it would start pods again; containerd after its pods; etcd after its
+        # only client.
+        stopped = [
+            name
+            for name in reversed(COMPONENT_NAMES)
+            if name != "containerd" and _stop(paths, name)
+        ]
         pods = containers.kill_pods(paths)
         stopped += ["containerd"] if _stop(paths, "containerd") else []
         containers.unmount_all(paths)
@@ -230,7 +251,10 @@ def down(paths: Paths, *, purge: bool) -> None:
             shutil.rmtree(directory, ignore_errors=True)
         if purge:
             _purge(paths)
-        say(f"stopped {len(stopped)} components and {pods} pod shims in {time.monotonic() - started:.1f} s")
+        say(
+            f"stopped {len(stopped)} components and {pods} pod shims in "
+            f"{time.monotonic() - started:.1f} s"
+        )
 
 
 def _stop(paths: Paths, name: str) -> bool:
@@ -249,7 +273,10 @@ def status(paths: Paths) -> tuple[bool, str]:
     lines = [_status_row(paths, name) for name in COMPONENT_NAMES]
     ready = _node_ready(paths)
     text = table(lines, ("COMPONENT", "STATE", "PID", "MEMORY", "UP FOR", "LOG"))
-    return ready, f"{text}\n\nnode: {'Ready' if ready else 'not ready'}; kubeconfig: {paths.kubeconfig}"
+    return (
+        ready,
+        f"{text}\n\nnode: {'Ready' if ready else 'not ready'}; kubeconfig: {paths.kubeconfig}",
+    )
 
 
 def _status_row(paths: Paths, name: str) -> tuple[str, ...]:
@@ -259,7 +286,14 @@ def _status_row(paths: Paths, name: str) -> tuple[str, ...]:
     if record is None or used is None:
         state = "died" if processes.read_record(_pid_file(paths, name)) is not None else "stopped"
         return (name, state, "-", "-", "-", log)
-    return (name, "running", str(record.pid), f"{used.resident_mib} MiB", f"{used.uptime_seconds:.0f} s", log)
+    return (
+        name,
+        "running",
+        str(record.pid),
+        f"{used.resident_mib} MiB",
+        f"{used.uptime_seconds:.0f} s",
+        log,
+    )
 
 
 def load(paths: Paths, archive: Path) -> None:

@@ -1,7 +1,8 @@
 """The node's daemons and their command lines.
 
-Owns: what each component is started with. May import: addresses, configuration, paths.
-Invariant: pure text building; equal input gives an equal command, so that an unchanged component is never restarted.
+Owns: what each component is started with. May import: addresses, configuration, paths. Invariant:
+pure text building; equal input gives an equal command, so that an unchanged component is never
+restarted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def _flags(program: Path | str, flags: Mapping[str, object]) -> tuple[str, ...]:
 
 def etcd(paths: Paths, program: Path) -> Component:
     pki = paths.certificates
-    identity = {"cert-file": pki / "etcd.crt", "key-file": pki / "etcd.key", "trusted-ca-file": pki / "etcd-ca.crt"}
+    identity = {
+        "cert-file": pki / "etcd.crt",
+        "key-file": pki / "etcd.key",
+        "trusted-ca-file": pki / "etcd-ca.crt",
+    }
     flags: dict[str, object] = {
         "name": net.NODE_NAME,
         "data-dir": paths.cluster / "etcd",
@@ -155,7 +160,11 @@ def node(paths: Paths, programs: Mapping[str, Path]) -> tuple[Component, ...]:
         ("etcd", etcd), ("kube-apiserver", api_server), ("kube-controller-manager", controller_manager),
         ("kube-scheduler", scheduler), ("kubelet", kubelet), ("kube-proxy", proxy), ("coredns", dns),
     )  # fmt: skip
-    return (containerd(paths), *(build(paths, programs[name]) for name, build in builders), reclaimer(paths))
+    return (
+        containerd(paths),
+        *(build(paths, programs[name]) for name, build in builders),
+        reclaimer(paths),
+    )
 
 
 COMPONENT_NAMES = (

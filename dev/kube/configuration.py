@@ -1,8 +1,8 @@
 """The node's configuration files.
 
-Owns: their content and names. May import: addresses, paths.
-Invariants: the text depends on the cache directory alone; a file is written only when its content changes, because
-kube-proxy ends itself when its file is touched.
+Owns: their content and names. May import: addresses, paths. Invariants: the text depends on the
+cache directory alone; a file is written only when its content changes, because kube-proxy ends
+itself when its file is touched.
 """
 
 from __future__ import annotations
@@ -21,27 +21,35 @@ EVICTION = {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.avai
 
 def client_configuration(paths: Paths, identity: str) -> Path:
     """The kubeconfig of one identity; the administrator's is the one users get."""
-    return paths.kubeconfig if identity == "admin" else paths.configuration / f"{identity}.kubeconfig"
+    return (
+        paths.kubeconfig if identity == "admin" else paths.configuration / f"{identity}.kubeconfig"
+    )
 
 
 def kubeconfig_text(paths: Paths, identity: str) -> str:
     """JSON, which is YAML too."""
     pki = paths.certificates
-    user = {"client-certificate": str(pki / f"{identity}.crt"), "client-key": str(pki / f"{identity}.key")}
+    user = {
+        "client-certificate": str(pki / f"{identity}.crt"),
+        "client-key": str(pki / f"{identity}.key"),
+    }
     cluster = {"server": net.API_URL, "certificate-authority": str(pki / "ca.crt")}
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "magnetar-local", "cluster": cluster}],
         "users": [{"name": identity, "user": user}],
-        "contexts": [{"name": "magnetar-local", "context": {"cluster": "magnetar-local", "user": identity}}],
+        "contexts": [
+            {"name": "magnetar-local", "context": {"cluster": "magnetar-local", "user": identity}}
+        ],
         "current-context": "magnetar-local",
     }
     return json.dumps(content, indent=2) + "\n"
 
 
 def containerd_text(paths: Paths) -> str:
-    """Own root, state and socket; network namespaces below the state directory, where `down` finds them."""
+    """Own root, state and socket; network namespaces below the state directory, where `down`
+    finds them."""
     return f"""version = 2
 root = {json.dumps(str(paths.containerd_root))}
 state = {json.dumps(str(paths.containerd_state))}
@@ -104,7 +112,10 @@ def kubelet_text(paths: Paths) -> str:
         "address": net.BRIDGE_IP,
         "healthzBindAddress": net.LOOPBACK,
         "readOnlyPort": 0,
-        "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": str(pki / "ca.crt")}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "x509": {"clientCAFile": str(pki / "ca.crt")},
+        },
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": str(pki / "kubelet.crt"),
         "tlsPrivateKeyFile": str(pki / "kubelet.key"),
@@ -119,11 +130,13 @@ def kubelet_text(paths: Paths) -> str:
         "podLogsDir": str(paths.logs / "pods"),
         "volumePluginDir": str(paths.kubelet / "plugins-exec"),
         "evictionHard": EVICTION,
-        "imageGCHighThresholdPercent": 100,  # without a registry a collected image cannot be fetched again
+        # without a registry a collected image cannot be fetched again
+        "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": False,
         "registerNode": True,
         "nodeStatusUpdateFrequency": "5s",
-        "syncFrequency": "5s",  # how soon pods see changed secrets and ConfigMaps, which are a minute late by default
+        # how soon pods see changed secrets and ConfigMaps, which are a minute late by default
+        "syncFrequency": "5s",
         "shutdownGracePeriod": "0s",
     }
     return json.dumps(content, indent=2)
@@ -186,7 +199,8 @@ def write(paths: Paths) -> None:
         texts[client_configuration(paths, identity)] = kubeconfig_text(paths, identity)
     for path, text in texts.items():
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        # kube-proxy watches its file and ends itself when it is written, even with the same content.
+        # kube-proxy watches its file and ends itself when it is written, even with the same
+        # content.
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             path.chmod(0o600)

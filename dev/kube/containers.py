@@ -1,8 +1,8 @@
 """The node's own containerd: its images and what is left of its pods.
 
-Owns: images of the local node; removal of shims, mounts and control groups. May import: binaries, configuration, oci,
-paths, processes, report.
-Invariant: only shims that name our socket are touched, so a containerd of the user keeps all of its containers.
+Owns: images of the local node; removal of shims, mounts and control groups. May import: binaries,
+configuration, oci, paths, processes, report. Invariant: only shims that name our socket are
+touched, so a containerd of the user keeps all of its containers.
 """
 
 from __future__ import annotations
@@ -77,16 +77,20 @@ def blobs(paths: Paths) -> set[str]:
 
 
 def load_stream(paths: Paths, write: Callable[[IO[bytes]], object]) -> None:
-    """Import an archive that `write` produces as it is read; it may leave out blobs the node has."""
+    """Import an archive that `write` produces as it is read; it may leave out blobs the node
+    has."""
     argv = [str(part) for part in (*_ctr(paths), "images", "import", "-")]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output)
         assert process.stdin is not None, "started with a pipe"
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the reader's own message says more
+        # the reader's own message says more
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             write(pipe)
         if process.wait() != 0:
             output.seek(0)
-            raise CommandFailed(f"ctr images import: {output.read().decode(errors='replace').strip()}")
+            raise CommandFailed(
+                f"ctr images import: {output.read().decode(errors='replace').strip()}"
+            )
 
 
 def load_pause(paths: Paths) -> None:
@@ -105,7 +109,11 @@ def shims(paths: Paths) -> list[int]:
     found = []
     for pid in _all_pids():
         arguments = _arguments(pid)
-        if arguments and Path(arguments[0]).name.startswith("containerd-shim") and wanted in arguments:
+        if (
+            arguments
+            and Path(arguments[0]).name.startswith("containerd-shim")
+            and wanted in arguments
+        ):
             found.append(pid)
     return found
 
@@ -113,7 +121,8 @@ def shims(paths: Paths) -> list[int]:
 def kill_pods(paths: Paths) -> int:
     """Kill all containers and their shims; says how many shims there were."""
     found = shims(paths)
-    # Shims and runc keep sockets and state outside our directory; what is ours is written down inside it.
+    # Shims and runc keep sockets and state outside our directory; what is ours is written down
+    # inside it.
     bundles = list((paths.containerd_state / "io.containerd.runtime.v2.task" / NAMESPACE).glob("*"))
     notes = [bundle / "address" for bundle in bundles if (bundle / "address").exists()]
     sockets = [Path(note.read_text().strip().removeprefix("unix://")) for note in notes]
@@ -165,7 +174,12 @@ def mounts_below(directory: Path, mountinfo: str) -> list[str]:
 
 def _unescape(point: str) -> str:
     """The kernel writes blanks in mount points as octal escapes."""
-    return point.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    return (
+        point.replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
+    )
 
 
 def unmount_all(paths: Paths) -> None:
@@ -179,7 +193,8 @@ def unmount_all(paths: Paths) -> None:
 
 
 def remove_cgroups() -> None:
-    """Remove the kubelet's control groups; a group with processes cannot be removed, so nobody else's is."""
+    """Remove the kubelet's control groups; a group with processes cannot be removed, so nobody
+    else's is."""
     tops = [CGROUP_ROOT / "kubepods", *CGROUP_ROOT.glob("*/kubepods")]
     for attempt in range(UNMOUNT_ROUNDS):
         for top in tops:
@@ -196,7 +211,8 @@ def _remove_group(directory: Path) -> None:
 
 
 def remove_kubelet_leftovers(paths: Paths) -> None:
-    """What the kubelet writes outside its directory whatever it is told; directories go only when empty."""
+    """What the kubelet writes outside its directory whatever it is told; directories go only
+    when empty."""
     for link in LOG_LINKS.glob("*.log"):
         if link.is_symlink() and str(link.readlink()).startswith(f"{paths.cluster}/"):
             link.unlink()

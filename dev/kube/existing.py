@@ -23,7 +23,8 @@ def kubeconfig() -> str:
 
 
 def describe(context: str, paths: Paths) -> str:
-    """Server version, nodes and storage classes; raises CommandFailed when the cluster cannot be reached."""
+    """Server version, nodes and storage classes; raises CommandFailed when the cluster cannot be
+    reached."""
     kubectl = shutil.which("kubectl") or binaries.ensure(["kubectl"], paths)["kubectl"]
     ask = [kubectl, "--context", context, "--request-timeout=10s"]
     version: dict[str, Any] = json.loads(run_quietly([*ask, "version", "--output=json"]))
@@ -48,5 +49,7 @@ def _name(item: dict[str, Any]) -> str:
 
 
 def _readiness(node: dict[str, Any]) -> str:
-    conditions = {item["type"]: item["status"] for item in node.get("status", {}).get("conditions", [])}
+    conditions = {
+        item["type"]: item["status"] for item in node.get("status", {}).get("conditions", [])
+    }
     return "Ready" if conditions.get("Ready") == "True" else "not ready"

@@ -1,9 +1,9 @@
 """The node's bridge, kernel settings and packet filter rules.
 
-Owns: `cni0`, our iptables chains, and the kernel settings the node changes. May import: addresses, paths, processes,
-report.
-Invariant: what `prepare` and the daemons changed, `restore` undoes: settings get their previous values back and only
-rules of this cluster are removed (`up` refuses to run beside another cluster's kube-proxy, so KUBE-* chains are ours).
+Owns: `cni0`, our iptables chains, and the kernel settings the node changes. May import: addresses,
+paths, processes, report. Invariant: what `prepare` and the daemons changed, `restore` undoes:
+settings get their previous values back and only rules of this cluster are removed (`up` refuses to
+run beside another cluster's kube-proxy, so KUBE-* chains are ours).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def restore(paths: Paths) -> None:
 
 
 def _remove_plugin_results(paths: Paths) -> None:
-    """The plug-ins keep results in one fixed place; ours name a sandbox below our state directory."""
+    """The plug-ins keep results in one fixed place; ours name a sandbox below our state
+    directory."""
     for result in PLUGIN_RESULTS.glob("*"):
         if f"{paths.cluster}/" in result.read_text(errors="replace"):
             result.unlink()
@@ -70,7 +71,8 @@ def bridge_exists() -> bool:
 
 
 def _make_bridge() -> None:
-    """Before any pod: the kubelet refuses a loopback node address, so the node lives on the bridge."""
+    """Before any pod: the kubelet refuses a loopback node address, so the node lives on the
+    bridge."""
     if not bridge_exists():
         run_quietly(["ip", "link", "add", BRIDGE, "type", "bridge"])
     run_quietly(["ip", "addr", "replace", f"{BRIDGE_IP}/24", "dev", BRIDGE])
@@ -85,7 +87,10 @@ def _allow_forwarding() -> None:
         f"-A {FORWARD_CHAIN} -i {BRIDGE} -j ACCEPT",
         f"-A {FORWARD_CHAIN} -o {BRIDGE} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
     ]
-    jump = ["FORWARD", "-s", POD_RANGE, "-j", FORWARD_CHAIN], ["FORWARD", "-d", POD_RANGE, "-j", FORWARD_CHAIN]
+    jump = (
+        ["FORWARD", "-s", POD_RANGE, "-j", FORWARD_CHAIN],
+        ["FORWARD", "-d", POD_RANGE, "-j", FORWARD_CHAIN],
+    )
     run_quietly(["iptables-restore", "--noflush"], text_input="\n".join([*rules, "COMMIT", ""]))
     for rule in jump:
         if subprocess.run(["iptables", "-C", *rule], capture_output=True).returncode != 0:
@@ -112,7 +117,8 @@ def remove_rules(family: str) -> None:
 
 
 def removal_script(saved: str) -> str:
-    """An iptables-restore script that removes our chains from what iptables-save printed; empty if there are none."""
+    """An iptables-restore script that removes our chains from what iptables-save printed; empty
+    if there are none."""
     tables: list[str] = []
     for block in re.findall(r"^\*(\w+)\n(.*?)^COMMIT", saved, re.MULTILINE | re.DOTALL):
         table, lines = block[0], block[1].splitlines()
@@ -143,7 +149,11 @@ def _save_sysctls(paths: Paths) -> None:
     """Remember the user's values once, on the way up from a clean machine."""
     if _saved(paths) is not None:
         return
-    values = {name: sysctl_path(name).read_text().strip() for name in TOUCHED_SYSCTLS if sysctl_path(name).exists()}
+    values = {
+        name: sysctl_path(name).read_text().strip()
+        for name in TOUCHED_SYSCTLS
+        if sysctl_path(name).exists()
+    }
     paths.saved_sysctls.write_text(json.dumps({"boot": boot(), "values": values}))
 
 

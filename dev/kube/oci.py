@@ -22,7 +22,9 @@ NAME_ANNOTATION = "io.containerd.image.name"
 REFERENCE_ANNOTATION = "org.opencontainers.image.ref.name"
 
 
-def write_scratch_image(destination: Path, name: str, files: Mapping[str, Path], entrypoint: Sequence[str]) -> None:
+def write_scratch_image(
+    destination: Path, name: str, files: Mapping[str, Path], entrypoint: Sequence[str]
+) -> None:
     """Write an archive of an image that holds exactly these executables."""
     layer = _layer(files)
     config = {
@@ -42,14 +44,18 @@ def write_scratch_image(destination: Path, name: str, files: Mapping[str, Path],
     index = index_of({name: descriptor(MANIFEST_TYPE, encoded_manifest)})
     blobs = [layer, encoded_config, encoded_manifest]
     members = {f"blobs/sha256/{sha256(blob).hexdigest()}": blob for blob in blobs}
-    members |= {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
+    members |= {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": json.dumps(index).encode(),
+    }
     destination.write_bytes(_tar(members, mode=0o644))
 
 
 def index_of(images: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     """An index naming images, each by its manifest, the way containerd and buildah both read it."""
     manifests = [
-        {**manifest, "annotations": {NAME_ANNOTATION: name, REFERENCE_ANNOTATION: name}} for name, manifest in images.items()
+        {**manifest, "annotations": {NAME_ANNOTATION: name, REFERENCE_ANNOTATION: name}}
+        for name, manifest in images.items()
     ]
     return {"schemaVersion": 2, "manifests": manifests}
 

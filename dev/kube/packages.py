@@ -22,7 +22,9 @@ def missing() -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    query = subprocess.run(["dpkg-query", "-W", "-f", "${Status}", name], capture_output=True, text=True)
+    query = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Status}", name], capture_output=True, text=True
+    )
     return query.returncode == 0 and query.stdout == "install ok installed"
 
 
@@ -35,4 +37,5 @@ def install() -> None:
         command = [*apt, "install", "--yes", "--no-install-recommends", *absent]
         run_with_progress(command, lambda lines: f"apt-get install: {lines} lines")
     for module in MODULES:
-        subprocess.run(["modprobe", module], capture_output=True)  # built into many kernels; preflight has checked
+        # built into many kernels; preflight has checked
+        subprocess.run(["modprobe", module], capture_output=True)

@@ -1,7 +1,7 @@
 """Where the local cluster keeps its files.
 
-Owns: the layout of the cache directory. May import: the standard library.
-Invariant: everything lives under one cache directory of the user, never in the checkout and never in ~/.kube.
+Owns: the layout of the cache directory. May import: the standard library. Invariant: everything
+lives under one cache directory of the user, never in the checkout and never in ~/.kube.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MANIFESTS = HERE / "manifests"
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """MAGNETAR_CACHE, else the user's cache directory as the XDG base directory specification names it."""
+    """MAGNETAR_CACHE, else the user's cache directory as the XDG base directory specification
+    names it."""
     if chosen := environment.get("MAGNETAR_CACHE"):
         return Path(chosen).expanduser().resolve()
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"

@@ -48,7 +48,16 @@ class Row:
 
 def rows(paths: Paths, *, node_is_up: bool) -> list[Row]:
     """All checks; a running node of our own owns its ports and chains."""
-    found = [_root(), _debian(), *_packages(), _go(), _programs(paths), _disk(paths), _memory(), _cgroups()]
+    found = [
+        _root(),
+        _debian(),
+        *_packages(),
+        _go(),
+        _programs(paths),
+        _disk(paths),
+        _memory(),
+        _cgroups(),
+    ]
     found += [_overlay(), _bridge_filter(), _forwarding(), _oom_capability(), *_proxy()]
     if not node_is_up:
         found += [*_ports(), _ranges(), _foreign_cluster(paths)]
@@ -67,7 +76,9 @@ def blockers(found: list[Row]) -> list[Row]:
 def _root() -> Row:
     if os.geteuid() == 0:
         return Row("root", State.OK, "running as root")
-    remedy = "run it with sudo -E, or set CONTEXT to a cluster you have (kind, k3d, minikube, a cloud)"
+    remedy = (
+        "run it with sudo -E, or set CONTEXT to a cluster you have (kind, k3d, minikube, a cloud)"
+    )
     return Row("root", State.MISSING, f"user id {os.geteuid()}", remedy)
 
 
@@ -82,18 +93,32 @@ def _packages() -> list[Row]:
     if shutil.which("dpkg-query") is None:
         return []
     missing = packages.missing()
-    present = Row("packages", State.OK, f"{len(packages.NEEDED) - len(missing)} of {len(packages.NEEDED)} installed")
-    return [present, *(Row(f"package {name}", State.WILL, "not installed", "will install") for name in missing)]
+    present = Row(
+        "packages",
+        State.OK,
+        f"{len(packages.NEEDED) - len(missing)} of {len(packages.NEEDED)} installed",
+    )
+    return [
+        present,
+        *(Row(f"package {name}", State.WILL, "not installed", "will install") for name in missing),
+    ]
 
 
 def _go() -> Row:
     minimum = ".".join(str(part) for part in GO_MINIMUM)
     version = binaries.go_version()
     if version is None:
-        return Row("Go", State.MISSING, "not installed", f"install Go {minimum} or newer (go.dev/doc/install)")
+        return Row(
+            "Go",
+            State.MISSING,
+            "not installed",
+            f"install Go {minimum} or newer (go.dev/doc/install)",
+        )
     found = ".".join(str(part) for part in version)
     if version < GO_MINIMUM:
-        return Row("Go", State.MISSING, found, f"install Go {minimum} or newer (go.dev/doc/install)")
+        return Row(
+            "Go", State.MISSING, found, f"install Go {minimum} or newer (go.dev/doc/install)"
+        )
     return Row("Go", State.OK, found)
 
 
@@ -120,7 +145,12 @@ def _memory() -> Row:
     available = int(found[1]) // 1024 if found else 0
     if available >= FREE_MEMORY_MIB_MIN:
         return Row("free memory", State.OK, f"{available} MiB")
-    return Row("free memory", State.NOTE, f"{available} MiB", f"a node and a few pods want {FREE_MEMORY_MIB_MIN} MiB")
+    return Row(
+        "free memory",
+        State.NOTE,
+        f"{available} MiB",
+        f"a node and a few pods want {FREE_MEMORY_MIB_MIN} MiB",
+    )
 
 
 def _cgroups() -> Row:
@@ -150,14 +180,18 @@ def _forwarding() -> Row:
     value = network.sysctl_path("net.ipv4.ip_forward").read_text().strip()
     if value == "1":
         return Row("IP forwarding", State.OK, "on")
-    return Row("IP forwarding", State.WILL, "off", "will switch it on; `down` switches it off again")
+    return Row(
+        "IP forwarding", State.WILL, "off", "will switch it on; `down` switches it off again"
+    )
 
 
 def _oom_capability() -> Row:
     found = re.search(r"CapEff:\s+([0-9a-f]+)", Path("/proc/self/status").read_text())
     if found and int(found[1], 16) >> CAP_SYS_RESOURCE & 1:
         return Row("CAP_SYS_RESOURCE", State.OK, "present")
-    return Row("CAP_SYS_RESOURCE", State.OK, "absent; containerd is told not to lower oom_score_adj")
+    return Row(
+        "CAP_SYS_RESOURCE", State.OK, "absent; containerd is told not to lower oom_score_adj"
+    )
 
 
 def _proxy() -> list[Row]:
@@ -165,15 +199,28 @@ def _proxy() -> list[Row]:
     excluded = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     if not proxied or BRIDGE_IP in excluded:
         return []
-    return [Row("proxy", State.NOTE, "HTTPS_PROXY is set", f"add {BRIDGE_IP} to NO_PROXY for kubectl and helm")]
+    return [
+        Row(
+            "proxy",
+            State.NOTE,
+            "HTTPS_PROXY is set",
+            f"add {BRIDGE_IP} to NO_PROXY for kubectl and helm",
+        )
+    ]
 
 
 def _ports() -> list[Row]:
     try:
         listening = run_quietly(["ss", "-Hlntup"])
     except CommandFailed:
-        return [Row("ports", State.NOTE, "ss is not installed yet", "checked again on the next start")]
-    taken = [row for listener in LISTENERS for row in port_rows(listening, listener.address, listener.port)]
+        return [
+            Row("ports", State.NOTE, "ss is not installed yet", "checked again on the next start")
+        ]
+    taken = [
+        row
+        for listener in LISTENERS
+        for row in port_rows(listening, listener.address, listener.port)
+    ]
     return taken or [Row("ports", State.OK, f"{len(LISTENERS)} needed, all free")]
 
 
@@ -187,7 +234,11 @@ def port_rows(listening: str, address: str, port: int) -> list[Row]:
             continue
         owner = re.search(r'\("([^"]+)",pid=(\d+)', line)
         who = f"{owner[1]} (pid {owner[2]})" if owner else "a process of another user or namespace"
-        remedy = f"stop it (kill {owner[2]}) or move it to another port" if owner else "find it with ss -lntup"
+        remedy = (
+            f"stop it (kill {owner[2]}) or move it to another port"
+            if owner
+            else "find it with ss -lntup"
+        )
         found[who] = Row(f"port {address}:{port}", State.MISSING, f"in use by {who}", remedy)
     return list(found.values())
 
@@ -196,7 +247,12 @@ def _ranges() -> Row:
     try:
         routes = json.loads(run_quietly(["ip", "-j", "route"]) or "[]")
     except CommandFailed:
-        return Row("address ranges", State.NOTE, "ip is not installed yet", "checked again on the next start")
+        return Row(
+            "address ranges",
+            State.NOTE,
+            "ip is not installed yet",
+            "checked again on the next start",
+        )
     taken = [f"{route['dst']} on {route.get('dev', '?')}" for route in routes if _overlaps(route)]
     if taken:
         remedy = "bring that interface down, or set CONTEXT to another cluster"
@@ -208,7 +264,9 @@ def _overlaps(route: dict[str, str]) -> bool:
     if route["dst"] == "default" or route.get("dev") == BRIDGE:
         return False
     destination = ipaddress.ip_network(route["dst"], strict=False)
-    return any(destination.overlaps(ipaddress.ip_network(ours)) for ours in (POD_RANGE, SERVICE_RANGE))
+    return any(
+        destination.overlaps(ipaddress.ip_network(ours)) for ours in (POD_RANGE, SERVICE_RANGE)
+    )
 
 
 def _foreign_cluster(paths: Paths) -> Row:

@@ -1,8 +1,8 @@
 """Background processes with pid files that cannot be mistaken.
 
 Owns: starting, finding and stopping the node's daemons. May import: the standard library.
-Invariant: a signal reaches only the very process recorded: pid, kernel start time and boot must all agree, and the
-signal travels through a pidfd, so a recycled pid is never hit.
+Invariant: a signal reaches only the very process recorded: pid, kernel start time and boot must all
+agree, and the signal travels through a pidfd, so a recycled pid is never hit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def start(argv: Sequence[str], *, pid_file: Path, log: Path, digest: str, cwd: P
             cwd=cwd,
             umask=0o022,  # ours hides our own files; daemons make files for pods
         )
-    process.returncode = 0  # it outlives us on purpose; this silences the warning about an unreaped child
+    # it outlives us on purpose; this silences the warning about an unreaped child
+    process.returncode = 0
     record = Record(process.pid, start_ticks(process.pid) or 0, boot(), digest)
     write_record(pid_file, record)
     return record
@@ -108,7 +109,11 @@ def read_record(pid_file: Path) -> Record | None:
 
 def is_alive(record: Record | None) -> bool:
     """Whether exactly the recorded process still runs."""
-    return record is not None and record.boot == boot() and start_ticks(record.pid) == record.start_ticks
+    return (
+        record is not None
+        and record.boot == boot()
+        and start_ticks(record.pid) == record.start_ticks
+    )
 
 
 def running(pid_file: Path) -> Record | None:
@@ -135,7 +140,10 @@ def stop_process(pid: int, expected_start_ticks: int, timeout_seconds: float) ->
         # From here the handle pins the process: compare after opening, then signal only through it.
         if start_ticks(pid) != expected_start_ticks:
             return False
-        for number, patience in ((signal.SIGTERM, timeout_seconds), (signal.SIGKILL, STOP_TIMEOUT_SECONDS)):
+        for number, patience in (
+            (signal.SIGTERM, timeout_seconds),
+            (signal.SIGKILL, STOP_TIMEOUT_SECONDS),
+        ):
             signal.pidfd_send_signal(handle, number)
             if _gone(pid, expected_start_ticks, patience):
                 return True

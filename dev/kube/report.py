@@ -1,7 +1,8 @@
 """What the tools say on the terminal.
 
 Owns: progress lines, plain tables, and how a command ends. May import: the standard library.
-Invariant: results go to standard output, everything else to standard error, so `$(python3 -m dev.kube ...)` works.
+Invariant: results go to standard output, everything else to standard error, so `$(python3 -m
+dev.kube ...)` works.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ def say(text: str) -> None:
 
 
 def exit_code(command: Callable[[], int], failures: tuple[type[Exception], ...]) -> int:
-    """Run a command and return what it returns; what is known to go wrong (`failures`) is said in a line, and is 1."""
+    """Run a command and return what it returns; what is known to go wrong (`failures`) is said
+    in a line, and is 1."""
     try:
         return command()
     except failures as error:
         say(f"error: {error}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, `head` say, has seen enough
+        # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PermissionError as error:
         say(f"error: {error}; the local cluster and its images belong to root (sudo -E)")
@@ -46,18 +49,24 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
     """Columns as wide as their widest cell; the last one is not padded."""
     lines = [headers, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    padded = [
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    ]
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def run_quietly(argv: Sequence[str | Path], *, text_input: str | None = None) -> str:
     """Run a short command and return its output; an error carries what it printed."""
     try:
-        done = subprocess.run([str(part) for part in argv], capture_output=True, text=True, input=text_input)
+        done = subprocess.run(
+            [str(part) for part in argv], capture_output=True, text=True, input=text_input
+        )
     except FileNotFoundError as error:
         raise CommandFailed(f"{argv[0]}: not installed") from error
     if done.returncode != 0:
-        raise CommandFailed(f"{' '.join(str(part) for part in argv)}: {(done.stderr or done.stdout).strip()}")
+        raise CommandFailed(
+            f"{' '.join(str(part) for part in argv)}: {(done.stderr or done.stdout).strip()}"
+        )
     return done.stdout
 
 
@@ -89,7 +98,8 @@ def run_with_progress(
     environment: Mapping[str, str] | None = None,
     echo: bool = False,
 ) -> list[str]:
-    """Run a long command; every few seconds say `describe(lines so far)` and the time it has taken."""
+    """Run a long command; every few seconds say `describe(lines so far)` and the time it has
+    taken."""
     process = subprocess.Popen(
         [str(part) for part in argv],
         cwd=cwd,
@@ -110,7 +120,9 @@ def run_with_progress(
         raise
     lines.join()
     if process.returncode != 0:
-        raise CommandFailed("\n".join([f"{' '.join(str(part) for part in argv)} failed:", *lines.last_lines]))
+        raise CommandFailed(
+            "\n".join([f"{' '.join(str(part) for part in argv)} failed:", *lines.last_lines])
+        )
     return lines.last_lines
 
 

@@ -16,12 +16,14 @@ HELM = "3.19.5"
 PAUSE = "1"
 GO_MINIMUM = (1, 26)
 NODE = "node"
-"""The module of all programs but pause: what they share, four fifths of all packages, is then compiled once."""
+"""The module of all programs but pause: what they share, four fifths of all packages, is then
+compiled once."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One Go program: what to build, from which module of ours, and the version its cache entry carries; `source` is the module that brings it."""
+    """One Go program: what to build, from which module of ours, and the version its cache entry
+    carries; `source` is the module that brings it."""
 
     name: str
     version: str

@@ -1,8 +1,8 @@
 """Static volumes of the local node.
 
-Owns: the PersistentVolumes and the directories behind them. May import: addresses, api, paths, report.
-Invariant: a bound volume is never emptied; a recycled one is empty before it can be claimed again. One whose claim was deleted has no user: a pod
-that mounts a claim keeps it.
+Owns: the PersistentVolumes and the directories behind them. May import: addresses, api, paths,
+report. Invariant: a bound volume is never emptied; a recycled one is empty before it can be claimed
+again. One whose claim was deleted has no user: a pod that mounts a claim keeps it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,18 @@ VOLUMES = (
 
 def manifests(paths: Paths) -> str:
     """Storage class, rights and volumes, ready to apply."""
-    return "---\n".join([(MANIFESTS / "base.yaml").read_text(), *(manifest(volume, paths) for volume in VOLUMES)])
+    return "---\n".join(
+        [(MANIFESTS / "base.yaml").read_text(), *(manifest(volume, paths) for volume in VOLUMES)]
+    )
 
 
 def manifest(volume: Volume, paths: Paths) -> str:
     template = string.Template((MANIFESTS / "volume.yaml").read_text())
     # A JSON string is a YAML string too, whatever the path contains.
     path = json.dumps(str(paths.volumes / volume.directory))
-    return template.substitute(name=volume.name, size=volume.size, mode=volume.mode, path=path, node=NODE_NAME)
+    return template.substitute(
+        name=volume.name, size=volume.size, mode=volume.mode, path=path, node=NODE_NAME
+    )
 
 
 def make_directories(paths: Paths) -> None:
@@ -88,13 +92,25 @@ def reclaim(paths: Paths) -> None:
 
 def in_phase(listed: dict[str, Any], phase: str) -> set[str]:
     """Names of the volumes of a list that are in a phase."""
-    return {item["metadata"]["name"] for item in listed["items"] if item.get("status", {}).get("phase") == phase}
+    return {
+        item["metadata"]["name"]
+        for item in listed["items"]
+        if item.get("status", {}).get("phase") == phase
+    }
 
 
 def _recycle(paths: Paths, free: list[Volume]) -> None:
     if free:
         names = [volume.name for volume in free]
-        api.kubectl(paths, "delete", "persistentvolume", "--ignore-not-found", "--wait=true", "--timeout=30s", *names)
+        api.kubectl(
+            paths,
+            "delete",
+            "persistentvolume",
+            "--ignore-not-found",
+            "--wait=true",
+            "--timeout=30s",
+            *names,
+        )
     for volume in free:
         shutil.rmtree(paths.volumes / volume.directory, ignore_errors=True)
         _make_directory(paths.volumes / volume.directory)
@@ -103,4 +119,6 @@ def _recycle(paths: Paths, free: list[Volume]) -> None:
 
 
 def _bound(paths: Paths) -> set[str]:
-    return in_phase(json.loads(api.kubectl(paths, "get", "persistentvolume", "--output=json")), "Bound")
+    return in_phase(
+        json.loads(api.kubectl(paths, "get", "persistentvolume", "--output=json")), "Bound"
+    )

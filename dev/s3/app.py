@@ -1,12 +1,15 @@
-"""The program of the S3 server: moto behind a door that makes it atomic and, on request, slow and unreliable.
+"""The program of the S3 server: moto behind a door that makes it atomic and, on request, slow and
+unreliable.
 
-Owns: that door and its weather. Imports: the standard library, moto, werkzeug: it runs in the virtual environment that `server` makes, which
-holds nothing of ours.
-Invariants: one request at a time reaches moto, whose threads know no compare-and-put; what is injected happens before or behind that.
-POST /-/weather takes a JSON object: latency_ms; the probabilities lost_answer (carried out, the connection is closed), conflict (409, not
-carried out), late (the connection is closed, carried out late_ms afterwards), throttled (503 SlowDown, not carried out) and broken (500, not
-carried out); and split_ms: a conditional put looks for the key, waits that long and then overwrites, as a store without atomic conditions does.
-POST /-/counts answers with the requests by method since the last such request.
+Owns: that door and its weather. Imports: the standard library, moto, werkzeug: it runs in the
+virtual environment that `server` makes, which holds nothing of ours. Invariants: one request at a
+time reaches moto, whose threads know no compare-and-put; what is injected happens before or behind
+that. POST /-/weather takes a JSON object: latency_ms; the probabilities lost_answer (carried out,
+the connection is closed), conflict (409, not carried out), late (the connection is closed, carried
+out late_ms afterwards), throttled (503 SlowDown, not carried out) and broken (500, not carried
+out); and split_ms: a conditional put looks for the key, waits that long and then overwrites, as a
+store without atomic conditions does. POST /-/counts answers with the requests by method since the
+last such request.
 """
 
 from __future__ import annotations
@@ -54,14 +57,20 @@ class Door:
         if self._strikes("throttled"):
             return _answer(start_response, "503 Slow Down", ERROR.format("SlowDown"))
         if self._strikes("broken"):
-            return _answer(start_response, "500 Internal Server Error", ERROR.format("InternalError"))
+            return _answer(
+                start_response, "500 Internal Server Error", ERROR.format("InternalError")
+            )
         writes = environ["REQUEST_METHOD"] == "PUT"
         if writes and self._strikes("conflict") and "HTTP_IF_NONE_MATCH" in environ:
-            return _answer(start_response, "409 Conflict", ERROR.format("ConditionalRequestConflict"))
+            return _answer(
+                start_response, "409 Conflict", ERROR.format("ConditionalRequestConflict")
+            )
         if weather.get("split_ms") and "HTTP_IF_NONE_MATCH" in environ:
             self._split(environ, weather["split_ms"] / 1000)
         if writes and self._strikes("late"):
-            threading.Timer(weather.get("late_ms", 50) / 1000, self._carry_out, (environ, _ignore)).start()
+            threading.Timer(
+                weather.get("late_ms", 50) / 1000, self._carry_out, (environ, _ignore)
+            ).start()
             _hang_up(environ)
         answer = self._carry_out(environ, start_response)
         if writes and self._strikes("lost_answer"):
@@ -78,9 +87,15 @@ class Door:
                     found.close()
 
     def _split(self, environ: dict[str, Any], pause_s: float) -> None:
-        """Decide the condition of a put by a look at the key; the put itself comes later and is unconditional if nothing was there."""
+        """Decide the condition of a put by a look at the key; the put itself comes later and is
+        unconditional if nothing was there."""
         statuses: list[str] = []
-        look = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
+        look = {
+            **environ,
+            "REQUEST_METHOD": "HEAD",
+            "CONTENT_LENGTH": "0",
+            "wsgi.input": io.BytesIO(),
+        }
         look.pop("HTTP_IF_NONE_MATCH")
         self._carry_out(look, lambda status, _headers, _error=None: statuses.append(status))
         time.sleep(pause_s)
@@ -91,7 +106,9 @@ class Door:
         return self._chance.random() < self._weather.get(kind, 0.0)
 
 
-def _answer(start_response: Any, status: str, text: str, kind: str = "application/xml") -> list[bytes]:
+def _answer(
+    start_response: Any, status: str, text: str, kind: str = "application/xml"
+) -> list[bytes]:
     body = text.encode()
     start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
     return [body]

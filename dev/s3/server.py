@@ -1,9 +1,9 @@
 """The S3 server of the tests as a child process.
 
-Owns: `S3Server`, and the virtual environment that it runs in: below the cache directory, named after the hash of its lock file.
-Imports: the standard library, dev.kube.paths, dev.ports.
-Invariants: only the process started here is ended, by its own handle; packages are checked against their hashes; two who need the environment
-at once make it once.
+Owns: `S3Server`, and the virtual environment that it runs in: below the cache directory, named
+after the hash of its lock file. Imports: the standard library, dev.kube.paths, dev.ports.
+Invariants: only the process started here is ended, by its own handle; packages are checked against
+their hashes; two who need the environment at once make it once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ READY_TIMEOUT_S = 60.0
 POLL_S = 0.05
 BUCKET = "magnetar"
 REGION = "eu-central-1"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 def environment_python() -> Path:
-    """The interpreter of the server's environment, which is made now if it is not there. Raises CalledProcessError."""
+    """The interpreter of the server's environment, which is made now if it is not there. Raises
+    CalledProcessError."""
     cache = cache_directory(os.environ)
     cache.mkdir(parents=True, exist_ok=True)
     directory = cache / f"s3-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
@@ -44,7 +49,16 @@ def environment_python() -> Path:
         if not (directory / "complete").exists():
             shutil.rmtree(directory, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-            install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", str(LOCK)]
+            install = [
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "-r",
+                str(LOCK),
+            ]
             subprocess.run([str(python), *install], check=True)
             (directory / "complete").touch()
     return python
@@ -69,10 +83,16 @@ class S3Server:
     def start(self) -> None:
         """Start and make the bucket. Raises RuntimeError if it does not come up."""
         # It must see none of our packages, nor reach anybody but us.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "AWS_"))}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "AWS_"))
+        }
         command = [str(environment_python()), str(HERE / "app.py"), "--port", str(self.port)]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**environment, **CREDENTIALS})
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**environment, **CREDENTIALS}
+            )
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
@@ -82,7 +102,8 @@ class S3Server:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     self.stop()
                     raise RuntimeError(
-                        f"the S3 server on port {self.port} did not come up: {error}; see {self.log_path}"
+                        f"the S3 server on port {self.port} did not come up: {error}; see "
+                        f"{self.log_path}"
                     ) from error
                 time.sleep(POLL_S)
 

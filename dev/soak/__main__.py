@@ -1,9 +1,11 @@
-"""`python -m dev.soak --minutes 10 --seed 1`: three brokers and etcd, traffic of four clients, faults at random, and a history check.
+"""`python -m dev.soak --minutes 10 --seed 1`: three brokers and etcd, traffic of four clients,
+faults at random, and a history check.
 
-The clients are the official ones of Python, Java and Go, and our own.
-Owns: the run from the start of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak siblings.
-Invariants: exit code 0 only if no promise was broken, every process did what it was told, and all bundles were owned within two leases of the last
-fault; the brokers' logs are kept, with the seed, when it is another; everything that was started is stopped.
+The clients are the official ones of Python, Java and Go, and our own. Owns: the run from the start
+of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak
+siblings. Invariants: exit code 0 only if no promise was broken, every process did what it was told,
+and all bundles were owned within two leases of the last fault; the brokers' logs are kept, with the
+seed, when it is another; everything that was started is stopped.
 """
 
 from __future__ import annotations
@@ -45,9 +47,13 @@ ENVIRONMENT = {"MAGNETAR_EXPIRY_CHECK_S": "2"}
 def create_namespaces(cluster: Cluster) -> None:
     """The namespaces of the soak."""
     for name, deduplicated in NAMESPACES.items():
-        create_namespace(cluster.brokers[cluster.entry], f"public/{name}", deduplicated=deduplicated)
+        create_namespace(
+            cluster.brokers[cluster.entry], f"public/{name}", deduplicated=deduplicated
+        )
     for name, policies in life_traffic.NAMESPACES.items():
-        create_namespace(cluster.brokers[cluster.entry], f"public/{name}", deduplicated=True, **policies)
+        create_namespace(
+            cluster.brokers[cluster.entry], f"public/{name}", deduplicated=True, **policies
+        )
 
 
 def create_partitioned(cluster: Cluster, topics: list[TopicHistory]) -> None:
@@ -71,10 +77,18 @@ class Soak:
     """One run."""
 
     def __init__(
-        self, directory: Path, minutes: float, seed: int, rate: float, languages: Sequence[str], only: Sequence[str]
+        self,
+        directory: Path,
+        minutes: float,
+        seed: int,
+        rate: float,
+        languages: Sequence[str],
+        only: Sequence[str],
     ) -> None:
         self._until_s, self._seed = minutes * 60, seed
-        self.cluster = Cluster(directory / "cluster", gated=True, fronted=True, environment=ENVIRONMENT)
+        self.cluster = Cluster(
+            directory / "cluster", gated=True, fronted=True, environment=ENVIRONMENT
+        )
         self._directory = directory
         self._plans = plan_topics(languages)
         self.topics = [plan.history for plan in self._plans]
@@ -87,7 +101,8 @@ class Soak:
 
     @property
     def _all_topics(self) -> list[TopicHistory]:
-        """Those of the life of messages as well; their gaps say nothing, for they are slow by intent."""
+        """Those of the life of messages as well; their gaps say nothing, for they are slow by
+        intent."""
         return [*self.topics, *self._life]
 
     def run(self) -> int:
@@ -98,12 +113,22 @@ class Soak:
         service_url = "pulsar://" + ",".join(
             broker.service_url.removeprefix("pulsar://") for broker in self.cluster.brokers.values()
         )
-        official = OfficialTraffic(service_url, self._plans, self._rate, self._directory / "client.log")
+        official = OfficialTraffic(
+            service_url, self._plans, self._rate, self._directory / "client.log"
+        )
         own = OwnTraffic(service_url, self._plans, self._rate, self._seed)
-        foreign = [ForeignTraffic(name, service_url, self._plans, self._rate, self._directory) for name in self._languages]
+        foreign = [
+            ForeignTraffic(name, service_url, self._plans, self._rate, self._directory)
+            for name in self._languages
+        ]
         life = LifeTraffic(service_url, self._rate)
         self._life = life.topics
-        traffics: list[OfficialTraffic | OwnTraffic | ForeignTraffic | LifeTraffic] = [official, own, *foreign, life]
+        traffics: list[OfficialTraffic | OwnTraffic | ForeignTraffic | LifeTraffic] = [
+            official,
+            own,
+            *foreign,
+            life,
+        ]
         try:
             for traffic in (official, own):
                 traffic.subscribe()
@@ -112,7 +137,11 @@ class Soak:
             for strange in foreign:
                 strange.publish()
             life.start()
-            print(f"{len(self.topics)} topics, {self._rate:g} messages a second each; logs in {self._directory}", flush=True)
+            print(
+                f"{len(self.topics)} topics, {self._rate:g} messages a second each; logs in "
+                f"{self._directory}",
+                flush=True,
+            )
             self._began = time.monotonic()
             threading.Thread(target=self._show_progress, daemon=True).start()
             self._hurt()
@@ -125,7 +154,12 @@ class Soak:
 
     def _show_progress(self) -> None:
         while not self._over.wait(PROGRESS_S):
-            line = progress_line(time.monotonic() - self._began, self.topics, len(self.nemesis.faults), self.nemesis.under_way)
+            line = progress_line(
+                time.monotonic() - self._began,
+                self.topics,
+                len(self.nemesis.faults),
+                self.nemesis.under_way,
+            )
             print(line, flush=True)
 
     def _hurt(self) -> None:
@@ -137,23 +171,41 @@ class Soak:
                 self.problems.append(f"the cluster did not heal: {error}")
                 break
 
-    def _judge(self, official: OfficialTraffic, own: OwnTraffic, foreign: list[ForeignTraffic], life: LifeTraffic) -> None:
+    def _judge(
+        self,
+        official: OfficialTraffic,
+        own: OwnTraffic,
+        foreign: list[ForeignTraffic],
+        life: LifeTraffic,
+    ) -> None:
         """Heal, let everything arrive, read everything back."""
         bound_s = LEASES * LEASE_S + SLACK_S
         try:
             self.cluster.repair()
-            print(f"the last fault is over: all bundles owned after {self.nemesis.wait_serving(bound_s):.2f} s", flush=True)
+            print(
+                "the last fault is over: all bundles owned after "
+                f"{self.nemesis.wait_serving(bound_s):.2f} s",
+                flush=True,
+            )
         except AssertionError as error:
             self.problems.append(str(error))
         for traffic in (official, own, life):
             traffic.stop_publishing()
         for strange in foreign:
             strange.finish()
-        self.problems.append(wait("every send answered", lambda: not any(t.unanswered() for t in self._all_topics), ANSWERED_S))
+        self.problems.append(
+            wait(
+                "every send answered",
+                lambda: not any(t.unanswered() for t in self._all_topics),
+                ANSWERED_S,
+            )
+        )
         print("reading everything back", flush=True)
         for topic in self._all_topics:
             official.read_back(topic)
-        self.problems.append(wait("every subscription has got everything", self._caught_up, CAUGHT_UP_S))
+        self.problems.append(
+            wait("every subscription has got everything", self._caught_up, CAUGHT_UP_S)
+        )
         self.problems += life.finish()
         print(f"{len(life.letters)} dead letters, {life.expired} messages expired", flush=True)
         own.stop_consuming()
@@ -170,8 +222,18 @@ class Soak:
     def _verdict(self) -> int:
         found = violations(self._all_topics)
         problems = [problem for problem in self.problems if problem]
-        print(f"\nseed {self._seed}, {len(self.nemesis.faults)} faults, {self.nemesis.restarts} restarts of brokers")
-        print("\n".join([*fault_table(self.nemesis.faults, self.topics), *summary(self._all_topics, found, problems)]))
+        print(
+            f"\nseed {self._seed}, {len(self.nemesis.faults)} faults, {self.nemesis.restarts} "
+            "restarts of brokers"
+        )
+        print(
+            "\n".join(
+                [
+                    *fault_table(self.nemesis.faults, self.topics),
+                    *summary(self._all_topics, found, problems),
+                ]
+            )
+        )
         acknowledged = sum(len(topic.receipts) for topic in self.topics)
         good = not found and not problems and acknowledged > 0 and self.nemesis.faults
         print("No promise was broken." if good else "FAILED", flush=True)
@@ -179,13 +241,27 @@ class Soak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Hurt a cluster at random under load, then check its history.")
+    parser = argparse.ArgumentParser(
+        description="Hurt a cluster at random under load, then check its history."
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=None, help="draws the faults; the time of day if not given")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="draws the faults; the time of day if not given"
+    )
     parser.add_argument("--rate", type=float, default=RATE, help="messages a second per topic")
-    parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
-    parser.add_argument("--languages", default="java,go", help="more official clients that publish; empty for none")
-    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="draw from these kinds of faults only")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
+    )
+    parser.add_argument(
+        "--languages", default="java,go", help="more official clients that publish; empty for none"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="draw from these kinds of faults only",
+    )
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else int(time.time())
     languages = [language for language in arguments.languages.split(",") if language]
@@ -209,7 +285,10 @@ def main() -> None:
                 *(directory / "cluster").glob("*/etcd.log"),
             ):
                 shutil.copy(log, kept)
-            print(f"logs kept in {kept}; repeat with: make soak MINUTES={arguments.minutes:g} SEED={seed}")
+            print(
+                f"logs kept in {kept}; repeat with: make soak MINUTES={arguments.minutes:g} "
+                f"SEED={seed}"
+            )
         shutil.rmtree(directory, ignore_errors=True)
     sys.exit(code)
 

@@ -1,9 +1,12 @@
-"""`python -m dev.soak.attack --minutes 10 --seed 1`: attacks on what a standalone server with TLS and tokens has, beside an ordinary client.
+"""`python -m dev.soak.attack --minutes 10 --seed 1`: attacks on what a standalone server with TLS
+and tokens has, beside an ordinary client.
 
-Each attack has a phase of its own, by a process of its own, after a calm phase; before all that each takes place once, to warm up.
-Owns: the run from the start of the server to the verdict. Imports: dev's secured server, dev.soak siblings.
-Invariants: exit code 0 only if the ordinary client never failed and nothing that it was promised was broken, nothing wrong got in, the server
-went on and gave back what the attacks took; a latency fails nothing; traffic goes to the loopback only; everything that was started is stopped.
+Each attack has a phase of its own, by a process of its own, after a calm phase; before all that
+each takes place once, to warm up. Owns: the run from the start of the server to the verdict.
+Imports: dev's secured server, dev.soak siblings. Invariants: exit code 0 only if the ordinary
+client never failed and nothing that it was promised was broken, nothing wrong got in, the server
+went on and gave back what the attacks took; a latency fails nothing; traffic goes to the loopback
+only; everything that was started is stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ PROBE_TIMEOUT_S = 20.0
 OPEN_FILES = 6000
 """That the server may open: fewer than there are connections."""
 ENVIRONMENT = {"MAGNETAR_TAIL_CACHE_BYTES_MAX": str(16 << 20)}
-"""Recent entries are kept in memory on purpose: little, so that what attacks leave can be told from them."""
+"""Recent entries are kept in memory on purpose: little, so that what attacks leave can be told
+from them."""
 TURN_S_MAX = 150.0
 """For one attack, its end included."""
 SETTLE_S = 60.0
@@ -57,7 +61,8 @@ POLL_S = 0.1
 DESCRIPTORS_MORE_MAX = 16
 """Than after the round that warms up: files of the log that the ordinary client's messages fill."""
 RESIDENT_MORE_MAX = 192 << 20
-"""The same of memory: the allocator keeps buffers of a thousand connections, and has all that it will keep after three or four turns only."""
+"""The same of memory: the allocator keeps buffers of a thousand connections, and has all that it
+will keep after three or four turns only."""
 SHOWN_MAX = 20
 
 
@@ -76,7 +81,12 @@ def wrong_credentials() -> dict[str, tuple[str, str]]:
     """Method and token of credentials that are good for nothing."""
     now, other = time.time(), SecretKey(b"o" * 32)
 
-    def internal(key: SecretKey, expires_s: float | None, audience: str = "magnetar", role: str = INTERNAL_ROLE) -> tuple[str, str]:
+    def internal(
+        key: SecretKey,
+        expires_s: float | None,
+        audience: str = "magnetar",
+        role: str = INTERNAL_ROLE,
+    ) -> tuple[str, str]:
         ends = {} if expires_s is None else {"exp": int(now + expires_s)}
         return INTERNAL_METHOD, make(key, "HS256", {"sub": role, "aud": audience, **ends})
 
@@ -100,7 +110,8 @@ def wrong_credentials() -> dict[str, tuple[str, str]]:
 
 
 class AttackRun:
-    """One run. `scale`: of how much the attacks take; `only`: these attacks, all if none is named."""
+    """One run. `scale`: of how much the attacks take; `only`: these attacks, all if none is
+    named."""
 
     def __init__(
         self,
@@ -118,7 +129,9 @@ class AttackRun:
         self._phase_s = minutes * 60 / (2 * len(self._attacks))
         self._turns_path, self._plan_path = directory / "turns.jsonl", directory / "plan.json"
         program = ("dev.soak.skewed_main", str(directory))  # which notes when the event loop stops
-        self.server = SecuredServer(directory, plain=plain, environment=ENVIRONMENT, open_files=OPEN_FILES, program=program)
+        self.server = SecuredServer(
+            directory, plain=plain, environment=ENVIRONMENT, open_files=OPEN_FILES, program=program
+        )
         self._context = ssl.create_default_context(cafile=str(self.server.authority.file))
         self.traffic = PacedTraffic(self._client, ORDINARY, rate)
         self.probes = Probes(
@@ -153,7 +166,11 @@ class AttackRun:
                 self._calm()
                 self.phases.append(self._attack(attack, self._phase_s))
                 held = self.peaks.get(attack, self.before)
-                print(f"{attack:<30} {self.phases[-1].ended - self.phases[-1].began:6.1f} s, at most {held}", flush=True)
+                print(
+                    f"{attack:<30} {self.phases[-1].ended - self.phases[-1].began:6.1f} s, at most "
+                    f"{held}",
+                    flush=True,
+                )
             self._judge()
         finally:
             self.probes.close()
@@ -165,7 +182,7 @@ class AttackRun:
         if self.server.process.running:
             self.server.process.kill()
 
-    # --- the ordinary client -----------------------------------------------------------------------------------------------------
+    # --- the ordinary client ----------------------------------------------------------------------
 
     def _client(self) -> Client:
         url, shown = self.server.process.service_url_tls, token(ROLE, TOKEN_S)
@@ -180,11 +197,15 @@ class AttackRun:
             await client.close()
 
     def _ask(self, path: str) -> None:
-        asked = urllib.request.Request(self.server.process.https_url + path, headers={"Authorization": f"Bearer {token(ROLE)}"})
-        with urllib.request.urlopen(asked, timeout=PROBE_TIMEOUT_S, context=self._context) as answer:
+        asked = urllib.request.Request(
+            self.server.process.https_url + path, headers={"Authorization": f"Bearer {token(ROLE)}"}
+        )
+        with urllib.request.urlopen(
+            asked, timeout=PROBE_TIMEOUT_S, context=self._context
+        ) as answer:
             answer.read()
 
-    # --- phases ------------------------------------------------------------------------------------------------------------------
+    # --- phases -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         process = self.server.process
@@ -246,7 +267,9 @@ class AttackRun:
         before, began = len(self.turns), time.monotonic()
         with (self._directory / "hostile-peer.log").open("ab") as log:
             peer = subprocess.Popen(
-                [sys.executable, "-m", "dev.soak.hostile_peer", str(self._plan_path), str(before)], stdout=log, stderr=log
+                [sys.executable, "-m", "dev.soak.hostile_peer", str(self._plan_path), str(before)],
+                stdout=log,
+                stderr=log,
             )
         try:
             while time.monotonic() - began < TURN_S_MAX and peer.poll() is None:
@@ -255,7 +278,10 @@ class AttackRun:
                 time.sleep(POLL_S)
                 self._watch(attack)
             if peer.poll() is not None:
-                self.problems.append(f"{attack}: the hostile client itself ended with {peer.returncode}; see hostile-peer.log")
+                self.problems.append(
+                    f"{attack}: the hostile client itself ended with {peer.returncode}; see "
+                    "hostile-peer.log"
+                )
             peer.send_signal(signal.SIGTERM)
             peer.wait(TURN_S_MAX)
         except subprocess.TimeoutExpired:
@@ -273,9 +299,13 @@ class AttackRun:
 
     def _watch(self, attack: str) -> None:
         """Raises AssertionError if the server has ended."""
-        assert self.server.process.running, f"{attack}: the server has ended: {self.server.process.log_tail()[-1000:]}"
+        assert self.server.process.running, (
+            f"{attack}: the server has ended: {self.server.process.log_tail()[-1000:]}"
+        )
         now, most = self._held(), self.peaks.get(attack, Held(0, 0))
-        self.peaks[attack] = Held(max(now.descriptors, most.descriptors), max(now.resident, most.resident))
+        self.peaks[attack] = Held(
+            max(now.descriptors, most.descriptors), max(now.resident, most.resident)
+        )
 
     def _held_at_least(self) -> Held:
         """The least that is held in a quiet moment."""
@@ -285,10 +315,13 @@ class AttackRun:
             seen.append(self._held())
         return Held(min(held.descriptors for held in seen), min(held.resident for held in seen))
 
-    # --- the verdict -------------------------------------------------------------------------------------------------------------
+    # --- the verdict ------------------------------------------------------------------------------
 
     def _returned(self) -> bool:
-        more = self.after.descriptors - self.before.descriptors, self.after.resident - self.before.resident
+        more = (
+            self.after.descriptors - self.before.descriptors,
+            self.after.resident - self.before.resident,
+        )
         return more[0] <= DESCRIPTORS_MORE_MAX and more[1] <= RESIDENT_MORE_MAX
 
     def _judge(self) -> None:
@@ -299,18 +332,28 @@ class AttackRun:
             if self._returned() or time.monotonic() > deadline:
                 break
         if not self._returned():
-            self.problems.append(f"the server keeps what it took: {self.before} became {self.after}")
+            self.problems.append(
+                f"the server keeps what it took: {self.before} became {self.after}"
+            )
         self.problems += self.traffic.settled(SETTLE_S)
         self.problems += [str(violation) for violation in self.traffic.violations()]
-        self.problems += [f"ordinary client: {text}" for text in (*self.traffic.trouble, *self.probes.failures)]
-        self.problems += [f"{turn['attack']}: {note}" for turn in self.turns for note in turn["notes"]]
+        self.problems += [
+            f"ordinary client: {text}" for text in (*self.traffic.trouble, *self.probes.failures)
+        ]
+        self.problems += [
+            f"{turn['attack']}: {note}" for turn in self.turns for note in turn["notes"]
+        ]
         process = self.server.process
-        self.problems += [f"the server logged {count} x {text}" for text, count in logged_errors(process.log_path).items()]
+        self.problems += [
+            f"the server logged {count} x {text}"
+            for text, count in logged_errors(process.log_path).items()
+        ]
         if not process.running:
             self.problems.append(f"the server has ended: {process.log_tail()[-1000:]}")
 
     def table(self) -> list[str]:
-        """Per attack: 99th percentiles in milliseconds while it took place, and how many times those of calm phases they are."""
+        """Per attack: 99th percentiles in milliseconds while it took place, and how many times
+        those of calm phases they are."""
         kinds = {
             "receipt": self.traffic.receipts,
             "delivery": self.traffic.deliveries,
@@ -322,23 +365,43 @@ class AttackRun:
         lines.append(f"{'calm':<30}" + "".join(f"{calm[kind] * 1000:>16.1f}" for kind in kinds))
         for attack in self._attacks:
             cells = [
-                (value := self._p99(samples, attack), value / calm[kind] if calm[kind] else 0.0) for kind, samples in kinds.items()
+                (value := self._p99(samples, attack), value / calm[kind] if calm[kind] else 0.0)
+                for kind, samples in kinds.items()
             ]
-            lines.append(f"{attack:<30}" + "".join(f"{f'{value * 1000:.1f} ({ratio:.1f})':>16}" for value, ratio in cells))
+            lines.append(
+                f"{attack:<30}"
+                + "".join(f"{f'{value * 1000:.1f} ({ratio:.1f})':>16}" for value, ratio in cells)
+            )
         return lines
 
     def _p99(self, samples: Sequence[Sample], attack: str) -> float:
         mine = [phase for phase in self.phases if phase.attack == attack]
-        return percentile([sample.seconds for sample in samples if any(phase.holds(sample.at) for phase in mine)], 0.99)
+        return percentile(
+            [sample.seconds for sample in samples if any(phase.holds(sample.at) for phase in mine)],
+            0.99,
+        )
 
     def _verdict(self) -> int:
-        counts = {attack: [turn["outcome"] for turn in self.turns if turn["attack"] == attack] for attack in self._attacks}
+        counts = {
+            attack: [turn["outcome"] for turn in self.turns if turn["attack"] == attack]
+            for attack in self._attacks
+        }
         print("\n".join(["", *self.table(), ""]))
         for attack, outcomes in counts.items():
-            print(f"{attack:<30} {len(outcomes)} times: {', '.join(sorted({*outcomes}))}; at most {self.peaks.get(attack)}")
+            print(
+                f"{attack:<30} {len(outcomes)} times: {', '.join(sorted({*outcomes}))}; at most "
+                f"{self.peaks.get(attack)}"
+            )
         stops = json_lines(self._directory / f"{self.server.process.name}.stops")
-        print("\n".join(["", *attack_table(self.turns, {"the server": stops}, self.traffic.deliveries), ""]))
-        print(f"before: {self.before}; after: {self.after}; at most {DESCRIPTORS_MORE_MAX} and {RESIDENT_MORE_MAX >> 20} MiB more")
+        print(
+            "\n".join(
+                ["", *attack_table(self.turns, {"the server": stops}, self.traffic.deliveries), ""]
+            )
+        )
+        print(
+            f"before: {self.before}; after: {self.after}; at most {DESCRIPTORS_MORE_MAX} and "
+            f"{RESIDENT_MORE_MAX >> 20} MiB more"
+        )
         for problem in self.problems[:SHOWN_MAX]:
             print(f"PROBLEM  {problem}")
         good = not self.problems and all(counts.values()) and bool(self.traffic.deliveries)
@@ -348,23 +411,42 @@ class AttackRun:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Attacks on the resources of a server with TLS and tokens, beside an ordinary client."
+        description="Attacks on the resources of a server with TLS and tokens, beside an ordinary "
+        "client."
     )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", default=None, help="draws what attacks choose; the time of day if not given")
     parser.add_argument(
-        "--plain", choices=("open", "internal", "closed"), default="internal", help="the server's ports without TLS"
+        "--seed", default=None, help="draws what attacks choose; the time of day if not given"
+    )
+    parser.add_argument(
+        "--plain",
+        choices=("open", "internal", "closed"),
+        default="internal",
+        help="the server's ports without TLS",
     )
     parser.add_argument("--scale", type=float, default=1.0, help="of how much the attacks take")
-    parser.add_argument("--only", action="append", default=[], metavar="ATTACK", choices=list(RESOURCE_ATTACKS))
-    parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ATTACK", choices=list(RESOURCE_ATTACKS)
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
+    )
     chosen = parser.parse_args()
     seed = chosen.seed if chosen.seed is not None else str(int(time.time()))
     directory = Path(tempfile.mkdtemp(prefix="magnetar-attack-"))
-    print(f"attacks, {chosen.minutes:g} minutes, seed {seed}, plain {chosen.plain}; logs in {directory}", flush=True)
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory((directory / "ordinary-client.log").open("w")))
-    run = AttackRun(directory, chosen.minutes, seed, plain=chosen.plain, scale=chosen.scale, only=chosen.only)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # everything that was started ends with this process
+    print(
+        f"attacks, {chosen.minutes:g} minutes, seed {seed}, plain {chosen.plain}; logs in "
+        f"{directory}",
+        flush=True,
+    )
+    structlog.configure(
+        logger_factory=structlog.WriteLoggerFactory((directory / "ordinary-client.log").open("w"))
+    )
+    run = AttackRun(
+        directory, chosen.minutes, seed, plain=chosen.plain, scale=chosen.scale, only=chosen.only
+    )
+    # everything that was started ends with this process
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     code = 1
     try:
         code = run.run()
@@ -373,7 +455,11 @@ def main() -> None:
         if code != 0:
             kept = chosen.keep / f"attack-{seed}"
             kept.mkdir(parents=True, exist_ok=True)
-            for file in (*directory.glob("*.log"), *directory.glob("*.json*"), *directory.glob("server/*.log")):
+            for file in (
+                *directory.glob("*.log"),
+                *directory.glob("*.json*"),
+                *directory.glob("server/*.log"),
+            ):
                 shutil.copy(file, kept)
             print(f"logs kept in {kept}")
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Clients that run beside a soak.
 
-Owns: `ClientThread`: an event loop in a thread of its own, one client on it, and the tasks that publish and consume by it.
-Imports: magnetar.client. Invariant: nothing is left running after `close`, whatever a task waits for.
+Owns: `ClientThread`: an event loop in a thread of its own, one client on it, and the tasks that
+publish and consume by it. Imports: magnetar.client. Invariant: nothing is left running after
+`close`, whatever a task waits for.
 """
 
 from __future__ import annotations

@@ -43,4 +43,6 @@ class ClockJumps:
 
     def described(self) -> str:
         """Which clocks are wrong, and by how much."""
-        return ", ".join(f"{name} {offset:+d} s" for name, offset in sorted(self.offsets_s.items()) if offset)
+        return ", ".join(
+            f"{name} {offset:+d} s" for name, offset in sorted(self.offsets_s.items()) if offset
+        )

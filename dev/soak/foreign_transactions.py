@@ -1,8 +1,10 @@
-"""The official Java and Go clients as applications that consume, transform and produce in transactions.
+"""The official Java and Go clients as applications that consume, transform and produce in
+transactions.
 
-Owns: `ForeignMover`: one of them, in a thread. Imports: the drivers of the tests with foreign clients, histories.
-Invariants: as `transaction_traffic`: questions are recorded before they are asked; what the client says went wrong with a commit says nothing of its
-outcome, so it is asked for in the end.
+Owns: `ForeignMover`: one of them, in a thread. Imports: the drivers of the tests with foreign
+clients, histories. Invariants: as `transaction_traffic`: questions are recorded before they are
+asked; what the client says went wrong with a commit says nothing of its outcome, so it is asked for
+in the end.
 """
 
 from __future__ import annotations
@@ -21,18 +23,33 @@ LANGUAGES = ("java", "go")
 INPUTS_MAX = 8
 RECEIVE_S, QUIET_S, RETRY_S = 0.5, 2.0, 0.2
 TIMEOUT_S = 20.0
-"""Within the patience of the last look: Go's client does not abort a transaction in which something has failed, its coordinator does."""
+"""Within the patience of the last look: Go's client does not abort a transaction in which
+something has failed, its coordinator does."""
 ABORT_SHARE = 0.15
 TROUBLE = (ForeignError, TimeoutError)
 
 
 class ForeignMover(threading.Thread):
-    """Moves messages of `source` to `targets` until it is `done`, then until nothing comes any more."""
+    """Moves messages of `source` to `targets` until it is `done`, then until nothing comes any
+    more."""
 
-    def __init__(self, language: str, history: History, source: str, subscription: str, targets: Sequence[str], seed: int) -> None:
+    def __init__(
+        self,
+        language: str,
+        history: History,
+        source: str,
+        subscription: str,
+        targets: Sequence[str],
+        seed: int,
+    ) -> None:
         super().__init__(name=f"{language} mover", daemon=True)
         self.language = language
-        self._history, self._source, self._subscription, self._targets = history, source, subscription, targets
+        self._history, self._source, self._subscription, self._targets = (
+            history,
+            source,
+            subscription,
+            targets,
+        )
         self._chance = random.Random(f"{seed}/{language}")
         self.draining, self.ending = threading.Event(), threading.Event()
         self.ends: dict[str, int] = {}
@@ -46,20 +63,26 @@ class ForeignMover(threading.Thread):
         self._driver = Driver(self.language, directory)
         self._client = self._driver.client(service_url, transactions=True)
         self._session = self._history.subscribe(self._source, self._subscription)
-        self._consumer = self._client.consumer(self._source, self._subscription, type="Shared", position="Earliest")
+        self._consumer = self._client.consumer(
+            self._source, self._subscription, type="Shared", position="Earliest"
+        )
         self._producers = {target: self._client.producer(target) for target in self._targets}
 
     def run(self) -> None:
         while not self.ending.is_set():
             try:
                 messages = self._consumer.receive_up_to(
-                    self._chance.randint(1, INPUTS_MAX), timeout_s=QUIET_S if self.draining.is_set() else RECEIVE_S
+                    self._chance.randint(1, INPUTS_MAX),
+                    timeout_s=QUIET_S if self.draining.is_set() else RECEIVE_S,
                 )
             except TROUBLE as error:
                 self._note("receives", error)
                 continue
             for message in messages:
-                self._session.receive((message.id.ledger, message.id.entry, message.id.batch_index), message.value.decode())
+                self._session.receive(
+                    (message.id.ledger, message.id.entry, message.id.batch_index),
+                    message.value.decode(),
+                )
             fresh = list({message.value: message for message in messages}.values())
             if fresh:
                 self._transact(fresh)
@@ -85,14 +108,21 @@ class ForeignMover(threading.Thread):
         else:
             self._commit(txn, record, len(messages))
 
-    def _fill(self, txn: Transaction, record: TransactionHistory, messages: Sequence[Received]) -> bool:
+    def _fill(
+        self, txn: Transaction, record: TransactionHistory, messages: Sequence[Received]
+    ) -> bool:
         """Publish and acknowledge; whether all of it worked."""
         try:
             for message in messages:
                 source = Input(self._source, self._subscription, message.value.decode())
-                for target, producer in self._chance.sample(list(self._producers.items()), self._chance.randint(1, 2)):
+                for target, producer in self._chance.sample(
+                    list(self._producers.items()), self._chance.randint(1, 2)
+                ):
                     self._send(txn, record, target, producer, source)
-            acknowledged = [record.acknowledge(self._source, self._subscription, message.value.decode()) for message in messages]
+            acknowledged = [
+                record.acknowledge(self._source, self._subscription, message.value.decode())
+                for message in messages
+            ]
             self._consumer.ack(*messages, txn=txn)
         except TROUBLE as error:
             self._note(str(record), error)
@@ -101,7 +131,14 @@ class ForeignMover(threading.Thread):
             one.confirm()
         return True
 
-    def _send(self, txn: Transaction, record: TransactionHistory, target: str, producer: Producer, source: Input) -> None:
+    def _send(
+        self,
+        txn: Transaction,
+        record: TransactionHistory,
+        target: str,
+        producer: Producer,
+        source: Input,
+    ) -> None:
         self._sent += 1
         value = f"out-of-{self.language}-{self._sent}"
         sent = record.send(target, value, [source], producer.name)

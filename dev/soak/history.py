@@ -1,8 +1,9 @@
 """What clients were promised, what became of it, and every contradiction between the two.
 
-Owns: `TopicHistory`, `SubscriptionHistory` and `violations`. Imports: nothing but the standard library.
-Invariants: a message counts as acknowledged only by its receipt; an acknowledgement as confirmed only by the broker's answer, and what is delivered
-to a consumer that subscribed after that contradicts it; judging changes nothing.
+Owns: `TopicHistory`, `SubscriptionHistory` and `violations`. Imports: nothing but the standard
+library. Invariants: a message counts as acknowledged only by its receipt; an acknowledgement as
+confirmed only by the broker's answer, and what is delivered to a consumer that subscribed after
+that contradicts it; judging changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Violation:
 
 @dataclass(slots=True)
 class SubscriptionHistory:
-    """One subscription of one topic, made before the first message. `ordered`: one consumer at a time is given messages."""
+    """One subscription of one topic, made before the first message. `ordered`: one consumer at a
+    time is given messages."""
 
     name: str
     kind: str
@@ -54,7 +56,10 @@ class SubscriptionHistory:
         self.distinct.add(message)
         confirmed = self.confirmed.get(where)
         if confirmed is not None and confirmed < session_began:
-            self.undone.append(f"{message} at {where}, confirmed {session_began - confirmed:.2f} s before the consumer subscribed")
+            self.undone.append(
+                f"{message} at {where}, confirmed {session_began - confirmed:.2f} s before the "
+                "consumer subscribed"
+            )
 
 
 @dataclass(slots=True)
@@ -89,14 +94,19 @@ class TopicHistory:
         """The longest time without a receipt that overlaps the span, in seconds."""
         times = sorted(self.times)  # callbacks of several threads: nearly in order
         first, last = bisect_left(times, since), bisect_right(times, until)
-        before, after = times[first - 1] if first else since, times[last] if last < len(times) else until
+        before, after = (
+            times[first - 1] if first else since,
+            times[last] if last < len(times) else until,
+        )
         points = [before, *times[first:last], after]
         return max(following - point for point, following in pairwise(points))
 
 
 def violations(topics: Iterable[TopicHistory]) -> list[Violation]:
     """Everything that contradicts what clients were told."""
-    return [Violation(kind, topic.name, detail) for topic in topics for kind, detail in _judge(topic)]
+    return [
+        Violation(kind, topic.name, detail) for topic in topics for kind, detail in _judge(topic)
+    ]
 
 
 def _judge(topic: TopicHistory) -> Iterator[tuple[str, str]]:
@@ -114,13 +124,25 @@ def _judge_sends(topic: TopicHistory) -> Iterator[tuple[str, str]]:
         yield "send failed", _some(topic.failed)
     if topic.unanswered():
         yield "send unanswered", f"{topic.unanswered()} of {topic.sent.total()}"
-    at = {(partition, place): message for partition, entries in topic.stored.items() for place, message in entries}
+    at = {
+        (partition, place): message
+        for partition, entries in topic.stored.items()
+        for place, message in entries
+    }
     everything = {message for entries in topic.stored.values() for _, message in entries}
     lost = sorted(message for message in topic.receipts if message not in everything)
     if lost:
         yield "lost", _some(lost)
-    wrong = [(message, where) for message, where in topic.receipts.items() if where is not None and at.get(where) != message]
-    misplaced = [f"{message} is not at {where}, there is {at.get(where)}" for message, where in wrong if message in everything]
+    wrong = [
+        (message, where)
+        for message, where in topic.receipts.items()
+        if where is not None and at.get(where) != message
+    ]
+    misplaced = [
+        f"{message} is not at {where}, there is {at.get(where)}"
+        for message, where in wrong
+        if message in everything
+    ]
     if misplaced:
         yield "misplaced", _some(misplaced)
 
@@ -130,7 +152,11 @@ def _judge_log(topic: TopicHistory) -> Iterator[tuple[str, str]]:
     for partition, entries in topic.stored.items():
         places = [place for place, _ in entries]
         if len(set(places)) != len(places):
-            yield "id used twice", f"partition {partition}: {_some([place for place, n in Counter(places).items() if n > 1])}"
+            yield (
+                "id used twice",
+                f"partition {partition}: "
+                f"{_some([place for place, n in Counter(places).items() if n > 1])}",
+            )
         falling = [(first, second) for first, second in pairwise(places) if second < first]
         if falling:
             yield "ids fall", f"partition {partition}: {_some(falling)}"
@@ -140,11 +166,15 @@ def _judge_log(topic: TopicHistory) -> Iterator[tuple[str, str]]:
     invented = [message for message in times_stored if not 0 <= message[1] < topic.sent[message[0]]]
     if invented:
         yield "invented", _some(invented)
-    if topic.deduplicated and (twice := [message for message, count in times_stored.items() if count > 1]):
+    if topic.deduplicated and (
+        twice := [message for message, count in times_stored.items() if count > 1]
+    ):
         yield "duplicate", _some(sorted(twice))
 
 
-def _judge_deliveries(topic: TopicHistory, subscription: SubscriptionHistory) -> Iterator[tuple[str, str]]:
+def _judge_deliveries(
+    topic: TopicHistory, subscription: SubscriptionHistory
+) -> Iterator[tuple[str, str]]:
     stored = {message for entries in topic.stored.values() for _, message in entries}
     missing = sorted(stored - subscription.distinct)
     if missing:
@@ -164,7 +194,8 @@ def _judge_deliveries(topic: TopicHistory, subscription: SubscriptionHistory) ->
 
 
 def _disorder(messages: Iterable[Message]) -> list[str]:
-    """First appearances of a producer's messages that come after a later one; repetitions do not count."""
+    """First appearances of a producer's messages that come after a later one; repetitions do not
+    count."""
     highest: dict[str, int] = {}
     seen: set[Message] = set()
     found = []

@@ -1,9 +1,12 @@
-"""`python -m dev.soak.hostile --minutes 60 --seed 1`: an ordinary workload on a real cluster, with and without a hostile client beside it.
+"""`python -m dev.soak.hostile --minutes 60 --seed 1`: an ordinary workload on a real cluster, with
+and without a hostile client beside it.
 
-Three brokers, two transaction coordinators, etcd; phases without and with the hostile client take turns, and clocks jump in the latter.
-Owns: the run from the start of the cluster to the verdict. Imports: the cluster of the tests with real clients, dev.soak siblings.
-Invariants: exit code 0 only if no promise to the ordinary clients was broken, no attack left a note, no process ended or was fenced, and no error
-was logged that nobody foresaw; a latency alone fails nothing; traffic goes to the loopback only; everything that was started is stopped.
+Three brokers, two transaction coordinators, etcd; phases without and with the hostile client take
+turns, and clocks jump in the latter. Owns: the run from the start of the cluster to the verdict.
+Imports: the cluster of the tests with real clients, dev.soak siblings. Invariants: exit code 0 only
+if no promise to the ordinary clients was broken, no attack left a note, no process ended or was
+fenced, and no error was logged that nobody foresaw; a latency alone fails nothing; traffic goes to
+the loopback only; everything that was started is stopped.
 """
 
 from __future__ import annotations
@@ -26,13 +29,25 @@ import structlog
 
 from dev.server_process import HOST, ServerProcess
 from dev.soak.hostile_peer import CPU_SHARE, NICE, Plan
-from dev.soak.hostile_report import Phase, attack_table, json_lines, latency_table, logged_errors, stop_lines
+from dev.soak.hostile_report import (
+    Phase,
+    attack_table,
+    json_lines,
+    latency_table,
+    logged_errors,
+    stop_lines,
+)
 from dev.soak.paced import OPERATION_TIMEOUT_S, PacedTraffic
 from dev.testbed.cluster import SETTINGS, Cluster, request, wait_for
 from dev.testbed.rest import Admin
 from magnetar.client import Client
 
-ORDINARY, HOSTILE, HOSTILE_REST, EXPIRING = "public/ordinary", "public/hostile", "public/hostile-rest", "public/expiring"
+ORDINARY, HOSTILE, HOSTILE_REST, EXPIRING = (
+    "public/ordinary",
+    "public/hostile",
+    "public/hostile-rest",
+    "public/expiring",
+)
 NUM_BUNDLES = 4
 HOURS = 6
 """What ordinary messages live at least; the longest jumps of clocks are longer, the run is not."""
@@ -59,7 +74,8 @@ SHOWN_MAX = 20
 
 
 class HostileSoak:
-    """One run. `entries`: in the hostile client's own topic; `only`: attacks to draw from, all if none is named."""
+    """One run. `entries`: in the hostile client's own topic; `only`: attacks to draw from, all
+    if none is named."""
 
     def __init__(
         self,
@@ -82,7 +98,9 @@ class HostileSoak:
         program = ("dev.soak.skewed_main", str(self._skew))
         self.cluster = Cluster(directory / "cluster", environment=ENVIRONMENT, program=program)
         settings = {**SETTINGS, **ENVIRONMENT}
-        self.coordinators = [self.cluster.coordinator(number, settings) for number in range(COORDINATORS)]
+        self.coordinators = [
+            self.cluster.coordinator(number, settings) for number in range(COORDINATORS)
+        ]
         self._rate = rate
         self._turns_path = directory / "turns.jsonl"
         self._plan_path = directory / "plan.json"
@@ -96,7 +114,10 @@ class HostileSoak:
     @property
     def processes(self) -> dict[str, ServerProcess]:
         """Brokers and coordinators, by name."""
-        return {process.name: process for process in (*self.cluster.brokers.values(), *self.coordinators)}
+        return {
+            process.name: process
+            for process in (*self.cluster.brokers.values(), *self.coordinators)
+        }
 
     @property
     def turns(self) -> list[dict[str, Any]]:
@@ -115,7 +136,8 @@ class HostileSoak:
             for number in range(self._phase_count):
                 self._phase(hostile=number % 2 == 1)
             self._resident = {
-                name: (before[name], process.resident_bytes() if process.running else 0) for name, process in self.processes.items()
+                name: (before[name], process.resident_bytes() if process.running else 0)
+                for name, process in self.processes.items()
             }
             self._judge(self.traffic)
         finally:
@@ -138,14 +160,24 @@ class HostileSoak:
         partitions = "/admin/v2/persistent/pulsar/system/transaction_coordinator_assign/partitions"
         for broker in self.cluster.brokers.values():
             url = broker.http_url + partitions
-            wait_for("the coordinators are announced", lambda url=url: request("GET", url)[1]["partitions"] == COORDINATORS)  # type: ignore[misc]
+            wait_for(
+                "the coordinators are announced",
+                lambda url=url: request("GET", url)[1]["partitions"] == COORDINATORS,
+            )  # type: ignore[misc]
         admin = Admin(self.cluster.brokers[self.cluster.entry])
         bundles = {"bundles": {"numBundles": NUM_BUNDLES}}
-        kept = {"retention_policies": {"retentionTimeInMinutes": HOURS * 60, "retentionSizeInMB": -1}}
+        kept = {
+            "retention_policies": {"retentionTimeInMinutes": HOURS * 60, "retentionSizeInMB": -1}
+        }
         admin.call(
             "PUT",
             f"namespaces/{ORDINARY}",
-            {**bundles, **kept, "message_ttl_in_seconds": HOURS * 3600, "deduplicationEnabled": True},
+            {
+                **bundles,
+                **kept,
+                "message_ttl_in_seconds": HOURS * 3600,
+                "deduplicationEnabled": True,
+            },
         )
         admin.call("PUT", f"namespaces/{EXPIRING}", {**bundles, "message_ttl_in_seconds": TTL_S})
         for name in (HOSTILE, HOSTILE_REST):
@@ -164,7 +196,8 @@ class HostileSoak:
             namespace=HOSTILE,
             rest_namespace=HOSTILE_REST,
             victims=[
-                f"persistent://{ORDINARY}/{name}" for name in ("exclusive", "shared", "failover", "key_shared", "parts-partition-0")
+                f"persistent://{ORDINARY}/{name}"
+                for name in ("exclusive", "shared", "failover", "key_shared", "parts-partition-0")
             ],
             servers=list(self.processes),
             skew_directory=str(self._skew),
@@ -177,7 +210,9 @@ class HostileSoak:
     def _peer(self, first: str) -> subprocess.Popen[bytes]:
         with (self._directory / "hostile-peer.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "dev.soak.hostile_peer", str(self._plan_path), first], stdout=log, stderr=log
+                [sys.executable, "-m", "dev.soak.hostile_peer", str(self._plan_path), first],
+                stdout=log,
+                stderr=log,
             )
 
     def _phase(self, *, hostile: bool) -> None:
@@ -187,7 +222,9 @@ class HostileSoak:
         while time.monotonic() - began < self._phase_s:
             time.sleep(min(1.0, self._phase_s))
             if peer is not None and peer.poll() is not None:
-                self.problems.append(f"the hostile client itself ended with {peer.returncode}; see hostile-peer.log")
+                self.problems.append(
+                    f"the hostile client itself ended with {peer.returncode}; see hostile-peer.log"
+                )
                 break
             for name, process in self.processes.items():
                 if not process.running and not any(name in problem for problem in self.problems):
@@ -202,12 +239,13 @@ class HostileSoak:
         self.phases.append(Phase(hostile, began, time.monotonic()))
         receipts = sum(len(topic.receipts) for topic in self.traffic.all_topics)
         print(
-            f"{'hostile' if hostile else 'calm':>8}, {time.monotonic() - began:.0f} s; so far {len(self.turns)} attacks,"
+            f"{'hostile' if hostile else 'calm':>8}, {time.monotonic() - began:.0f} s; so far "
+            f"{len(self.turns)} attacks,"
             f" {receipts} messages acknowledged, {len(self.traffic.deliveries)} delivered",
             flush=True,
         )
 
-    # --- the verdict -----------------------------------------------------------------------------------------------------------
+    # --- the verdict ------------------------------------------------------------------------------
 
     def _judge(self, traffic: PacedTraffic) -> None:
         try:
@@ -221,14 +259,20 @@ class HostileSoak:
                 self.problems.append(f"{name} has ended")
         for name in self.cluster.brokers:
             if self.cluster.claims(name) != self._claims[name]:
-                self.problems.append(f"{name} was fenced or began again: {self._claims[name]} became {self.cluster.claims(name)}")
+                self.problems.append(
+                    f"{name} was fenced or began again: {self._claims[name]} became "
+                    f"{self.cluster.claims(name)}"
+                )
 
     def _check_expiry(self, traffic: PacedTraffic) -> None:
-        """After all jumps messages still expire: a subscription without a consumer is empty once its messages have lived their time."""
+        """After all jumps messages still expire: a subscription without a consumer is empty once
+        its messages have lived their time."""
         topic = f"persistent://{EXPIRING}/after"
 
         async def publish() -> None:
-            await (await traffic.client.subscribe(topic, "nobody", initial_position="Earliest")).close()
+            await (
+                await traffic.client.subscribe(topic, "nobody", initial_position="Earliest")
+            ).close()
             producer = await traffic.client.create_producer(topic)
             for number in range(EXPIRING_MESSAGES):
                 await producer.send(f"{number}".encode())
@@ -240,8 +284,14 @@ class HostileSoak:
 
         try:
             traffic.call(publish())
-            wait_for("messages expire after their time to live", lambda: backlog() == 0, TTL_S + EXPIRY_PATIENCE_S)
-        except Exception as error:  # a refusal, no answer, or the time is over: in any case it does not work
+            wait_for(
+                "messages expire after their time to live",
+                lambda: backlog() == 0,
+                TTL_S + EXPIRY_PATIENCE_S,
+            )
+        except (
+            Exception
+        ) as error:  # a refusal, no answer, or the time is over: in any case it does not work
             self.problems.append(f"expiry: {error}")
 
     def _stops(self) -> dict[str, list[dict[str, Any]]]:
@@ -250,14 +300,35 @@ class HostileSoak:
     def _verdict(self, traffic: PacedTraffic) -> int:
         turns, stops = self.turns, self._stops()
         found = traffic.violations()
-        self.findings = [f"{turn['attack']} (attack {turn['number']}): {note}" for turn in turns for note in turn["notes"]]
-        kinds = {"publish to receipt": traffic.receipts, "publish to delivery": traffic.deliveries, "transaction": traffic.commits}
+        self.findings = [
+            f"{turn['attack']} (attack {turn['number']}): {note}"
+            for turn in turns
+            for note in turn["notes"]
+        ]
+        kinds = {
+            "publish to receipt": traffic.receipts,
+            "publish to delivery": traffic.deliveries,
+            "transaction": traffic.commits,
+        }
         print(
-            f"\nseed {self.seed}, {len(turns)} attacks of {len({turn['attack'] for turn in turns})} kinds; {traffic.strangers} of their"
+            f"\nseed {self.seed}, {len(turns)} attacks of "
+            f"{len({turn['attack'] for turn in turns})} kinds; {traffic.strangers} of their"
         )
         print("messages came to ordinary consumers, and were ignored.")
-        print(f"The hostile client ran at nice {NICE} and slept to use at most {CPU_SHARE:.0%} of one CPU.\n")
-        print("\n".join([*latency_table(kinds, self.phases), "", *attack_table(turns, stops, traffic.deliveries), ""]))
+        print(
+            f"The hostile client ran at nice {NICE} and slept to use at most {CPU_SHARE:.0%} of "
+            "one CPU.\n"
+        )
+        print(
+            "\n".join(
+                [
+                    *latency_table(kinds, self.phases),
+                    "",
+                    *attack_table(turns, stops, traffic.deliveries),
+                    "",
+                ]
+            )
+        )
         print("\n".join(stop_lines(stops, self.phases)))
         for name, (before, after) in self._resident.items():
             print(f"memory of {name:<16} {before >> 20} MiB before, {after >> 20} MiB after")
@@ -269,28 +340,57 @@ class HostileSoak:
             trouble[text[:140]] = trouble.get(text[:140], 0) + 1
         for text, count in sorted(trouble.items(), key=lambda item: -item[1])[:SHOWN_MAX]:
             print(f"  ordinary client, {count} x {text}")
-        for kind, lines in (("VIOLATION", found), ("PROBLEM", self.problems), ("FINDING", self.findings)):
+        for kind, lines in (
+            ("VIOLATION", found),
+            ("PROBLEM", self.problems),
+            ("FINDING", self.findings),
+        ):
             for line in lines[:SHOWN_MAX]:
                 print(f"{kind}  {line}")
-        good = not found and not self.problems and not self.findings and bool(turns) and bool(traffic.deliveries)
+        good = (
+            not found
+            and not self.problems
+            and not self.findings
+            and bool(turns)
+            and bool(traffic.deliveries)
+        )
         print("No promise was broken." if good else "FAILED", flush=True)
         return 0 if good else 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="An ordinary workload with and without a hostile client beside it.")
+    parser = argparse.ArgumentParser(
+        description="An ordinary workload with and without a hostile client beside it."
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seed", default=None, help="draws the attacks; the time of day if not given")
-    parser.add_argument("--rate", type=float, default=RATE, help="messages a second per ordinary topic")
-    parser.add_argument("--phase-minutes", type=float, default=PHASE_MINUTES, help="length of a phase (at least four of them)")
-    parser.add_argument("--entries", type=int, default=ENTRIES, help="entries in the hostile client's own topic")
-    parser.add_argument("--only", action="append", default=[], metavar="ATTACK", help="draw from these attacks only")
+    parser.add_argument(
+        "--seed", default=None, help="draws the attacks; the time of day if not given"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=RATE, help="messages a second per ordinary topic"
+    )
+    parser.add_argument(
+        "--phase-minutes",
+        type=float,
+        default=PHASE_MINUTES,
+        help="length of a phase (at least four of them)",
+    )
+    parser.add_argument(
+        "--entries", type=int, default=ENTRIES, help="entries in the hostile client's own topic"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="ATTACK", help="draw from these attacks only"
+    )
     parser.add_argument("--true-clocks", action="store_true", help="leave the wall clocks alone")
-    parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
+    )
     chosen = parser.parse_args()
     seed = chosen.seed if chosen.seed is not None else str(int(time.time()))
     directory = Path(tempfile.mkdtemp(prefix="magnetar-hostile-"))
-    print(f"hostile client, {chosen.minutes:g} minutes, seed {seed}; logs in {directory}", flush=True)
+    print(
+        f"hostile client, {chosen.minutes:g} minutes, seed {seed}; logs in {directory}", flush=True
+    )
     client_log = (directory / "ordinary-client.log").open("w")
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(client_log))
     soak = HostileSoak(
@@ -303,7 +403,8 @@ def main() -> None:
         only=chosen.only,
         clocks=not chosen.true_clocks,
     )
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # whoever ends this ends everything that it started
+    # whoever ends this ends everything that it started
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     code = 1
     try:
         code = soak.run()
@@ -320,7 +421,10 @@ def main() -> None:
                 *directory.glob("skew/*"),
             ):
                 shutil.copy(file, kept)
-            print(f"logs kept in {kept}; repeat with: make soak-hostile MINUTES={chosen.minutes:g} SEED={seed}")
+            print(
+                f"logs kept in {kept}; repeat with: make soak-hostile MINUTES={chosen.minutes:g} "
+                f"SEED={seed}"
+            )
         shutil.rmtree(directory, ignore_errors=True)
     sys.exit(code)
 

@@ -1,10 +1,12 @@
 """`python -m dev.soak.hostile_peer <plan.json>`: the process of the hostile client.
 
-Owns: drawing attacks from the seed, one after another, and noting each in a file (one JSON line: `Turn`). Imports: dev.soak.attacks.
-It runs at the lowest priority and sleeps after each attack until it has used no more than CPU_SHARE of one CPU: so what the ordinary workload
-feels is what the brokers do with the attacks, not a lack of CPU that the attacker took.
-Invariants: attack `n` of a seed is the same attack with the same choices in every run; one attack at a time; each has a deadline; SIGTERM ends the
-process after the attack under way; every clock that was moved is true again in the end.
+Owns: drawing attacks from the seed, one after another, and noting each in a file (one JSON line:
+`Turn`). Imports: dev.soak.attacks. It runs at the lowest priority and sleeps after each attack
+until it has used no more than CPU_SHARE of one CPU: so what the ordinary workload feels is what the
+brokers do with the attacks, not a lack of CPU that the attacker took. Invariants: attack `n` of a
+seed is the same attack with the same choices in every run; one attack at a time; each has a
+deadline; SIGTERM ends the process after the attack under way; every clock that was moved is true
+again in the end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dev.soak.attacks import acks, credentials, largest, resources, rest, sends, storms, transactions
+from dev.soak.attacks import (
+    acks,
+    credentials,
+    largest,
+    resources,
+    rest,
+    sends,
+    storms,
+    transactions,
+)
 from dev.soak.attacks.raw import Access, Gone, Target, connection, produce, subscribe
 from dev.soak.clock_jumps import ClockJumps
 from magnetar.wire import pulsar_api_pb2 as api
@@ -38,11 +49,20 @@ GRACE_S = 3.0
 """For the attack under way when the process is to end."""
 PRELOAD_RUN = 1000
 Attack = Callable[[Target], Awaitable[str]]
-RESOURCE_ATTACKS: dict[str, Attack] = {attack.__name__: attack for attack in (*resources.ATTACKS, *credentials.ATTACKS)}
+RESOURCE_ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack for attack in (*resources.ATTACKS, *credentials.ATTACKS)
+}
 """On a server with security; they are asked for by name."""
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
-    for attack in (*acks.ATTACKS, *sends.ATTACKS, *largest.ATTACKS, *storms.ATTACKS, *transactions.ATTACKS, *rest.ATTACKS)
+    for attack in (
+        *acks.ATTACKS,
+        *sends.ATTACKS,
+        *largest.ATTACKS,
+        *storms.ATTACKS,
+        *transactions.ATTACKS,
+        *rest.ATTACKS,
+    )
 }
 
 
@@ -102,20 +122,24 @@ def target_of(plan: Plan, number: int) -> Target:
 
 
 def attack_of(plan: Plan, number: int) -> str:
-    """The name of attack `number`: all of them in an order of the seed's, then all again in another."""
+    """The name of attack `number`: all of them in an order of the seed's, then all again in
+    another."""
     names = plan.only or sorted(ATTACKS)
     turn, place = divmod(number, len(names))
     return random.Random(f"{plan.seed}/order/{turn}").sample(names, len(names))[place]
 
 
 async def preload(plan: Plan) -> None:
-    """Small entries in the attacker's own topic, kept there by a subscription nobody consumes. Raises Gone."""
+    """Small entries in the attacker's own topic, kept there by a subscription nobody consumes.
+    Raises Gone."""
     target = target_of(plan, -1)
     async with connection(target, plan.topic) as raw:
         refusal = await subscribe(raw, plan.topic, "keeper") or await produce(raw, plan.topic)
         if refusal:
             raise Gone(refusal)
-        metadata = api.MessageMetadata(producer_name="hostile", sequence_id=0, publish_time=int(time.time() * 1000))
+        metadata = api.MessageMetadata(
+            producer_name="hostile", sequence_id=0, publish_time=int(time.time() * 1000)
+        )
         entry = encode_entry(metadata, sends.PAYLOAD)
         for start in range(0, plan.entries, PRELOAD_RUN):
             run = range(start, min(plan.entries, start + PRELOAD_RUN))
@@ -140,7 +164,9 @@ async def one_turn(plan: Plan, number: int, stopping: asyncio.Event) -> Turn:
         outcome = str(error)
     except TimeoutError:
         outcome = "no end"
-    return Turn(number, name, began, time.monotonic(), outcome, target.notes, time.process_time() - cpu_s)
+    return Turn(
+        number, name, began, time.monotonic(), outcome, target.notes, time.process_time() - cpu_s
+    )
 
 
 async def _cut_short(stopping: asyncio.Event, deadline: asyncio.Timeout) -> None:
@@ -163,7 +189,10 @@ async def run(plan: Plan, first: int) -> None:
             with turns.open("a") as file:
                 file.write(json.dumps({**asdict(turn), "clocks": jumps.described()}) + "\n")
             number += 1
-            pause_s = max(chance.uniform(PAUSE_S_MIN, PAUSE_S_MAX), turn.cpu_s / CPU_SHARE - (turn.ended - turn.began))
+            pause_s = max(
+                chance.uniform(PAUSE_S_MIN, PAUSE_S_MAX),
+                turn.cpu_s / CPU_SHARE - (turn.ended - turn.began),
+            )
             try:
                 async with asyncio.timeout(pause_s):
                     await stopping.wait()

@@ -1,6 +1,7 @@
 """What the soak with a hostile client prints.
 
-Owns: latencies by phase side by side, what each kind of attack did, stops of event loops, logged errors. Imports: paced (values), report.
+Owns: latencies by phase side by side, what each kind of attack did, stops of event loops, logged
+errors. Imports: paced (values), report.
 """
 
 from __future__ import annotations
@@ -48,13 +49,18 @@ class Measured:
 def measured(samples: Sequence[Sample], phases: Sequence[Phase], hostile: bool) -> Measured:
     """Percentiles of what was sent in phases with the hostile client, or without it."""
     mine = [phase for phase in phases if phase.hostile == hostile]
-    seconds = [sample.seconds for sample in samples if any(phase.holds(sample.at) for phase in mine)]
+    seconds = [
+        sample.seconds for sample in samples if any(phase.holds(sample.at) for phase in mine)
+    ]
     return Measured(len(seconds), {name: percentile(seconds, share) for name, share in SHARES})
 
 
 def latency_table(kinds: Mapping[str, Sequence[Sample]], phases: Sequence[Phase]) -> list[str]:
     """Per kind of latency: calm, hostile, ratio."""
-    lines = [f"{'latency, ms':<22}" + "".join(f"{name + ' calm':>12}{'hostile':>10}{'ratio':>8}" for name, _ in SHARES)]
+    lines = [
+        f"{'latency, ms':<22}"
+        + "".join(f"{name + ' calm':>12}{'hostile':>10}{'ratio':>8}" for name, _ in SHARES)
+    ]
     for kind, samples in kinds.items():
         calm, hostile = measured(samples, phases, False), measured(samples, phases, True)
         line = f"{kind:<22}"
@@ -74,9 +80,12 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def attack_table(
-    turns: Sequence[dict[str, Any]], stops: dict[str, list[dict[str, Any]]], deliveries: Sequence[Sample]
+    turns: Sequence[dict[str, Any]],
+    stops: dict[str, list[dict[str, Any]]],
+    deliveries: Sequence[Sample],
 ) -> list[str]:
-    """Per kind of attack, worst first: how often, the longest stop of a broker's loop while it ran, the worst delivery that began then."""
+    """Per kind of attack, worst first: how often, the longest stop of a broker's loop while it
+    ran, the worst delivery that began then."""
     rows = []
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for turn in turns:
@@ -86,18 +95,29 @@ def attack_table(
         for turn in mine:
             for name, of_server in stops.items():
                 for stop in of_server:
-                    if turn["began"] - 0.1 <= stop["began"] <= turn["ended"] and stop["cpu_s"] > worst:
+                    if (
+                        turn["began"] - 0.1 <= stop["began"] <= turn["ended"]
+                        and stop["cpu_s"] > worst
+                    ):
                         worst, where = (
                             stop["cpu_s"],
-                            f"{name}, attack {turn['number']}: {' < '.join(stop['where'][::-1][:FRAMES_SHOWN])}",
+                            f"{name}, attack {turn['number']}: "
+                            f"{' < '.join(stop['where'][::-1][:FRAMES_SHOWN])}",
                         )
         late = max(
-            (sample.seconds for sample in deliveries for turn in mine if turn["began"] <= sample.at <= turn["ended"]), default=0.0
+            (
+                sample.seconds
+                for sample in deliveries
+                for turn in mine
+                if turn["began"] <= sample.at <= turn["ended"]
+            ),
+            default=0.0,
         )
         rows.append((worst, kind, len(mine), late, where))
     lines = [f"{'attack':<24}{'turns':>6}{'stop s':>8}{'late s':>8}  where the loop was"]
     lines += [
-        f"{kind:<24}{count:>6}{worst:>8.2f}{late:>8.2f}  {where}" for worst, kind, count, late, where in sorted(rows, reverse=True)
+        f"{kind:<24}{count:>6}{worst:>8.2f}{late:>8.2f}  {where}"
+        for worst, kind, count, late, where in sorted(rows, reverse=True)
     ]
     return lines
 
@@ -107,11 +127,16 @@ def stop_lines(stops: dict[str, list[dict[str, Any]]], phases: Sequence[Phase]) 
     lines = []
     for name, of_server in stops.items():
         spans = {
-            hostile: [stop for stop in of_server if any(p.hostile == hostile and p.holds(stop["began"]) for p in phases)]
+            hostile: [
+                stop
+                for stop in of_server
+                if any(p.hostile == hostile and p.holds(stop["began"]) for p in phases)
+            ]
             for hostile in (False, True)
         }
         text = "; ".join(
-            f"{'hostile' if hostile else 'calm'}: {len(found)} over 0.1 s, longest {max((s['seconds'] for s in found), default=0.0):.2f} s"
+            f"{'hostile' if hostile else 'calm'}: {len(found)} over 0.1 s, longest "
+            f"{max((s['seconds'] for s in found), default=0.0):.2f} s"
             f" (CPU {max((s['cpu_s'] for s in found), default=0.0):.2f} s)"
             for hostile, found in spans.items()
         )
@@ -120,7 +145,8 @@ def stop_lines(stops: dict[str, list[dict[str, Any]]], phases: Sequence[Phase]) 
 
 
 def logged_errors(path: Path) -> Counter[str]:
-    """Errors in a server's log that nobody foresaw, by event and first words: level error, and what nobody caught."""
+    """Errors in a server's log that nobody foresaw, by event and first words: level error, and
+    what nobody caught."""
     found: Counter[str] = Counter()
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
@@ -130,6 +156,8 @@ def logged_errors(path: Path) -> Counter[str]:
                 found[line[:120]] += 1
             continue
         if event.get("level") in ("error", "critical") or "exception" in event:
-            last = str(event.get("exception", "")).strip().splitlines()[-1:] or [str(event.get("error", ""))]
+            last = str(event.get("exception", "")).strip().splitlines()[-1:] or [
+                str(event.get("error", ""))
+            ]
             found[f"{event.get('event')}: {last[0][:160]}"] += 1
     return found

@@ -1,7 +1,9 @@
 """A cluster with transaction coordinators whose processes are killed one after another.
 
-Owns: `KilledCluster`. Imports: the cluster of the tests, coordinators. Used by examples/exactly_once.py and the tests of exactly-once histories.
-Invariants: brokers and coordinators take turns; what was killed serves again before the next ones die; everything started is stopped.
+Owns: `KilledCluster`. Imports: the cluster of the tests, coordinators. Used by
+examples/exactly_once.py and the tests of exactly-once histories. Invariants: brokers and
+coordinators take turns; what was killed serves again before the next ones die; everything started
+is stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ COORDINATORS = 2
 
 
 class KilledCluster:
-    """Brokers, coordinators and etcd for as long as the `with` block lasts, with a namespace for the work."""
+    """Brokers, coordinators and etcd for as long as the `with` block lasts, with a namespace for
+    the work."""
 
     def __init__(self, directory: Path, namespace: str, brokers: int = 3) -> None:
         self.namespace = namespace
@@ -34,7 +37,9 @@ class KilledCluster:
     @property
     def service_url(self) -> str:
         """All brokers: any of them may be dead."""
-        return "pulsar://" + ",".join(broker.service_url.removeprefix("pulsar://") for broker in self.cluster.brokers.values())
+        return "pulsar://" + ",".join(
+            broker.service_url.removeprefix("pulsar://") for broker in self.cluster.brokers.values()
+        )
 
     @property
     def http_url(self) -> str:
@@ -50,7 +55,12 @@ class KilledCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -66,7 +76,8 @@ class KilledCluster:
             yield coordinator
 
     def kill(self, count: int = 1) -> str:
-        """kill -9 of the next processes at once, start them again, wait until the cluster is healthy; their names."""
+        """kill -9 of the next processes at once, start them again, wait until the cluster is
+        healthy; their names."""
         victims = list(itertools.islice(self._victims, count))
         for victim in victims:
             victim.kill()

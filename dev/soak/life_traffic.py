@@ -1,9 +1,11 @@
-"""What the life of a message adds to the traffic of a soak: chunks, delays, dead letters, a time to live.
+"""What the life of a message adds to the traffic of a soak: chunks, delays, dead letters, a time to
+live.
 
-Owns: `LifeTraffic`: producers and consumers of our client on topics of their own, their histories, and the checks that those have no word for.
-Imports: magnetar.client, history, traffic. Runs on an event loop in a thread of its own.
-Invariants: every topic deduplicates; a message that is due for the dead letters is refused each time; a message counts as confirmed only by the
-broker's answer; what expires is judged by messages that nobody has consumed, and by young ones only.
+Owns: `LifeTraffic`: producers and consumers of our client on topics of their own, their histories,
+and the checks that those have no word for. Imports: magnetar.client, history, traffic. Runs on an
+event loop in a thread of its own. Invariants: every topic deduplicates; a message that is due for
+the dead letters is refused each time; a message counts as confirmed only by the broker's answer;
+what expires is judged by messages that nobody has consumed, and by young ones only.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ DELAY_S_MAX, DELAYED_EVERY = 5.0, 2
 REFUSED_EVERY, REDELIVERIES_MAX, NACK_DELAY_S = 7, 2, 0.2
 PENDING_MAX = 100
 LETTERS_S, EXPIRED_S = 60.0, 60.0
-"""In a healthy cluster: until every refused message is a dead letter; until what is too old is gone."""
+"""In a healthy cluster: until every refused message is a dead letter; until what is too old is
+gone."""
 QUIET_S = 3.0
 YOUNG = 20
 
@@ -46,14 +49,24 @@ def is_refused(number: int) -> bool:
 
 
 class LifeTraffic(ClientThread):
-    """Call `start` first, `close` last; `stop_publishing`, then `finish` once the cluster is healthy."""
+    """Call `start` first, `close` last; `stop_publishing`, then `finish` once the cluster is
+    healthy."""
 
     def __init__(self, service_url: str, rate: float) -> None:
         super().__init__("life of messages")
         self._service_url, self._rate = service_url, min(rate, RATE_MAX)
-        self.topics = [TopicHistory(name, deduplicated=True, client="life") for name in (CHUNKED, DELAYED, REFUSED)]
-        for topic, kinds in zip(self.topics, (("Failover", "Shared"), ("Shared", "Key_Shared"), ("Shared",)), strict=True):
-            topic.subscriptions = [SubscriptionHistory(f"life-{kind}", kind, kind == "Failover") for kind in kinds]
+        self.topics = [
+            TopicHistory(name, deduplicated=True, client="life")
+            for name in (CHUNKED, DELAYED, REFUSED)
+        ]
+        for topic, kinds in zip(
+            self.topics,
+            (("Failover", "Shared"), ("Shared", "Key_Shared"), ("Shared",)),
+            strict=True,
+        ):
+            topic.subscriptions = [
+                SubscriptionHistory(f"life-{kind}", kind, kind == "Failover") for kind in kinds
+            ]
         self.letters: set[Message] = set()
         self.expired = 0
         self.trouble: list[str] = []
@@ -67,18 +80,28 @@ class LifeTraffic(ClientThread):
         for topic in self.topics:
             for subscription in topic.subscriptions:
                 consumer = await self._subscribe(topic, subscription)
-                self._consuming.append(self._loop.create_task(self._consume(topic, subscription, consumer)))
+                self._consuming.append(
+                    self._loop.create_task(self._consume(topic, subscription, consumer))
+                )
         await (await self._client.subscribe(MORTAL, "nobody", initial_position="Earliest")).close()
         for topic in self.topics:
             producer = await self._client.create_producer(
-                topic.name, _name(topic.name), send_timeout_s=None, chunking=True, pending_max=2 * PENDING_MAX
+                topic.name,
+                _name(topic.name),
+                send_timeout_s=None,
+                chunking=True,
+                pending_max=2 * PENDING_MAX,
             )
             self._publishing.append(self._loop.create_task(self._publish(topic, producer)))
         mortal = await self._client.create_producer(MORTAL, _name(MORTAL), send_timeout_s=None)
         self._publishing.append(self._loop.create_task(self._publish_mortal(mortal)))
 
     async def _subscribe(self, topic: TopicHistory, subscription: SubscriptionHistory) -> Consumer:
-        letters = DeadLetterPolicy(REDELIVERIES_MAX, initial_subscription="letters") if topic.name == REFUSED else None
+        letters = (
+            DeadLetterPolicy(REDELIVERIES_MAX, initial_subscription="letters")
+            if topic.name == REFUSED
+            else None
+        )
         return await self.client.subscribe(
             topic.name,
             subscription.name,
@@ -88,7 +111,7 @@ class LifeTraffic(ClientThread):
             negative_ack_delay_s=NACK_DELAY_S,
         )
 
-    # --- publishing ------------------------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     async def _publish(self, topic: TopicHistory, producer: Producer) -> None:
         number, pending = 0, set[asyncio.Task[None]]()
@@ -115,7 +138,8 @@ class LifeTraffic(ClientThread):
         except MagnetarError as error:
             topic.failed.append(f"{message}: {error!r}")
             return
-        # Of chunks that had to be sent twice the message may be the first ones: that it is there is what counts.
+        # Of chunks that had to be sent twice the message may be the first ones: that it is there is
+        # what counts.
         where = where_of_own(identifier) if topic.name != CHUNKED else (-1, (-1, -1, -1))
         topic.receipt(message, where, time.monotonic())
 
@@ -125,9 +149,11 @@ class LifeTraffic(ClientThread):
             with suppress(MagnetarError):
                 await producer.send(PADDING)
 
-    # --- consuming -------------------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
-    async def _consume(self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer) -> None:
+    async def _consume(
+        self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer
+    ) -> None:
         while not self._consume_until.is_set():
             try:
                 await self._session(topic, subscription, consumer)
@@ -140,7 +166,9 @@ class LifeTraffic(ClientThread):
         with suppress(MagnetarError):
             await consumer.close()
 
-    async def _session(self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer) -> None:
+    async def _session(
+        self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer
+    ) -> None:
         while not self._consume_until.is_set():
             try:
                 received = await consumer.receive(timeout_s=0.5)
@@ -156,13 +184,14 @@ class LifeTraffic(ClientThread):
             except MagnetarError as error:  # it comes again, then
                 self.trouble.append(f"{topic.name} {subscription.name}: acknowledgement: {error}")
 
-    # --- the end ---------------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def stop_publishing(self) -> None:
         self._loop.call_soon_threadsafe(self._publish_until.set)
 
     def finish(self) -> list[str]:
-        """In a healthy cluster, when everything is delivered: what is wrong with dead letters and expiry, in sentences."""
+        """In a healthy cluster, when everything is delivered: what is wrong with dead letters
+        and expiry, in sentences."""
 
         async def look() -> list[str]:
             await asyncio.gather(*self._publishing)
@@ -174,19 +203,26 @@ class LifeTraffic(ClientThread):
         """Every refused message has become a dead letter, and no other has."""
         (topic,) = (topic for topic in self.topics if topic.name == REFUSED)
         wanted = {message for message in topic.receipts if is_refused(message[1])}
-        reader = await self.client.create_reader(f"{REFUSED}-{topic.subscriptions[0].name}-DLQ", EARLIEST)
+        reader = await self.client.create_reader(
+            f"{REFUSED}-{topic.subscriptions[0].name}-DLQ", EARLIEST
+        )
         deadline = self._loop.time() + LETTERS_S
         while self._loop.time() < deadline and not wanted <= self.letters:
             with suppress(TimeoutError):
                 self.letters.add(parse((await reader.receive(timeout_s=1.0)).data))
         await reader.close()
-        found = [f"refused and no dead letter: {message}" for message in sorted(wanted - self.letters)]
+        found = [
+            f"refused and no dead letter: {message}" for message in sorted(wanted - self.letters)
+        ]
         return found + [
-            f"a dead letter that nobody refused: {message}" for message in sorted(self.letters) if not is_refused(message[1])
+            f"a dead letter that nobody refused: {message}"
+            for message in sorted(self.letters)
+            if not is_refused(message[1])
         ]
 
     async def _check_expiry(self) -> list[str]:
-        """What is young is delivered; what nobody has consumed in time is not delivered any more."""
+        """What is young is delivered; what nobody has consumed in time is not delivered any
+        more."""
         producer = await self.client.create_producer(MORTAL, send_timeout_s=30)
         young = [f"young {number}".encode() for number in range(YOUNG)]
         for data in young:
@@ -200,10 +236,15 @@ class LifeTraffic(ClientThread):
             await asyncio.sleep(1.0)
             left = await self._until_quiet(set())
         self.expired = len(got) if not left else 0
-        return found + ([f"{len(left)} messages are delivered {EXPIRED_S:.0f} s after their time"] if left else [])
+        return found + (
+            [f"{len(left)} messages are delivered {EXPIRED_S:.0f} s after their time"]
+            if left
+            else []
+        )
 
     async def _until_quiet(self, wanted: set[bytes]) -> set[bytes]:
-        """What a consumer that acknowledges nothing gets, until it has what is wanted or nothing more comes."""
+        """What a consumer that acknowledges nothing gets, until it has what is wanted or nothing
+        more comes."""
         consumer = await self.client.subscribe(MORTAL, "nobody", initial_position="Earliest")
         found: set[bytes] = set()
         with suppress(TimeoutError):

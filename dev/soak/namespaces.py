@@ -14,7 +14,8 @@ FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 
 def create_namespace(server: HasRest, name: str, *, deduplicated: bool, **more: Any) -> None:
-    """One that keeps everything, so that it can be read back; with `deduplicated` a producer's repetitions do not count.
+    """One that keeps everything, so that it can be read back; with `deduplicated` a producer's
+    repetitions do not count.
 
     `more`: policies beside these.
 

@@ -1,8 +1,10 @@
-"""What hurts the cluster: faults drawn from a seed, one or two at a time, and the time it takes to heal from each.
+"""What hurts the cluster: faults drawn from a seed, one or two at a time, and the time it takes to
+heal from each.
 
-Owns: the kinds of faults, `Nemesis` and its record of what it did. Imports: the cluster of the tests with real clients.
-Invariants: the same seed draws the same faults in the same order (moments and outcomes are the machine's); every fault ends, and the cluster is
-healthy again, before the next one begins; two faults at once never hit the same process.
+Owns: the kinds of faults, `Nemesis` and its record of what it did. Imports: the cluster of the
+tests with real clients. Invariants: the same seed draws the same faults in the same order (moments
+and outcomes are the machine's); every fault ends, and the cluster is healthy again, before the next
+one begins; two faults at once never hit the same process.
 """
 
 from __future__ import annotations
@@ -52,8 +54,11 @@ class Fault:
 class Nemesis:
     """Hurts `cluster` while somebody calls `round`. `topics`: full names, for moves."""
 
-    def __init__(self, cluster: Cluster, topics: list[str], seed: int, only: Collection[str] = ()) -> None:
-        """`only`: the kinds of faults to draw from, all if none is named. Raises KeyError for one that does not exist."""
+    def __init__(
+        self, cluster: Cluster, topics: list[str], seed: int, only: Collection[str] = ()
+    ) -> None:
+        """`only`: the kinds of faults to draw from, all if none is named. Raises KeyError for
+        one that does not exist."""
         self._cluster, self._topics = cluster, topics
         self._chance = random.Random(f"{seed}/faults")
         self._lock = threading.Lock()
@@ -85,10 +90,15 @@ class Nemesis:
     def round(self) -> None:
         """One or two faults, then wait for health. Raises AssertionError if it does not come."""
         chance = self._chance
-        brokers, kinds, weights = list(self._cluster.brokers), list(self._kinds), [weight for weight, _ in self._kinds.values()]
+        brokers, kinds, weights = (
+            list(self._cluster.brokers),
+            list(self._kinds),
+            [weight for weight, _ in self._kinds.values()],
+        )
         chosen = chance.choices(kinds, weights, k=2 if chance.random() < TWICE else 1)
         if all(kind.startswith("etcd") for kind in chosen) or "kill -9 of all" in chosen:
-            chosen = chosen[:1]  # one thing at a time with etcd; and what hits all brokers needs no other
+            # one thing at a time with etcd; and what hits all brokers needs no other
+            chosen = chosen[:1]
         targets = chance.sample(brokers, len(chosen))
         seeds = [chance.random() for _ in chosen]
         calm_s = chance.uniform(CALM_S_MIN, CALM_S_MAX)
@@ -97,7 +107,10 @@ class Nemesis:
         self._heal_everything()
         healed_s = self._cluster.wait_healthy(HEAL_S_MAX)
         healthy = time.monotonic()
-        self.faults += [Fault(kind, target, began, healthy, healed_s, outcomes) for kind, target, began, outcomes in done]
+        self.faults += [
+            Fault(kind, target, began, healthy, healed_s, outcomes)
+            for kind, target, began, outcomes in done
+        ]
         time.sleep(calm_s)
 
     def _do(self, kind: str, target: str, seed: float) -> tuple[str, str, float, tuple[str, ...]]:
@@ -115,7 +128,7 @@ class Nemesis:
         for gate in self._cluster.gates.values():
             gate.heal()
 
-    # --- brokers ---------------------------------------------------------------------------------------------------------------
+    # --- brokers ----------------------------------------------------------------------------------
 
     def _start(self, target: str) -> None:
         """As Kubernetes would: again and again, because a broker may exit while etcd is away."""
@@ -149,7 +162,9 @@ class Nemesis:
     def _terminate(self, target: str, chance: random.Random) -> tuple[str, ...]:
         return self._end_planned(self._cluster.brokers[target], chance, self._start)
 
-    def _end_planned(self, process: ServerProcess, chance: random.Random, start: Callable[[str], None]) -> tuple[str, ...]:
+    def _end_planned(
+        self, process: ServerProcess, chance: random.Random, start: Callable[[str], None]
+    ) -> tuple[str, ...]:
         """SIGTERM, on which it must exit with 0; `start` starts it again, by its name."""
         code = process.stop()
         time.sleep(chance.uniform(0.0, LEASE_S))
@@ -177,18 +192,27 @@ class Nemesis:
             time.sleep(chance.uniform(0.05, 1.0))
         return ("connections",) * dropped
 
-    # --- bundles ---------------------------------------------------------------------------------------------------------------
+    # --- bundles ----------------------------------------------------------------------------------
 
     def _owner(self, topic: str) -> str:
         """Name of the broker that serves the topic, by asking any that answers; "" if none does."""
         path = quote(topic.removeprefix("persistent://"))
         for broker in self._cluster.brokers.values():
             try:
-                status, body = request("GET", f"{broker.http_url}/lookup/v2/topic/persistent/{path}", LOOKUP_TIMEOUT_S)
+                status, body = request(
+                    "GET", f"{broker.http_url}/lookup/v2/topic/persistent/{path}", LOOKUP_TIMEOUT_S
+                )
             except OSError:
                 continue
             if status == 200:
-                return next((name for name, other in self._cluster.brokers.items() if other.service_url == body["nativeUrl"]), "")
+                return next(
+                    (
+                        name
+                        for name, other in self._cluster.brokers.items()
+                        if other.service_url == body["nativeUrl"]
+                    ),
+                    "",
+                )
         return ""
 
     def _unload(self, _target: str, chance: random.Random) -> tuple[str, ...]:
@@ -202,7 +226,9 @@ class Nemesis:
                 continue
             path = quote(topic.removeprefix("persistent://"))
             query = f"?destinationBroker={destination}" if destination else ""
-            url = f"{self._cluster.brokers[owner].http_url}/admin/v2/persistent/{path}/unload{query}"
+            url = (
+                f"{self._cluster.brokers[owner].http_url}/admin/v2/persistent/{path}/unload{query}"
+            )
             try:
                 status, _ = request("PUT", url, REST_TIMEOUT_S)
                 outcomes.append(str(status))
@@ -213,28 +239,38 @@ class Nemesis:
     def _split(self, _target: str, chance: random.Random) -> tuple[str, ...]:
         """One bundle of the soak's namespaces becomes two, as long as there are not too many."""
         http = next(iter(self._cluster.brokers.values())).http_url
-        spaces = sorted({topic.removeprefix("persistent://").rpartition("/")[0] for topic in self._topics})
+        spaces = sorted(
+            {topic.removeprefix("persistent://").rpartition("/")[0] for topic in self._topics}
+        )
         try:
             code, status = request("GET", f"{http}/magnetar/v1/status", REST_TIMEOUT_S)
             if code != 200:
                 return ("no answer",)
-            bundles = [row for row in status["bundles"] if row["bundle"].rpartition("/")[0] in spaces and row["state"] == "Owned"]
+            bundles = [
+                row
+                for row in status["bundles"]
+                if row["bundle"].rpartition("/")[0] in spaces and row["state"] == "Owned"
+            ]
             if not bundles or len(bundles) >= BUNDLES_MAX:
                 return ("skipped",)
             row = chance.choice(bundles)
             owner = self._cluster.brokers[row["owner"].rpartition(".")[0]]
-            code, _ = request("PUT", f"{owner.http_url}/admin/v2/namespaces/{row['bundle']}/split", REST_TIMEOUT_S)
+            code, _ = request(
+                "PUT", f"{owner.http_url}/admin/v2/namespaces/{row['bundle']}/split", REST_TIMEOUT_S
+            )
         except OSError:
             return ("no answer",)
         return (str(code),)
 
-    # --- etcd ------------------------------------------------------------------------------------------------------------------
+    # --- etcd -------------------------------------------------------------------------------------
 
     def _revoke(self, target: str, _chance: random.Random) -> tuple[str, ...]:
         """The lease of a broker ends under it."""
         with EtcdAdmin(self._cluster.etcd.endpoint) as etcd:
             try:
-                leases = [etcd.lease_of(keys.incarnation(claim)) for claim in self._cluster.claims(target)]
+                leases = [
+                    etcd.lease_of(keys.incarnation(claim)) for claim in self._cluster.claims(target)
+                ]
                 for lease in filter(None, leases):
                     etcd.revoke(lease)
             except grpc.RpcError:
@@ -299,5 +335,6 @@ class Nemesis:
         return ()
 
     def wait_serving(self, bound_s: float) -> float:
-        """After the last fault: the seconds until all bundles are owned by live brokers. Raises AssertionError after `bound_s`."""
+        """After the last fault: the seconds until all bundles are owned by live brokers. Raises
+        AssertionError after `bound_s`."""
         return wait_for("every bundle owned", self._cluster.healthy, bound_s)

@@ -1,9 +1,11 @@
-"""An ordinary workload beside a hostile client: modest, even in pace, and checked to the last message.
+"""An ordinary workload beside a hostile client: modest, even in pace, and checked to the last
+message.
 
-Owns: `PacedTraffic`: producers and consumers of our client, what they were promised (in histories) and how long everything took.
-Imports: magnetar.client, history. Runs on an event loop in a thread of its own.
-Invariants: one producer per topic, which numbers its messages; messages of others (a hostile client may publish here) are acknowledged and counted,
-never judged; latencies are taken of ordinary messages only, a message that comes twice counting once.
+Owns: `PacedTraffic`: producers and consumers of our client, what they were promised (in histories)
+and how long everything took. Imports: magnetar.client, history. Runs on an event loop in a thread
+of its own. Invariants: one producer per topic, which numbers its messages; messages of others (a
+hostile client may publish here) are acknowledged and counted, never judged; latencies are taken of
+ordinary messages only, a message that comes twice counting once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ RETRY_S = 0.2
 QUIET_S = 3.0
 TRANSACTION_MESSAGES = 3
 IDLE = "idle"
-"""A subscription without a consumer until the end: what expires or is dropped too early is missing there."""
+"""A subscription without a consumer until the end: what expires or is dropped too early is
+missing there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,26 @@ class PacedTraffic(ClientThread):
         super().__init__("ordinary clients")
         self._connect, self._rate = connect, rate
         self._sent_at: dict[tuple[str, int], float] = {}
-        self.topics = [TopicHistory(f"persistent://{namespace}/{kind.lower()}", deduplicated=True, client="own") for kind in KINDS]
-        self.topics.append(TopicHistory(f"persistent://{namespace}/parts", True, tuple(range(PARTITIONS)), "own"))
-        self.transactional = TopicHistory(f"persistent://{namespace}/transactions", deduplicated=True, client="own")
+        self.topics = [
+            TopicHistory(
+                f"persistent://{namespace}/{kind.lower()}", deduplicated=True, client="own"
+            )
+            for kind in KINDS
+        ]
+        self.topics.append(
+            TopicHistory(f"persistent://{namespace}/parts", True, tuple(range(PARTITIONS)), "own")
+        )
+        self.transactional = TopicHistory(
+            f"persistent://{namespace}/transactions", deduplicated=True, client="own"
+        )
         for topic, kind in zip(self.topics, [*KINDS, "Shared"], strict=True):
             topic.subscriptions = [
                 SubscriptionHistory(f"ordinary-{kind}", kind, kind in ORDERED),
                 SubscriptionHistory(IDLE, "Failover", True),
             ]
-        self.transactional.subscriptions = [SubscriptionHistory("ordinary-Shared", "Shared", ordered=False)]
+        self.transactional.subscriptions = [
+            SubscriptionHistory("ordinary-Shared", "Shared", ordered=False)
+        ]
         self.receipts: list[Sample] = []
         self.deliveries: list[Sample] = []
         self.commits: list[Sample] = []
@@ -85,20 +99,30 @@ class PacedTraffic(ClientThread):
                 if subscription.name == IDLE:
                     await consumer.close()
                 else:
-                    self._consuming.append(self._loop.create_task(self._consume(topic, subscription, consumer)))
+                    self._consuming.append(
+                        self._loop.create_task(self._consume(topic, subscription, consumer))
+                    )
         for number, topic in enumerate(self.topics):
             batching = Batching(linger_s=BATCH_LINGER_S) if number % 2 else None
             producer = await self._client.create_producer(
-                topic.name, _name(topic), send_timeout_s=None, pending_max=2 * PENDING_MAX, batching=batching
+                topic.name,
+                _name(topic),
+                send_timeout_s=None,
+                pending_max=2 * PENDING_MAX,
+                batching=batching,
             )
             self._publishing.append(self._loop.create_task(self._publish(topic, producer)))
-        producer = await self._client.create_producer(self.transactional.name, _name(self.transactional), send_timeout_s=None)
+        producer = await self._client.create_producer(
+            self.transactional.name, _name(self.transactional), send_timeout_s=None
+        )
         self._publishing.append(self._loop.create_task(self._publish_in_transactions(producer)))
 
     async def _subscribe(self, topic: TopicHistory, subscription: SubscriptionHistory) -> Consumer:
-        return await self.client.subscribe(topic.name, subscription.name, type=subscription.kind, initial_position="Earliest")
+        return await self.client.subscribe(
+            topic.name, subscription.name, type=subscription.kind, initial_position="Earliest"
+        )
 
-    # --- publishing ------------------------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     async def _publish(self, topic: TopicHistory, producer: Producer) -> None:
         number, pending = 0, set[asyncio.Task[None]]()
@@ -128,7 +152,8 @@ class PacedTraffic(ClientThread):
         self.receipts.append(Sample(began, ended - began))
 
     async def _publish_in_transactions(self, producer: Producer) -> None:
-        """A few messages per transaction; every fifth transaction is aborted. Committed ones count as acknowledged."""
+        """A few messages per transaction; every fifth transaction is aborted. Committed ones
+        count as acknowledged."""
         topic, number, turn = self.transactional, 0, 0
         while not self._publish_until.is_set():
             await asyncio.sleep(TRANSACTION_MESSAGES / self._rate)
@@ -139,7 +164,9 @@ class PacedTraffic(ClientThread):
             txn = self.client.transaction()
             try:
                 await txn.begin()
-                await asyncio.gather(*(producer.send(compose(*message), txn=txn) for message in messages))
+                await asyncio.gather(
+                    *(producer.send(compose(*message), txn=txn) for message in messages)
+                )
                 if turn % 5 == 0:
                     await txn.abort()
                     self.aborted.update(messages)
@@ -147,7 +174,8 @@ class PacedTraffic(ClientThread):
                 else:
                     await txn.commit()
             except MagnetarError as error:
-                # Not a loss: nothing was promised. It must not have taken place in part, though: `judge_transactions`.
+                # Not a loss: nothing was promised. It must not have taken place in part, though:
+                # `judge_transactions`.
                 topic.failed += [f"{message}: {error!r}" for message in messages]
                 self.trouble.append(f"transaction: {error}")
                 continue
@@ -156,9 +184,11 @@ class PacedTraffic(ClientThread):
                 for message in messages:
                     topic.receipt(message, (-1, (-1, -1, -1)), time.monotonic())
 
-    # --- consuming -------------------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
-    async def _consume(self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer) -> None:
+    async def _consume(
+        self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer
+    ) -> None:
         while True:
             try:
                 await self._session(topic, subscription, consumer)
@@ -171,7 +201,9 @@ class PacedTraffic(ClientThread):
                     await consumer.close()
                     consumer = await self._subscribe(topic, subscription)
 
-    async def _session(self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer) -> None:
+    async def _session(
+        self, topic: TopicHistory, subscription: SubscriptionHistory, consumer: Consumer
+    ) -> None:
         while not self._consume_until.is_set():
             try:
                 received = await consumer.receive(timeout_s=0.5)
@@ -194,12 +226,16 @@ class PacedTraffic(ClientThread):
     def _ordinary(self, topic: TopicHistory, data: bytes) -> Message | None:
         """Which message of the workload this is; None for one of somebody else's."""
         parts = data.split(None, 2)
-        if len(parts) >= 2 and parts[0].decode(errors="replace") == _name(topic) and parts[1].isdigit():
+        if (
+            len(parts) >= 2
+            and parts[0].decode(errors="replace") == _name(topic)
+            and parts[1].isdigit()
+        ):
             return _name(topic), int(parts[1])
         self.strangers += 1
         return None
 
-    # --- the end ---------------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def stop_publishing(self) -> None:
         """Send nothing more, and wait until everything is answered. Raises TimeoutError."""
@@ -211,7 +247,8 @@ class PacedTraffic(ClientThread):
         self.call(end())
 
     def settled(self, patience_s: float) -> list[str]:
-        """Stop publishing, have everything delivered and read it back; what could not be done. The histories are complete then."""
+        """Stop publishing, have everything delivered and read it back; what could not be done.
+        The histories are complete then."""
         problems = []
         try:
             self.stop_publishing()
@@ -222,17 +259,25 @@ class PacedTraffic(ClientThread):
             time.sleep(0.1)
         try:
             self.read_back()
-        except Exception as error:  # of a reader or consumer: whatever it is, the topic cannot be read
+        except (
+            Exception
+        ) as error:  # of a reader or consumer: whatever it is, the topic cannot be read
             problems.append(f"topics cannot be read back: {error!r}")
         return problems + self.judge_transactions()
 
     def violations(self) -> list[Violation]:
-        """What contradicts the promises; a send that failed within a transaction promised nothing."""
+        """What contradicts the promises; a send that failed within a transaction promised
+        nothing."""
         found = violations(self.all_topics)
-        return [violation for violation in found if violation.kind != "send failed" or violation.topic != self.transactional.name]
+        return [
+            violation
+            for violation in found
+            if violation.kind != "send failed" or violation.topic != self.transactional.name
+        ]
 
     def read_back(self) -> None:
-        """Everything the topics hold, into the histories; then everything that the idle subscriptions have."""
+        """Everything the topics hold, into the histories; then everything that the idle
+        subscriptions have."""
 
         async def read(topic: TopicHistory) -> None:
             for partition in topic.partitions:
@@ -273,7 +318,8 @@ class PacedTraffic(ClientThread):
             await reader.close()
 
     def caught_up(self) -> bool:
-        """Whether every subscription with a consumer has got every message that was acknowledged."""
+        """Whether every subscription with a consumer has got every message that was
+        acknowledged."""
         return all(
             subscription.name == IDLE or subscription.distinct >= set(topic.receipts)
             for topic in self.all_topics
@@ -282,8 +328,14 @@ class PacedTraffic(ClientThread):
 
     def judge_transactions(self) -> list[str]:
         """What was aborted and is there all the same."""
-        stored = {message for entries in self.transactional.stored.values() for _, message in entries}
-        seen = stored | {message for subscription in self.transactional.subscriptions for message in subscription.distinct}
+        stored = {
+            message for entries in self.transactional.stored.values() for _, message in entries
+        }
+        seen = stored | {
+            message
+            for subscription in self.transactional.subscriptions
+            for message in subscription.distinct
+        }
         return [f"aborted and visible: {message}" for message in sorted(self.aborted & seen)]
 
 

@@ -1,7 +1,8 @@
 """What an ordinary client asks again and again, and how long each answer took.
 
 Owns: `Probes`: one thread for each kind of question. Imports: the standard library, paced (values).
-Invariant: a question that fails is kept as a failure, with what it was; it is asked again after the same pause.
+Invariant: a question that fails is kept as a failure, with what it was; it is asked again after the
+same pause.
 """
 
 from __future__ import annotations

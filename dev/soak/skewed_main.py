@@ -1,8 +1,10 @@
-"""`python -m dev.soak.skewed_main <directory> <arguments of magnetar>`: a server whose wall clock can be set, and whose stops are noted.
+"""`python -m dev.soak.skewed_main <directory> <arguments of magnetar>`: a server whose wall clock
+can be set, and whose stops are noted.
 
-Owns: wrapping the command line's entry point, so that the server's own code knows nothing of it. Imports: magnetar.cli, magnetar.clock.
-Files, by the name that `--name` gives the server, or `standalone`: `<name>.offset` (milliseconds added to the wall clock; read several times a
-second) and `<name>.stops` (one JSON line for each turn of the event loop that took long: see `LoopStop`).
+Owns: wrapping the command line's entry point, so that the server's own code knows nothing of it.
+Imports: magnetar.cli, magnetar.clock. Files, by the name that `--name` gives the server, or
+`standalone`: `<name>.offset` (milliseconds added to the wall clock; read several times a second)
+and `<name>.stops` (one JSON line for each turn of the event loop that took long: see `LoopStop`).
 Invariants: the monotonic and the boot clock stay true; nothing else of the server is changed.
 """
 
@@ -44,7 +46,8 @@ class LoopStop:
     cpu_s: float
     """What of it the loop's thread computed; the rest is a busy machine, or blocking I/O."""
     where: list[str]
-    """The stack in the middle of it, innermost last; empty if it was over before somebody looked."""
+    """The stack in the middle of it, innermost last; empty if it was over before somebody
+    looked."""
 
 
 class Skew:
@@ -78,7 +81,9 @@ class LoopWatch:
 
     async def tick(self) -> None:
         """Runs on the loop that is watched."""
-        threading.Thread(target=self._look, args=(threading.get_ident(),), name="loop watch", daemon=True).start()
+        threading.Thread(
+            target=self._look, args=(threading.get_ident(),), name="loop watch", daemon=True
+        ).start()
         while True:
             self._ticked, cpu_s = time.monotonic(), time.thread_time()
             await asyncio.sleep(TICK_S)
@@ -93,7 +98,10 @@ class LoopWatch:
         """In a thread: what the loop's thread does while its turn is long already."""
         while True:
             time.sleep(LOOK_S)
-            if time.monotonic() - self._ticked > STOP_S_MIN and (frame := sys._current_frames().get(thread)) is not None:
+            if (
+                time.monotonic() - self._ticked > STOP_S_MIN
+                and (frame := sys._current_frames().get(thread)) is not None
+            ):
                 self._seen = _stack(frame)
 
 
@@ -108,7 +116,9 @@ def _watch(path: Path) -> None:
 
     def watched() -> uvloop.Loop:
         loop = uvloop.new_event_loop()
-        loop.call_soon(lambda: kept.append(loop.create_task(LoopWatch(path).tick(), name="loop watch")))
+        loop.call_soon(
+            lambda: kept.append(loop.create_task(LoopWatch(path).tick(), name="loop watch"))
+        )
         return loop
 
     uvloop.run = partial(uvloop.run, loop_factory=watched)
@@ -117,7 +127,8 @@ def _watch(path: Path) -> None:
 def main() -> None:
     """Run `magnetar` with a wall clock that the file moves."""
     directory, *arguments = sys.argv[1:]
-    name = arguments[arguments.index("--name") + 1] if "--name" in arguments else arguments[0]  # of a standalone server
+    # of a standalone server
+    name = arguments[arguments.index("--name") + 1] if "--name" in arguments else arguments[0]
     skew = Skew(Path(directory) / f"{name}.offset")
     true_ms = SystemClock.wall_ms
 

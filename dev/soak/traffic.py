@@ -1,9 +1,10 @@
 """Clients that publish and consume all the while: the official Python client and our own.
 
-Owns: which topics there are and who uses them; producers and consumers that note what they were promised; reading everything back.
-Imports: pulsar (official client), magnetar.client, history.
-Invariants: a send never times out, so each has an outcome once the cluster is healthy; every subscription is there before the first message; a
-consumer's session begins, for the history, before it asks to subscribe.
+Owns: which topics there are and who uses them; producers and consumers that note what they were
+promised; reading everything back. Imports: pulsar (official client), magnetar.client, history.
+Invariants: a send never times out, so each has an outcome once the cluster is healthy; every
+subscription is there before the first message; a consumer's session begins, for the history, before
+it asks to subscribe.
 """
 
 from __future__ import annotations
@@ -57,16 +58,27 @@ class Plan:
 
 
 def plan_topics(languages: Sequence[str] = ()) -> list[Plan]:
-    """Topics of both namespaces: plain and partitioned, each with one producer, and with two subscriptions, one of each Python client.
+    """Topics of both namespaces: plain and partitioned, each with one producer, and with two
+    subscriptions, one of each Python client.
 
-    For each of `languages` there is one more topic per namespace, which the client of that language publishes to.
+    For each of `languages` there is one more topic per namespace, which the client of that language
+    publishes to.
     """
     plans = []
     for namespace, deduplicated in NAMESPACES.items():
-        clients = ["official" if number % 2 == 0 else "own" for number in range(PLAIN_TOPICS + PARTITIONED_TOPICS)]
-        for number, client in enumerate([*clients[:PLAIN_TOPICS], *languages, *clients[PLAIN_TOPICS:]]):
-            partitions = tuple(range(PARTITIONS)) if number >= PLAIN_TOPICS + len(languages) else (-1,)
-            history = TopicHistory(f"persistent://public/{namespace}/topic-{number}", deduplicated, partitions, client)
+        clients = [
+            "official" if number % 2 == 0 else "own"
+            for number in range(PLAIN_TOPICS + PARTITIONED_TOPICS)
+        ]
+        for number, client in enumerate(
+            [*clients[:PLAIN_TOPICS], *languages, *clients[PLAIN_TOPICS:]]
+        ):
+            partitions = (
+                tuple(range(PARTITIONS)) if number >= PLAIN_TOPICS + len(languages) else (-1,)
+            )
+            history = TopicHistory(
+                f"persistent://public/{namespace}/topic-{number}", deduplicated, partitions, client
+            )
             kinds = [KINDS[(number + turn) % len(KINDS)] for turn in range(2)]
             history.subscriptions = [
                 SubscriptionHistory(f"{client}-{kind}", kind, kind in ORDERED)
@@ -88,7 +100,11 @@ def compose(producer: str, number: int) -> bytes:
 
 
 def where_of(identifier: pulsar.MessageId) -> Where:
-    return identifier.partition(), (identifier.ledger_id(), identifier.entry_id(), identifier.batch_index())
+    return identifier.partition(), (
+        identifier.ledger_id(),
+        identifier.entry_id(),
+        identifier.batch_index(),
+    )
 
 
 def where_of_own(identifier: MessageId) -> Where:
@@ -100,7 +116,9 @@ class OfficialTraffic:
 
     def __init__(self, service_url: str, plans: list[Plan], rate: float, log_path: Path) -> None:
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, str(log_path))
-        self._client = pulsar.Client(service_url, operation_timeout_seconds=OPERATION_TIMEOUT_S, logger=logger)
+        self._client = pulsar.Client(
+            service_url, operation_timeout_seconds=OPERATION_TIMEOUT_S, logger=logger
+        )
         self._plans, self._rate = plans, rate
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -118,9 +136,12 @@ class OfficialTraffic:
                 )
 
     @staticmethod
-    def _listener(subscription: SubscriptionHistory) -> Callable[[pulsar.Consumer, pulsar.Message], None]:
+    def _listener(
+        subscription: SubscriptionHistory,
+    ) -> Callable[[pulsar.Consumer, pulsar.Message], None]:
         def take(consumer: pulsar.Consumer, message: pulsar.Message) -> None:
-            # This client does not wait for the broker's word on acknowledgements: none of them counts as confirmed.
+            # This client does not wait for the broker's word on acknowledgements: none of them
+            # counts as confirmed.
             subscription.deliver(where_of(message.message_id()), parse(message.data()), 0.0)
             with contextlib.suppress(pulsar.PulsarException):
                 consumer.acknowledge(message)
@@ -139,7 +160,9 @@ class OfficialTraffic:
                     batching_enabled=plan.batching,
                     batching_max_publish_delay_ms=BATCH_DELAY_MS,
                 )
-                thread = threading.Thread(target=self._send, args=(plan.history, producer), daemon=True)
+                thread = threading.Thread(
+                    target=self._send, args=(plan.history, producer), daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
 
@@ -150,7 +173,9 @@ class OfficialTraffic:
             number += 1
             history.sent[name] = number
 
-            def answered(result: pulsar.Result, identifier: pulsar.MessageId, message: Message = message) -> None:
+            def answered(
+                result: pulsar.Result, identifier: pulsar.MessageId, message: Message = message
+            ) -> None:
                 if result == pulsar.Result.Ok:
                     history.receipt(message, where_of(identifier), time.monotonic())
                 else:
@@ -202,7 +227,9 @@ class OwnTraffic(ClientThread):
             for number in range(1 if plan.history.subscriptions[1].kind == "Exclusive" else 2):
                 ready = self._loop.create_future()
                 began.append(ready)
-                self._consuming.append(self._loop.create_task(self._consume(plan.history, number, ready)))
+                self._consuming.append(
+                    self._loop.create_task(self._consume(plan.history, number, ready))
+                )
         await asyncio.gather(*began)
 
     def publish(self) -> None:
@@ -216,7 +243,8 @@ class OwnTraffic(ClientThread):
                     plan.history.name,
                     producer_name(plan),
                     send_timeout_s=None,
-                    pending_max=2 * PENDING_MAX,  # more than `_send` leaves pending: nothing waits, so nothing overtakes
+                    # more than `_send` leaves pending: nothing waits, so nothing overtakes
+                    pending_max=2 * PENDING_MAX,
                     batching=Batching(linger_s=BATCH_DELAY_MS / 1000) if plan.batching else None,
                 )
                 self._publishing.append(self._loop.create_task(self._send(plan.history, producer)))
@@ -243,7 +271,9 @@ class OwnTraffic(ClientThread):
         else:
             history.receipt(message, where_of_own(identifier), time.monotonic())
 
-    async def _consume(self, history: TopicHistory, number: int, ready: asyncio.Future[None]) -> None:
+    async def _consume(
+        self, history: TopicHistory, number: int, ready: asyncio.Future[None]
+    ) -> None:
         """One consumer after another of the same subscription, each for a while."""
         assert self._client is not None
         subscription = history.subscriptions[1]
@@ -273,7 +303,9 @@ class OwnTraffic(ClientThread):
             with contextlib.suppress(MagnetarError):
                 await consumer.close()
 
-    async def _session(self, consumer: Consumer, subscription: SubscriptionHistory, began: float) -> None:
+    async def _session(
+        self, consumer: Consumer, subscription: SubscriptionHistory, began: float
+    ) -> None:
         until = began + self._chance.uniform(SESSION_S_MIN, SESSION_S_MAX)
         waiting: list[Received] = []
         while time.monotonic() < until and not self._consume_until.is_set():
@@ -289,18 +321,25 @@ class OwnTraffic(ClientThread):
                 elif len(waiting) >= CUMULATIVE_EVERY:
                     await self._acknowledge_cumulatively(consumer, subscription, waiting)
             except MagnetarError as error:
-                # What was not confirmed comes again: to this consumer, or to the next one of the subscription.
+                # What was not confirmed comes again: to this consumer, or to the next one of the
+                # subscription.
                 self.trouble.append(f"{subscription.name}: acknowledgement: {error}")
-            waiting.clear() if subscription.kind != "Exclusive" or len(waiting) >= CUMULATIVE_EVERY else None
+            waiting.clear() if subscription.kind != "Exclusive" or len(
+                waiting
+            ) >= CUMULATIVE_EVERY else None
 
     @staticmethod
-    async def _acknowledge(consumer: Consumer, subscription: SubscriptionHistory, messages: list[Received]) -> None:
+    async def _acknowledge(
+        consumer: Consumer, subscription: SubscriptionHistory, messages: list[Received]
+    ) -> None:
         for message in messages:
             await consumer.acknowledge(message)
             subscription.confirmed[where_of_own(message.id)] = time.monotonic()
 
     @staticmethod
-    async def _acknowledge_cumulatively(consumer: Consumer, subscription: SubscriptionHistory, messages: list[Received]) -> None:
+    async def _acknowledge_cumulatively(
+        consumer: Consumer, subscription: SubscriptionHistory, messages: list[Received]
+    ) -> None:
         last = {message.id.partition: message for message in messages}
         for partition, newest in last.items():
             await consumer.acknowledge_cumulative(newest)
@@ -322,12 +361,15 @@ class OwnTraffic(ClientThread):
         self.call(end())
 
     def look_again(self) -> None:
-        """Every subscription of ours once more by a new consumer: it may get only what was never confirmed."""
+        """Every subscription of ours once more by a new consumer: it may get only what was never
+        confirmed."""
 
         async def look(history: TopicHistory) -> None:
             assert self._client is not None
             subscription, began = history.subscriptions[1], time.monotonic()
-            consumer = await self._client.subscribe(history.name, subscription.name, type=subscription.kind)
+            consumer = await self._client.subscribe(
+                history.name, subscription.name, type=subscription.kind
+            )
             with contextlib.suppress(TimeoutError):
                 while True:
                     message = await consumer.receive(timeout_s=QUIET_S)

@@ -1,7 +1,8 @@
 """What hurts brokers and transaction coordinators under transactions.
 
-Owns: the kinds of faults of coordinators, and which of the brokers' are drawn beside them. Imports: nemesis, coordinators.
-Invariants: those of `nemesis`; a coordinator that was hurt answers again before the next round begins.
+Owns: the kinds of faults of coordinators, and which of the brokers' are drawn beside them. Imports:
+nemesis, coordinators. Invariants: those of `nemesis`; a coordinator that was hurt answers again
+before the next round begins.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class TransactionNemesis(Nemesis):
     """As `Nemesis`, for a cluster with coordinators."""
 
     def __init__(
-        self, cluster: Cluster, coordinators: Coordinators, topics: list[str], seed: int, only: Collection[str] = ()
+        self,
+        cluster: Cluster,
+        coordinators: Coordinators,
+        topics: list[str],
+        seed: int,
+        only: Collection[str] = (),
     ) -> None:
         super().__init__(cluster, topics, seed)
         self._coordinators = coordinators
@@ -42,7 +48,9 @@ class TransactionNemesis(Nemesis):
             "pause < lease": (1, self._pause_coordinator_short),
             "connections dropped": (3, self._drop_coordinator),
         }
-        self._kinds = {kind: (weight, self._kinds[kind][1]) for kind, weight in BROKER_KINDS.items()}
+        self._kinds = {
+            kind: (weight, self._kinds[kind][1]) for kind, weight in BROKER_KINDS.items()
+        }
         for kind, (weight, act) in acts.items():
             self._kinds[COORDINATOR + kind] = weight, self._at_one(act)
         if only:
@@ -51,11 +59,18 @@ class TransactionNemesis(Nemesis):
     @property
     def kills(self) -> int:
         """Processes that were killed with SIGKILL so far."""
-        each = {"kill -9": 1, COORDINATOR + "kill -9": 1, "kill -9 of all": len(self._cluster.brokers)}
+        each = {
+            "kill -9": 1,
+            COORDINATOR + "kill -9": 1,
+            "kill -9 of all": len(self._cluster.brokers),
+        }
         return sum(each.get(fault.kind, 0) for fault in self.faults)
 
-    def _at_one(self, act: Callable[[str, random.Random], tuple[str, ...]]) -> Callable[[str, random.Random], tuple[str, ...]]:
-        """The round names a broker; the coordinator is drawn here, and is nobody else's meanwhile."""
+    def _at_one(
+        self, act: Callable[[str, random.Random], tuple[str, ...]]
+    ) -> Callable[[str, random.Random], tuple[str, ...]]:
+        """The round names a broker; the coordinator is drawn here, and is nobody else's
+        meanwhile."""
 
         def hurt(_broker: str, chance: random.Random) -> tuple[str, ...]:
             name = chance.choice(list(self._coordinators.processes))
@@ -77,7 +92,9 @@ class TransactionNemesis(Nemesis):
         return ()
 
     def _terminate_coordinator(self, name: str, chance: random.Random) -> tuple[str, ...]:
-        return self._end_planned(self._coordinators.processes[name], chance, self._start_coordinator)
+        return self._end_planned(
+            self._coordinators.processes[name], chance, self._start_coordinator
+        )
 
     def _stop_for(self, name: str, seconds: float) -> tuple[str, ...]:
         process = self._coordinators.processes[name]

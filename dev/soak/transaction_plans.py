@@ -1,7 +1,7 @@
 """What applications in transactions do, and how their ends are told apart.
 
-Owns: the sources and who consumes them how, what becomes of a transaction, the counts of a run. Imports: magnetar's errors and ids of messages,
-histories.
+Owns: the sources and who consumes them how, what becomes of a transaction, the counts of a run.
+Imports: magnetar's errors and ids of messages, histories.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ SAID = re.compile(r"\bis (COMMIT|ABORT)")
 """How refusals of END_TXN name what a transaction is."""
 COMMIT, ABORT, LEAVE, ASK_TWICE, REGRET = "commit", "abort", "leave", "ask twice", "regret"
 PLANS = {COMMIT: 70, ABORT: 12, LEAVE: 3, ASK_TWICE: 10, REGRET: 5}
-"""What becomes of a transaction: ASK_TWICE asks for its commit again after the answer, REGRET for its abort."""
+"""What becomes of a transaction: ASK_TWICE asks for its commit again after the answer, REGRET
+for its abort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One source and how it is consumed; outputs go to any of the targets. `ordered`: one consumer, cumulative acknowledgements."""
+    """One source and how it is consumed; outputs go to any of the targets. `ordered`: one
+    consumer, cumulative acknowledgements."""
 
     source: str
     kind: str
@@ -40,7 +42,10 @@ class Route:
 def routes(namespace: str, languages: Sequence[str] = ()) -> list[Route]:
     """One of each way to acknowledge, and one for each of `languages`."""
     return [
-        *(Route(f"persistent://{namespace}/source-{language}", "Shared", 0, language) for language in languages),
+        *(
+            Route(f"persistent://{namespace}/source-{language}", "Shared", 0, language)
+            for language in languages
+        ),
         Route(f"persistent://{namespace}/source-shared", "Shared", 3),
         Route(f"persistent://{namespace}/source-key-shared", "Key_Shared", 2),
         Route(f"persistent://{namespace}/source-exclusive", "Exclusive", 1),

@@ -1,9 +1,11 @@
-"""Applications that consume, transform and produce in transactions, and the history of what they did and were told.
+"""Applications that consume, transform and produce in transactions, and the history of what they
+did and were told.
 
-Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an event loop in a thread, and the last look at everything.
-Imports: magnetar.client, histories.
-Invariants: a question is in the history before it is asked; a transaction whose commit failed without an answer is asked about again in the end;
-the last look is taken when every transaction has ended, and again for a while if it shows an anomaly: participants may hear of an end late.
+Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an event loop in a
+thread, and the last look at everything. Imports: magnetar.client, histories. Invariants: a question
+is in the history before it is asked; a transaction whose commit failed without an answer is asked
+about again in the end; the last look is taken when every transaction has ended, and again for a
+while if it shows an anomaly: participants may hear of an end late.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from dev.histories.anomalies import Anomaly, anomalies
-from dev.histories.transactions import Acknowledgement, Fate, History, Input, Place, Session, TransactionHistory
+from dev.histories.transactions import (
+    Acknowledgement,
+    Fate,
+    History,
+    Input,
+    Place,
+    Session,
+    TransactionHistory,
+)
 from dev.soak.foreign_transactions import ForeignMover
 from dev.soak.transaction_plans import (
     ABORT,
@@ -69,7 +79,8 @@ KEYS = 16
 
 
 class TransactionTraffic:
-    """Runs from `start` until `settle`. `feed_rate`: messages a second of each source; `directory`: where logs of foreign clients go."""
+    """Runs from `start` until `settle`. `feed_rate`: messages a second of each source;
+    `directory`: where logs of foreign clients go."""
 
     def __init__(
         self,
@@ -80,7 +91,11 @@ class TransactionTraffic:
         languages: Sequence[str] = (),
         directory: Path | None = None,
     ) -> None:
-        self._service_url, self._feed_rate, self._directory = service_url, feed_rate, directory or Path()
+        self._service_url, self._feed_rate, self._directory = (
+            service_url,
+            feed_rate,
+            directory or Path(),
+        )
         self._routes = routes(namespace, languages)
         self._targets = [f"persistent://{namespace}/target-{number}" for number in range(3)]
         self._chance = random.Random(f"{seed}/transactions")
@@ -91,7 +106,9 @@ class TransactionTraffic:
         self._unknown: list[tuple[Transaction, TransactionHistory]] = []
         self._open_until = 0.0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="transactions", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="transactions", daemon=True
+        )
         self._foreign = [
             ForeignMover(route.language, self.history, route.source, MOVER, self._targets, seed)
             for route in self._routes
@@ -125,28 +142,35 @@ class TransactionTraffic:
             mover.start()
 
     async def _start(self) -> None:
-        self._clients = [Client(self._service_url, operation_timeout_s=OPERATION_TIMEOUT_S) for _ in range(2)]
+        self._clients = [
+            Client(self._service_url, operation_timeout_s=OPERATION_TIMEOUT_S) for _ in range(2)
+        ]
         for target in self._targets:
             self._watchers.append(self._loop.create_task(self._watch(target)))
         for number, client in enumerate(self._clients):
             self._outputs[f"client-{number}"] = [
                 await client.create_producer(
-                    target, send_timeout_s=None, batching=Batching(linger_s=0.002) if (number + at) % 2 else None
+                    target,
+                    send_timeout_s=None,
+                    batching=Batching(linger_s=0.002) if (number + at) % 2 else None,
                 )
                 for at, target in enumerate(self._targets)
             ]
         for route in self._routes:
-            first, _ = await self._subscribe(self._clients[0], route)  # the subscription is there before the first message
+            # the subscription is there before the first message
+            first, _ = await self._subscribe(self._clients[0], route)
             await first.close()
             for number in range(route.movers):
                 self._movers.append(self._loop.create_task(self._move(route, number)))
             self._feeders.append(self._loop.create_task(self._feed(route.source)))
 
-    # --- feeding ----------------------------------------------------------------------------------------------------------------
+    # --- feeding ----------------------------------------------------------------------------------
 
     async def _feed(self, source: str) -> None:
         """Numbered messages, once each: the namespace deduplicates."""
-        producer = await self._clients[0].create_producer(source, f"feeder-of-{source.rpartition('/')[2]}", send_timeout_s=None)
+        producer = await self._clients[0].create_producer(
+            source, f"feeder-of-{source.rpartition('/')[2]}", send_timeout_s=None
+        )
         pending: set[asyncio.Task[None]] = set()
 
         async def send(number: int) -> None:
@@ -167,10 +191,11 @@ class TransactionTraffic:
             if isinstance(outcome, BaseException):
                 self.counts.trouble.append(f"feeder of {source}: {outcome!r}")
 
-    # --- watching ---------------------------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     async def _watch(self, target: str) -> None:
-        """A reader from the beginning, for as long as the run lasts; another one after one that has failed."""
+        """A reader from the beginning, for as long as the run lasts; another one after one that
+        has failed."""
         while True:
             session = self.history.subscribe(target, "watcher", whole=True)
             try:
@@ -181,15 +206,18 @@ class TransactionTraffic:
                 self.counts.trouble.append(f"watcher of {target}: {error!r}")
             await asyncio.sleep(RETRY_S)
 
-    # --- moving -----------------------------------------------------------------------------------------------------------------
+    # --- moving -----------------------------------------------------------------------------------
 
     async def _subscribe(self, client: Client, route: Route) -> tuple[Consumer, Session]:
         session = self.history.subscribe(route.source, MOVER)
-        consumer = await client.subscribe(route.source, MOVER, type=route.kind, initial_position="Earliest", receiver_queue=50)
+        consumer = await client.subscribe(
+            route.source, MOVER, type=route.kind, initial_position="Earliest", receiver_queue=50
+        )
         return consumer, session
 
     async def _move(self, route: Route, number: int) -> None:
-        """One session after another of one mover, until nothing has come for a while after the feeding ended."""
+        """One session after another of one mover, until nothing has come for a while after the
+        feeding ended."""
         at = (number + len(route.kind)) % len(self._clients)
         name = f"{route.kind}-{number}"
         while not self._moving.is_set():
@@ -200,19 +228,29 @@ class TransactionTraffic:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                await self._session(route, name, self._outputs[f"client-{at}"], self._clients[at], consumer, session)
+                await self._session(
+                    route, name, self._outputs[f"client-{at}"], self._clients[at], consumer, session
+                )
             except MagnetarError as error:
                 self.counts.trouble.append(f"{name}: {error}")
             with contextlib.suppress(MagnetarError):
                 await consumer.close()
 
     async def _session(
-        self, route: Route, name: str, outputs: Sequence[Producer], client: Client, consumer: Consumer, session: Session
+        self,
+        route: Route,
+        name: str,
+        outputs: Sequence[Producer],
+        client: Client,
+        consumer: Consumer,
+        session: Session,
     ) -> None:
         until = time.monotonic() + self._chance.uniform(SESSION_S_MIN, SESSION_S_MAX)
         while (time.monotonic() < until or self._draining) and not self._moving.is_set():
             await asyncio.sleep(self._chance.choice(PAUSES_S))
-            received = await consumer.batch_receive(self._chance.randint(1, INPUTS_MAX), QUIET_S if self._draining else RECEIVE_S)
+            received = await consumer.batch_receive(
+                self._chance.randint(1, INPUTS_MAX), QUIET_S if self._draining else RECEIVE_S
+            )
             for message in received:
                 session.receive(place_of(message.id), message.value.decode())
             messages = list({message.id: message for message in received}.values())
@@ -225,10 +263,16 @@ class TransactionTraffic:
                     return
                 await asyncio.sleep(RETRY_S if received else 0)
                 continue
-            plan = COMMIT if self._draining else self._chance.choices(list(PLANS), list(PLANS.values()))[0]
+            plan = (
+                COMMIT
+                if self._draining
+                else self._chance.choices(list(PLANS), list(PLANS.values()))[0]
+            )
             if plan == LEAVE and route.ordered:
                 plan = ABORT  # its only consumer would have nothing to do until the timeout
-            if not await _Mover(self, route, name, outputs, client, consumer).transact(messages, plan):
+            if not await _Mover(self, route, name, outputs, client, consumer).transact(
+                messages, plan
+            ):
                 await asyncio.sleep(RETRY_S)
             elif route.ordered and plan != ABORT:
                 self._committed[route.source] += len(messages)
@@ -236,7 +280,8 @@ class TransactionTraffic:
     def _next_in_order(self, source: str, messages: Sequence[Message]) -> list[Message]:
         """The messages that follow what was committed, without a gap.
 
-        Whoever acknowledges cumulatively takes what lies before as well: what an abort gives back may come behind what follows it.
+        Whoever acknowledges cumulatively takes what lies before as well: what an abort gives back
+        may come behind what follows it.
         """
         found = []
         expected = self._committed[source]
@@ -246,13 +291,17 @@ class TransactionTraffic:
                 expected += 1
         return found
 
-    # --- the end ----------------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def settle(self, patience_s: float) -> list[Anomaly]:
-        """Feed nothing more, let everything end, look at everything; what is wrong and stays so for `patience_s`."""
-        ends_s = 2 * OUTCOME_WAIT_S + ASK_AGAIN_S  # commits under way, and those that are asked for again, together
+        """Feed nothing more, let everything end, look at everything; what is wrong and stays so
+        for `patience_s`."""
+        # commits under way, and those that are asked for again, together
+        ends_s = 2 * OUTCOME_WAIT_S + ASK_AGAIN_S
         foreign_s = len(self._foreign) * 4 * OPERATION_TIMEOUT_S
-        return list(self._call(self._settle(patience_s), ends_s + foreign_s + 3 * patience_s + LOOKS_S))
+        return list(
+            self._call(self._settle(patience_s), ends_s + foreign_s + 3 * patience_s + LOOKS_S)
+        )
 
     def all_counts(self) -> Counts:
         """Of all clients."""
@@ -262,7 +311,9 @@ class TransactionTraffic:
             ended |= mover.ends
             trouble += mover.trouble
         begun = counts.begun + sum(sum(mover.ends.values()) for mover in self._foreign)
-        return Counts(begun, ended, counts.moved + sum(mover.moved for mover in self._foreign), trouble)
+        return Counts(
+            begun, ended, counts.moved + sum(mover.moved for mover in self._foreign), trouble
+        )
 
     async def _settle(self, patience_s: float) -> list[Anomaly]:
         self._feeding.set()
@@ -283,9 +334,16 @@ class TransactionTraffic:
             mover.ending.set()
             await asyncio.to_thread(mover.join, 4 * OPERATION_TIMEOUT_S)
             if mover.is_alive():
-                raise RuntimeError(f"the {mover.language} mover has not ended: the history would be judged while it changes")
+                raise RuntimeError(
+                    f"the {mover.language} mover has not ended: the history would be judged while "
+                    "it changes"
+                )
             await asyncio.to_thread(mover.leave)
-        foreign = [self._ask_for(number, record) for mover in self._foreign for number, record in mover.unknown]
+        foreign = [
+            self._ask_for(number, record)
+            for mover in self._foreign
+            for number, record in mover.unknown
+        ]
         await asyncio.gather(*foreign, *(self._ask(txn, record) for txn, record in self._unknown))
         await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
         for watcher in self._watchers:
@@ -300,8 +358,14 @@ class TransactionTraffic:
             await asyncio.sleep(QUIET_S)
 
     def _sources_are_empty(self) -> bool:
-        """Whether as many inputs were moved, or may have been, as were fed; a bound of patience, not a check."""
-        taken = {ack.input for txn in self.history.transactions if txn.fate is not Fate.ABORTED for ack in txn.acknowledgements}
+        """Whether as many inputs were moved, or may have been, as were fed; a bound of patience,
+        not a check."""
+        taken = {
+            ack.input
+            for txn in self.history.transactions
+            if txn.fate is not Fate.ABORTED
+            for ack in txn.acknowledgements
+        }
         return len(taken) >= len(self.history.published)
 
     async def _ask(self, txn: Transaction, record: TransactionHistory) -> None:
@@ -316,7 +380,12 @@ class TransactionTraffic:
     async def _ask_for(self, txn: TxnId, record: TransactionHistory) -> None:
         """The commit that a foreign client gave up, again: what it asked for may still happen."""
         try:
-            record.answer(fate_of((await self._clients[0]._coordinators.commit(txn, ASK_AGAIN_S)).refusal, Fate.COMMITTED))
+            record.answer(
+                fate_of(
+                    (await self._clients[0]._coordinators.commit(txn, ASK_AGAIN_S)).refusal,
+                    Fate.COMMITTED,
+                )
+            )
         except MagnetarError as error:
             self.counts.trouble.append(f"{record}: {error}")
 
@@ -330,7 +399,10 @@ class TransactionTraffic:
                     entries.append((place_of(message.id), message.value.decode()))
             except TimeoutError:
                 last = await reader.last_message_id()
-                self.counts.trouble.append(f"reader: {topic} has {last}, and gives nothing after {entries[-1:]} ({len(entries)})")
+                self.counts.trouble.append(
+                    f"reader: {topic} has {last}, and gives nothing after {entries[-1:]} "
+                    f"({len(entries)})"
+                )
             await reader.close()
             self.history.final_read(topic, entries)
         for route in self._routes:
@@ -400,40 +472,67 @@ class _Mover:
             return True
         return await self._commit(txn, record, messages, plan)
 
-    async def _fill(self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message]) -> bool:
-        """Publish what follows from each message, and acknowledge it. False: something failed; what is not acknowledged was asked for again."""
+    async def _fill(
+        self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message]
+    ) -> bool:
+        """Publish what follows from each message, and acknowledge it. False: something failed;
+        what is not acknowledged was asked for again."""
         traffic = self.traffic
         work: list[Coroutine[Any, Any, None]] = []
         for message in messages:
             source = Input(self.route.source, MOVER, message.value.decode())
             chosen = traffic._chance.sample(range(len(self.outputs)), traffic._chance.randint(1, 2))
-            work += [self._send(txn, record, self.outputs[at], traffic._targets[at], source) for at in chosen]
+            work += [
+                self._send(txn, record, self.outputs[at], traffic._targets[at], source)
+                for at in chosen
+            ]
         sent = len(work)
-        acknowledgements = [record.acknowledge(self.route.source, MOVER, message.value.decode()) for message in messages]
+        acknowledgements = [
+            record.acknowledge(self.route.source, MOVER, message.value.decode())
+            for message in messages
+        ]
         if self.route.ordered:
             work.append(self._acknowledge_up_to(txn, acknowledgements, messages[-1]))
         else:
-            work += [self._acknowledge(txn, one, message) for one, message in zip(acknowledgements, messages, strict=True)]
+            work += [
+                self._acknowledge(txn, one, message)
+                for one, message in zip(acknowledgements, messages, strict=True)
+            ]
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not failures:
             return True
         traffic.counts.trouble.append(f"{record}: {failures[0]!r}")
-        refused = messages if self.route.ordered else [m for m, o in zip(messages, outcomes[sent:], strict=True) if o is not None]
+        refused = (
+            messages
+            if self.route.ordered
+            else [m for m, o in zip(messages, outcomes[sent:], strict=True) if o is not None]
+        )
         self.consumer.redeliver(refused)
         return False
 
-    async def _send(self, txn: Transaction, record: TransactionHistory, producer: Producer, target: str, source: Input) -> None:
+    async def _send(
+        self,
+        txn: Transaction,
+        record: TransactionHistory,
+        producer: Producer,
+        target: str,
+        source: Input,
+    ) -> None:
         value = f"out-{next(self.traffic._numbers)}"
         sent = record.send(target, value, [source], producer.name)
         await producer.send(value.encode(), txn=txn)
         sent.confirm()
 
-    async def _acknowledge(self, txn: Transaction, acknowledgement: Acknowledgement, message: Message) -> None:
+    async def _acknowledge(
+        self, txn: Transaction, acknowledgement: Acknowledgement, message: Message
+    ) -> None:
         await self.consumer.acknowledge(message, txn=txn)
         acknowledgement.confirm()
 
-    async def _acknowledge_up_to(self, txn: Transaction, acknowledgements: Sequence[Acknowledgement], last: Message) -> None:
+    async def _acknowledge_up_to(
+        self, txn: Transaction, acknowledgements: Sequence[Acknowledgement], last: Message
+    ) -> None:
         await self.consumer.acknowledge_cumulative(last, txn=txn)
         for acknowledgement in acknowledgements:
             acknowledgement.confirm()
@@ -445,7 +544,9 @@ class _Mover:
             self.traffic.counts.trouble.append(f"{record} aborts: {error}")
         self.traffic._open_until = max(self.traffic._open_until, time.monotonic() + 1)
 
-    async def _commit(self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message], plan: str) -> bool:
+    async def _commit(
+        self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message], plan: str
+    ) -> bool:
         traffic = self.traffic
         record.ask_commit()
         try:
@@ -460,7 +561,8 @@ class _Mover:
             traffic._unknown.append((txn, record))
             traffic.counts.trouble.append(f"{record}: {failure}")
             traffic.counts.end("outcome unknown")
-            if self.route.ordered:  # what is held may come back behind what follows it: nothing more can be done in order
+            # what is held may come back behind what follows it: nothing more can be done in order
+            if self.route.ordered:
                 await traffic._moving.wait()
             return False
         record.answer(Fate.COMMITTED)
@@ -470,12 +572,17 @@ class _Mover:
             await self._ask_afterwards(txn, record, plan)
         return True
 
-    async def _ask_afterwards(self, txn: Transaction, record: TransactionHistory, plan: str) -> None:
-        """A delayed END_TXN, as a client sends it that has not heard the answer, or one of somebody who wants the opposite."""
+    async def _ask_afterwards(
+        self, txn: Transaction, record: TransactionHistory, plan: str
+    ) -> None:
+        """A delayed END_TXN, as a client sends it that has not heard the answer, or one of
+        somebody who wants the opposite."""
         coordinators = self.client._coordinators
         try:
             if plan == ASK_TWICE:
-                told = fate_of((await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal, Fate.COMMITTED)
+                told = fate_of(
+                    (await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal, Fate.COMMITTED
+                )
             else:
                 told = fate_of((await coordinators.abort(txn.id)).refusal, Fate.ABORTED)
         except MagnetarError as error:

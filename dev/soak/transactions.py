@@ -1,10 +1,13 @@
-"""`python -m dev.soak.transactions --transactions 10000 --kills 300`: exactly-once applications under faults, and the check of their history.
+"""`python -m dev.soak.transactions --transactions 10000 --kills 300`: exactly-once applications
+under faults, and the check of their history.
 
-Three brokers, two transaction coordinators and etcd; kill -9, SIGSTOP, SIGTERM, cut connections, moves and splits. With `--peer` Apache Pulsar
-instead, without faults: what the checker says of it. Our client, and the official ones of Java and Go.
-Owns: the run from the start of the cluster to the verdict. Imports: dev.soak siblings, dev.bench (the peer), the cluster of the tests.
-Invariants: exit code 0 only if there is no anomaly, at least so many transactions were begun and so many processes killed, and every process
-did what it was told; logs are kept, with the seed, when it is another; everything that was started is stopped.
+Three brokers, two transaction coordinators and etcd; kill -9, SIGSTOP, SIGTERM, cut connections,
+moves and splits. With `--peer` Apache Pulsar instead, without faults: what the checker says of it.
+Our client, and the official ones of Java and Go. Owns: the run from the start of the cluster to the
+verdict. Imports: dev.soak siblings, dev.bench (the peer), the cluster of the tests. Invariants:
+exit code 0 only if there is no anomaly, at least so many transactions were begun and so many
+processes killed, and every process did what it was told; logs are kept, with the seed, when it is
+another; everything that was started is stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +49,11 @@ class Progress:
             self._said = elapsed
             counts = self._traffic.all_counts()
             ends = ", ".join(f"{count} {how}" for how, count in sorted(counts.ended.items()))
-            print(f"{elapsed:6.0f} s  {counts.begun} transactions: {ends}; {counts.moved} messages moved; {more}", flush=True)
+            print(
+                f"{elapsed:6.0f} s  {counts.begun} transactions: {ends}; {counts.moved} messages "
+                f"moved; {more}",
+                flush=True,
+            )
 
 
 def judge(traffic: TransactionTraffic) -> int:
@@ -56,7 +63,10 @@ def judge(traffic: TransactionTraffic) -> int:
     history = traffic.history
     stored = sum(map(len, history.stored.values()))
     left = sum(map(len, history.remaining.values()))
-    print(f"looked at {stored} messages, {left} of them not acknowledged, after {time.monotonic() - began:.0f} s")
+    print(
+        f"looked at {stored} messages, {left} of them not acknowledged, after "
+        f"{time.monotonic() - began:.0f} s"
+    )
     fates = Counter(txn.fate.value for txn in history.transactions)
     print("fates: " + ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items())))
     trouble = Counter(text.partition(": ")[2][:120] for text in traffic.all_counts().trouble)
@@ -70,18 +80,30 @@ def judge(traffic: TransactionTraffic) -> int:
 
 
 def run_with_faults(
-    directory: Path, *, transactions: int, kills: int, minutes: float, seed: int, rate: float, languages: list[str], only: list[str]
+    directory: Path,
+    *,
+    transactions: int,
+    kills: int,
+    minutes: float,
+    seed: int,
+    rate: float,
+    languages: list[str],
+    only: list[str],
 ) -> int:
     """The exit code."""
     with KilledCluster(directory / "cluster", NAMESPACE) as killed:
         cluster = killed.cluster
-        traffic = TransactionTraffic(killed.service_url, NAMESPACE, seed, rate, languages, directory)
+        traffic = TransactionTraffic(
+            killed.service_url, NAMESPACE, seed, rate, languages, directory
+        )
         nemesis = TransactionNemesis(cluster, killed.coordinators, traffic.topics, seed, only)
         try:
             traffic.start()
             progress, until = Progress(traffic), time.monotonic() + minutes * 60
             time.sleep(WARM_UP_S)
-            while time.monotonic() < until and (traffic.all_counts().begun < transactions or nemesis.kills < kills):
+            while time.monotonic() < until and (
+                traffic.all_counts().begun < transactions or nemesis.kills < kills
+            ):
                 nemesis.round()
                 progress.say(f"{len(nemesis.faults)} faults, {nemesis.kills} kills")
             cluster.repair()
@@ -94,11 +116,22 @@ def run_with_faults(
             print(f"PROBLEM  {problem}")
         enough = traffic.all_counts().begun >= transactions and nemesis.kills >= kills
         if not enough:
-            print(f"not enough: {traffic.all_counts().begun} of {transactions} transactions, {nemesis.kills} of {kills} kills")
+            print(
+                f"not enough: {traffic.all_counts().begun} of {transactions} transactions, "
+                f"{nemesis.kills} of {kills} kills"
+            )
         return 0 if enough and not wrong and not nemesis.problems else 1
 
 
-def run_on_peer(directory: Path, *, transactions: int, minutes: float, seed: int, rate: float, languages: list[str]) -> int:
+def run_on_peer(
+    directory: Path,
+    *,
+    transactions: int,
+    minutes: float,
+    seed: int,
+    rate: float,
+    languages: list[str],
+) -> int:
     """The exit code; without faults."""
     peer = PulsarPeer(ensure(), directory / "peer", TRANSACTIONS)
     try:
@@ -125,16 +158,32 @@ def run_calmly(traffic: TransactionTraffic, *, transactions: int, minutes: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Hurt a cluster under exactly-once applications, then check their history.")
+    parser = argparse.ArgumentParser(
+        description="Hurt a cluster under exactly-once applications, then check their history."
+    )
     parser.add_argument("--transactions", type=int, default=2000, help="begin at least so many")
-    parser.add_argument("--kills", type=int, default=20, help="at least so many processes killed with SIGKILL")
+    parser.add_argument(
+        "--kills", type=int, default=20, help="at least so many processes killed with SIGKILL"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
-    parser.add_argument("--seed", type=int, default=None, help="draws the faults; the time of day if not given")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="draws the faults; the time of day if not given"
+    )
     parser.add_argument("--rate", type=float, default=40.0, help="messages a second per source")
-    parser.add_argument("--keep", type=Path, default=Path("build"), help="where logs go if it fails")
-    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="draw from these kinds of faults only")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="draw from these kinds of faults only",
+    )
     parser.add_argument("--peer", action="store_true", help="Apache Pulsar instead, without faults")
-    parser.add_argument("--languages", default="java,go", help="official clients beside our own; empty for none")
+    parser.add_argument(
+        "--languages", default="java,go", help="official clients beside our own; empty for none"
+    )
     chosen = parser.parse_args()
     seed = chosen.seed if chosen.seed is not None else int(time.time())
     directory = Path(tempfile.mkdtemp(prefix="magnetar-transactions-"))
@@ -142,19 +191,30 @@ def main() -> None:
     structlog.configure(logger_factory=structlog.WriteLoggerFactory(client_log))
     print(f"transactions, seed {seed}; logs in {directory}", flush=True)
     languages = [language for language in chosen.languages.split(",") if language]
-    common = {"transactions": chosen.transactions, "minutes": chosen.minutes, "seed": seed, "rate": chosen.rate}
+    common = {
+        "transactions": chosen.transactions,
+        "minutes": chosen.minutes,
+        "seed": seed,
+        "rate": chosen.rate,
+    }
     code = 1
     try:
         if chosen.peer:
             code = run_on_peer(directory, languages=languages, **common)
         else:
-            code = run_with_faults(directory, kills=chosen.kills, languages=languages, only=chosen.only, **common)
+            code = run_with_faults(
+                directory, kills=chosen.kills, languages=languages, only=chosen.only, **common
+            )
     finally:
         client_log.flush()
         if code != 0:
             kept = chosen.keep / f"transactions-{seed}"
             kept.mkdir(parents=True, exist_ok=True)
-            for log in (*directory.glob("*.log"), *directory.glob("*/*.log"), *directory.glob("cluster/*/etcd.log")):
+            for log in (
+                *directory.glob("*.log"),
+                *directory.glob("*/*.log"),
+                *directory.glob("cluster/*/etcd.log"),
+            ):
                 shutil.copy(log, kept)
             print(f"logs kept in {kept}; repeat with: --seed {seed}")
         shutil.rmtree(directory, ignore_errors=True)

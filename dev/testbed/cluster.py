@@ -1,8 +1,9 @@
 """A cluster of real brokers on a real etcd.
 
-Owns: `Cluster`: three broker processes over one volume directory, finding owners, waiting for health, changing cordons; failures show its log dump.
-Imports: dev's processes and proxies, the etcd of the contract tests, metadata.
-Invariants: only processes started here are signalled, by their own handle; every wait has a deadline and says what it waited for.
+Owns: `Cluster`: three broker processes over one volume directory, finding owners, waiting for
+health, changing cordons; failures show its log dump. Imports: dev's processes and proxies, the etcd
+of the contract tests, metadata. Invariants: only processes started here are signalled, by their own
+handle; every wait has a deadline and says what it waited for.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ LEASE_S = 3.0
 FRONT = "127.0.0.2"
 HTTP_TIMEOUT_S = 60.0
 PATIENCE_S = 120.0
-"""How long a machine that is busy with other things may take for anything: a wait ends when what it waits for is there, hardly ever by this."""
+"""How long a machine that is busy with other things may take for anything: a wait ends when what
+it waits for is there, hardly ever by this."""
 MOVED, UNAVAILABLE = 307, 503
-"""Another broker has the bundle by now; it changes hands for longer than a broker lets a request wait."""
+"""Another broker has the bundle by now; it changes hands for longer than a broker lets a request
+wait."""
 POLL_S = 0.05
 DUMP_LINES = 60
 SETTINGS = {
@@ -59,9 +62,12 @@ def wait_for(what: str, reached: Callable[[], bool], timeout_s: float = PATIENCE
 
 
 def request(method: str, url: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[int, Any]:
-    """Status and decoded JSON body (None if there is none); refusals are returned, not raised. Raises OSError without an answer."""
+    """Status and decoded JSON body (None if there is none); refusals are returned, not raised.
+    Raises OSError without an answer."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, method=method), timeout=timeout_s
+        ) as answer:
             text, status = answer.read(), int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
@@ -87,10 +93,12 @@ class Cluster:
         environment: dict[str, str] | None = None,
         program: Sequence[str] = ("magnetar",),
     ) -> None:
-        """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of its own, `gates[name]`.
+        """`members` of etcd; with `gated` each broker reaches the first of them through a proxy of
+        its own, `gates[name]`.
 
-        With `fronted` clients reach each broker through `fronts[name]`, at another address of the loopback; with `external` only those that
-        name the listener `external` do. `volume` "" is a directory. `program` as in `ServerProcess`.
+        With `fronted` clients reach each broker through `fronts[name]`, at another address of the
+        loopback; with `external` only those that name the listener `external` do. `volume` "" is a
+        directory. `program` as in `ServerProcess`.
         """
         self.directory = directory
         self._program = program
@@ -99,7 +107,9 @@ class Cluster:
         if members > 1:
             EtcdServer.form_cluster(self.members)
         names = [f"broker-{number}" for number in range(brokers)]
-        self.gates = {name: TcpProxy(HOST, free_port(), self.members[0].address) for name in names if gated}
+        self.gates = {
+            name: TcpProxy(HOST, free_port(), self.members[0].address) for name in names if gated
+        }
         host = FRONT if fronted else HOST
         self.brokers = {
             name: ServerProcess(
@@ -115,14 +125,19 @@ class Cluster:
             for name in names
         }
         self.fronts = {
-            name: tuple(TcpProxy(FRONT, port, (HOST, port)) for port in (broker.broker_port, broker.http_port))
+            name: tuple(
+                TcpProxy(FRONT, port, (HOST, port))
+                for port in (broker.broker_port, broker.http_port)
+            )
             for name, broker in self.brokers.items()
             if fronted or external
         }
 
     def _store_of(self, name: str) -> str:
         gate = self.gates.get(name)
-        addresses = [(gate.host, gate.port)] if gate else [member.address for member in self.members]
+        addresses = (
+            [(gate.host, gate.port)] if gate else [member.address for member in self.members]
+        )
         return "etcd://" + ",".join(f"{host}:{port}" for host, port in addresses)
 
     @property
@@ -130,8 +145,11 @@ class Cluster:
         """The first member."""
         return self.members[0]
 
-    def coordinator(self, number: int, environment: Mapping[str, str], advertise: str = HOST) -> ServerProcess:
-        """A transaction coordinator of that number beside the brokers, not started; `advertise` as in `ServerProcess`."""
+    def coordinator(
+        self, number: int, environment: Mapping[str, str], advertise: str = HOST
+    ) -> ServerProcess:
+        """A transaction coordinator of that number beside the brokers, not started; `advertise`
+        as in `ServerProcess`."""
         host, port = self.etcd.address
         return ServerProcess(
             self.directory,
@@ -169,7 +187,8 @@ class Cluster:
         self.wait_at_rest()
 
     def repair(self) -> None:
-        """Heal all gates, start what does not run, lift all cordons, and wait until all is at rest."""
+        """Heal all gates, start what does not run, lift all cordons, and wait until all is at
+        rest."""
         for proxy in self._proxies():
             proxy.heal()
         for broker in self.brokers.values():
@@ -180,7 +199,8 @@ class Cluster:
         self.wait_at_rest()
 
     def stop(self) -> None:
-        """End all processes, brokers in parallel and without a drain: nobody is left to take over."""
+        """End all processes, brokers in parallel and without a drain: nobody is left to take
+        over."""
         for broker in self.brokers.values():
             if broker.running:
                 broker.kill()
@@ -194,14 +214,15 @@ class Cluster:
 
     @property
     def entry(self) -> str:
-        """The broker that clients are told of, which no test hurts: a client given several tries a dead one again and again."""
+        """The broker that clients are told of, which no test hurts: a client given several tries
+        a dead one again and again."""
         return next(reversed(self.brokers))
 
     @property
     def service_url(self) -> str:
         return self.brokers[self.entry].service_url
 
-    # --- questions -------------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def status(self, name: str) -> dict[str, Any] | None:
         """What a broker sees of the cluster; None while it does not answer."""
@@ -223,22 +244,31 @@ class Cluster:
         wait_for(f"{self.entry} knows who serves {topic}", told)
         status, body = found[-1]
         assert status == 200, (status, body)
-        return next(name for name, broker in self.brokers.items() if broker.service_url == body["nativeUrl"])
+        return next(
+            name for name, broker in self.brokers.items() if broker.service_url == body["nativeUrl"]
+        )
 
     def record(self, topic: str) -> dict[str, Any]:
         """What `entry` knows of the topic's bundle: state, owner, epoch."""
         status = self.status(self.entry)
         assert status is not None, f"{self.entry} does not answer"
-        return next(row for row in status["bundles"] if BundleName.parse(row["bundle"]).contains(TopicName.parse(topic)))
+        return next(
+            row
+            for row in status["bundles"]
+            if BundleName.parse(row["bundle"]).contains(TopicName.parse(topic))
+        )
 
     def owned_by(self, name: str) -> list[str]:
         """Bundles that `entry` sees in the hands of any incarnation of `name`."""
         status = self.status(self.entry)
         assert status is not None, f"{self.entry} does not answer"
-        return [row["bundle"] for row in status["bundles"] if row["owner"].rpartition(".")[0] == name]
+        return [
+            row["bundle"] for row in status["bundles"] if row["owner"].rpartition(".")[0] == name
+        ]
 
     def counts(self) -> dict[str, int]:
-        """How many bundles `entry` sees each broker serve at one moment; nothing is said while one is on its way."""
+        """How many bundles `entry` sees each broker serve at one moment; nothing is said while
+        one is on its way."""
         bundles = self._settled()
         if bundles is None:
             return {}
@@ -249,18 +279,26 @@ class Cluster:
         """All bundles as `entry` sees them; None while one is on its way."""
         status = self.status(self.entry)
         assert status is not None, f"{self.entry} does not answer"
-        bundles: list[dict[str, Any]] = [row for row in status["bundles"] if row["state"] != "Deleted"]
+        bundles: list[dict[str, Any]] = [
+            row for row in status["bundles"] if row["state"] != "Deleted"
+        ]
         return bundles if all(row["state"] == "Owned" for row in bundles) else None
 
     def healthy(self) -> bool:
-        """Whether all running brokers see each other serving and every bundle owned by one of them."""
+        """Whether all running brokers see each other serving and every bundle owned by one of
+        them."""
         running = {name for name, broker in self.brokers.items() if broker.running}
         for name in running:
             status = self.status(name)
-            if status is None or {row["broker"] for row in status["brokers"] if row["state"] == "serving"} != running:
+            if (
+                status is None
+                or {row["broker"] for row in status["brokers"] if row["state"] == "serving"}
+                != running
+            ):
                 return False
             live = {row["incarnation"] for row in status["brokers"]}
-            bundles = [row for row in status["bundles"] if row["state"] != "Deleted"]  # split; the record stays for a while
+            # split; the record stays for a while
+            bundles = [row for row in status["bundles"] if row["state"] != "Deleted"]
             if any(row["state"] != "Owned" or row["owner"] not in live for row in bundles):
                 return False
         return True
@@ -269,7 +307,8 @@ class Cluster:
         return wait_for("all brokers see each other and own all bundles", self.healthy, timeout_s)
 
     def wait_at_rest(self) -> None:
-        """Health, and the leader has nothing left to even out: without a store a bundle that is on its way would stay there."""
+        """Health, and the leader has nothing left to even out: without a store a bundle that is
+        on its way would stay there."""
 
         def is_even() -> bool:
             bundles = self._settled()
@@ -277,7 +316,11 @@ class Cluster:
                 return False
             owners = [row["owner"].rpartition(".")[0] for row in bundles]
             fewest = min(owners.count(name) for name in self.brokers)
-            givers = {name for name, row in zip(owners, bundles, strict=True) if not row["pinned_until_ms"]}
+            givers = {
+                name
+                for name, row in zip(owners, bundles, strict=True)
+                if not row["pinned_until_ms"]
+            }
             even = all(owners.count(name) - fewest < 2 for name in givers)
             return self.healthy() and (even or not self._evened_out)
 
@@ -285,7 +328,11 @@ class Cluster:
 
     def claims(self, name: str) -> list[str]:
         """Incarnations of a broker that have a claim in storage."""
-        return [found.name for found in (self.directory / "volume" / "claims").iterdir() if found.name.rpartition(".")[0] == name]
+        return [
+            found.name
+            for found in (self.directory / "volume" / "claims").iterdir()
+            if found.name.rpartition(".")[0] == name
+        ]
 
     def incarnation(self, name: str) -> str:
         """The only incarnation of a broker, as soon as its former ones have been fenced."""
@@ -293,10 +340,11 @@ class Cluster:
         (incarnation,) = self.claims(name)
         return incarnation
 
-    # --- acts ------------------------------------------------------------------------------------------------------------------
+    # --- acts -------------------------------------------------------------------------------------
 
     def unload(self, topic: str, destination: str = "") -> str:
-        """Move a topic's bundle away from its owner by REST; the owner once the other brokers know of its new term.
+        """Move a topic's bundle away from its owner by REST; the owner once the other brokers know
+        of its new term.
 
         By then the leader, who evens out bundles, may have moved it again: back, even.
         """
@@ -314,7 +362,9 @@ class Cluster:
 
         def seen() -> bool:
             record = self.record(topic)
-            return record["state"] == "Owned" and (record["epoch"] > term or self.owner(topic) == destination)
+            return record["state"] == "Owned" and (
+                record["epoch"] > term or self.owner(topic) == destination
+            )
 
         wait_for(f"{topic} has left its owner", left)
         wait_for(f"{self.entry} knows of the new term of {topic}", seen)
@@ -342,6 +392,13 @@ class Cluster:
         """The end of every broker's log."""
         parts = []
         for name, broker in self.brokers.items():
-            lines = broker.log_path.read_text(errors="replace").splitlines() if broker.log_path.exists() else []
-            parts.append(f"--- {name} ({broker.broker_port}), last of {len(lines)} lines\n" + "\n".join(lines[-DUMP_LINES:]))
+            lines = (
+                broker.log_path.read_text(errors="replace").splitlines()
+                if broker.log_path.exists()
+                else []
+            )
+            parts.append(
+                f"--- {name} ({broker.broker_port}), last of {len(lines)} lines\n"
+                + "\n".join(lines[-DUMP_LINES:])
+            )
         return "\n".join(parts)

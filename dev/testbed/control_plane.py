@@ -1,6 +1,7 @@
 """A real kube-apiserver with its etcd, and nothing else: no node, no controllers, no privileges.
 
-Owns: the two processes, on free loopback ports with data below one directory; certificates; a kubeconfig. Stopped by their process handles.
+Owns: the two processes, on free loopback ports with data below one directory; certificates; a
+kubeconfig. Stopped by their process handles.
 """
 
 from __future__ import annotations
@@ -147,8 +148,15 @@ class ControlPlane:
         self._etcd.stop()
 
     def _write_credentials(self) -> None:
-        accounts = ((OPERATOR_TOKEN, OPERATOR_USER), (SCOPED_TOKEN, SCOPED_USER), (UNINSTALL_TOKEN, UNINSTALL_USER))
-        tokens = [f'{TOKEN},admin,1,"system:masters"', *(f"{token},{user},{user}" for token, user in accounts)]
+        accounts = (
+            (OPERATOR_TOKEN, OPERATOR_USER),
+            (SCOPED_TOKEN, SCOPED_USER),
+            (UNINSTALL_TOKEN, UNINSTALL_USER),
+        )
+        tokens = [
+            f'{TOKEN},admin,1,"system:masters"',
+            *(f"{token},{user},{user}" for token, user in accounts),
+        ]
         (self._directory / "tokens.csv").write_text("\n".join(tokens) + "\n")
         policy = {
             "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
@@ -166,7 +174,15 @@ class ControlPlane:
             str(self._directory / "key.pem"),
         ]
         subprocess.run(key, check=True, capture_output=True)
-        public = ["openssl", "pkey", "-in", str(self._directory / "key.pem"), "-pubout", "-out", str(self._directory / "key.pub")]
+        public = [
+            "openssl",
+            "pkey",
+            "-in",
+            str(self._directory / "key.pem"),
+            "-pubout",
+            "-out",
+            str(self._directory / "key.pub"),
+        ]
         subprocess.run(public, check=True, capture_output=True)
 
     def _write_kubeconfig(self, path: Path, token: str) -> None:
@@ -177,16 +193,24 @@ class ControlPlane:
             "clusters": [
                 {
                     "name": "tests",
-                    "cluster": {"server": self.url, "certificate-authority-data": base64.b64encode(authority).decode()},
+                    "cluster": {
+                        "server": self.url,
+                        "certificate-authority-data": base64.b64encode(authority).decode(),
+                    },
                 }
             ],
             "users": [{"name": "admin", "user": {"token": token}}],
-            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin", "namespace": "default"}}],
+            "contexts": [
+                {
+                    "name": "tests",
+                    "context": {"cluster": "tests", "user": "admin", "namespace": "default"},
+                }
+            ],
             "current-context": "tests",
         }
         path.write_text(yaml.safe_dump(document))
 
-    # --- talking to it ---------------------------------------------------------------------------------------------------------
+    # --- talking to it ----------------------------------------------------------------------------
 
     def request(
         self,
@@ -197,9 +221,14 @@ class ControlPlane:
         token: str = TOKEN,
         account: str = "",
     ) -> tuple[int, Any]:
-        """One request; status and document. `account`: in the name of this service account, as `kubectl --as`."""
+        """One request; status and document. `account`: in the name of this service account, as
+        `kubectl --as`."""
         data = json.dumps(body).encode() if body is not None else None
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": content_type,
+            "Accept": "application/json",
+        }
         if account:
             headers |= {"Impersonate-User": account, "Impersonate-Group": "system:authenticated"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -210,7 +239,9 @@ class ControlPlane:
             with error:
                 return error.code, json.load(error)
 
-    def must(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+    def must(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+    ) -> Any:
         """One request that has to succeed."""
         status, document = self.request(method, path, body, content_type)
         assert 200 <= status < 300, (method, path, status, document.get("message"))
@@ -218,7 +249,9 @@ class ControlPlane:
 
     def kubectl(self, *arguments: str, text_input: str = "") -> subprocess.CompletedProcess[str]:
         command = [binary("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
-        return subprocess.run(command, input=text_input, capture_output=True, text=True, check=False, timeout=240)
+        return subprocess.run(
+            command, input=text_input, capture_output=True, text=True, check=False, timeout=240
+        )
 
     def install_rights(self) -> None:
         """The chart's roles: the operator under test has these and no others."""
@@ -231,16 +264,29 @@ class ControlPlane:
 def rendered_rights(release: str, namespace: str, *arguments: str) -> str:
     """The chart's roles of a release's operator."""
     # helm refuses to show a template that renders nothing.
-    parts = ["rbac"] if "rbac.readStorageClasses=false" in ",".join(arguments) else ["rbac", "storage-classes"]
+    parts = (
+        ["rbac"]
+        if "rbac.readStorageClasses=false" in ",".join(arguments)
+        else ["rbac", "storage-classes"]
+    )
     only = [word for part in parts for word in ("--show-only", f"templates/{part}.yaml")]
     return rendered(release, namespace, *only, *arguments)
 
 
 def rendered(release: str, namespace: str, *arguments: str) -> str:
     """The chart for a release."""
-    chart = [binary("helm"), "template", release, str(ROOT / "charts/magnetar"), "--namespace", namespace]
+    chart = [
+        binary("helm"),
+        "template",
+        release,
+        str(ROOT / "charts/magnetar"),
+        "--namespace",
+        namespace,
+    ]
     always = ["--set", "image.repository=example/magnetar", "--kube-version", "1.34.4"]
-    return subprocess.run([*chart, *always, *arguments], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [*chart, *always, *arguments], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _trusting() -> ssl.SSLContext:
@@ -254,11 +300,15 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path, token: str | No
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5, context=_trusting()):
+            with urllib.request.urlopen(
+                urllib.request.Request(url, headers=headers), timeout=5, context=_trusting()
+            ):
                 return
         except (urllib.error.URLError, OSError):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ControlPlaneNotAvailable(f"{url} did not answer: {log.read_text()[-800:]}") from None
+                raise ControlPlaneNotAvailable(
+                    f"{url} did not answer: {log.read_text()[-800:]}"
+                ) from None
             time.sleep(0.05)
 
 

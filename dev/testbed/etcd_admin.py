@@ -1,6 +1,7 @@
 """What an etcd's administrator does to it, for tests.
 
-Owns: `EtcdAdmin`: compaction, alarms, leases, leadership of one member. Imports: grpc, aetcd's stubs.
+Owns: `EtcdAdmin`: compaction, alarms, leases, leadership of one member. Imports: grpc, aetcd's
+stubs.
 """
 
 from __future__ import annotations
@@ -17,20 +18,31 @@ class EtcdAdmin:
     """Blocking calls to one member; a context manager."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint.removeprefix("http://"), (("grpc.enable_http_proxy", 0),))
+        self._channel = grpc.insecure_channel(
+            endpoint.removeprefix("http://"), (("grpc.enable_http_proxy", 0),)
+        )
         self._keys, self._leases = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
         self._maintenance = rpc.MaintenanceStub(self._channel)
 
     def __enter__(self) -> EtcdAdmin:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._channel.close()
 
     def compact(self) -> int:
         """Make all history go away; the revision up to which it is gone."""
-        revision = int(self._keys.Range(rpc.RangeRequest(key=b"\0"), timeout=TIMEOUT_S).header.revision)
-        self._keys.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=TIMEOUT_S)
+        revision = int(
+            self._keys.Range(rpc.RangeRequest(key=b"\0"), timeout=TIMEOUT_S).header.revision
+        )
+        self._keys.Compact(
+            rpc.CompactionRequest(revision=revision, physical=True), timeout=TIMEOUT_S
+        )
         return revision
 
     def lease_of(self, key: str) -> int:
@@ -50,7 +62,10 @@ class EtcdAdmin:
 
     def _alarm(self, action: int) -> None:
         member = self._maintenance.Status(rpc.StatusRequest(), timeout=TIMEOUT_S).header.member_id
-        self._maintenance.Alarm(rpc.AlarmRequest(action=action, memberID=member, alarm=rpc.AlarmType.NOSPACE), timeout=TIMEOUT_S)
+        self._maintenance.Alarm(
+            rpc.AlarmRequest(action=action, memberID=member, alarm=rpc.AlarmType.NOSPACE),
+            timeout=TIMEOUT_S,
+        )
 
     def member_and_leader(self) -> tuple[int, int]:
         """This member's id, and that of the leader (0 while there is none)."""

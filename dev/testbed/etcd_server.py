@@ -1,7 +1,8 @@
 """A real etcd for tests.
 
-Owns: finding the binary (ETCD_BINARY, else the one that `python3 -m dev.kube binary etcd` builds and caches), and processes of
-it on free loopback ports with data in a temporary directory and fsync on. Every process is stopped by its id.
+Owns: finding the binary (ETCD_BINARY, else the one that `python3 -m dev.kube binary etcd` builds
+and caches), and processes of it on free loopback ports with data in a temporary directory and fsync
+on. Every process is stopped by its id.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def etcd_binary() -> Path:
     built = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     lines = built.stdout.split()
     if built.returncode != 0 or not lines:
-        raise EtcdNotAvailable(f"{' '.join(command)}: {built.stderr.strip()[-300:]}; set ETCD_BINARY")
+        raise EtcdNotAvailable(
+            f"{' '.join(command)}: {built.stderr.strip()[-300:]}; set ETCD_BINARY"
+        )
     return Path(lines[-1])
 
 
@@ -52,7 +55,8 @@ class EtcdServer:
 
     @staticmethod
     def form_cluster(servers: Sequence[EtcdServer]) -> None:
-        """Make `servers`, none of which has ever been started, the members of one cluster; its elections are unhurried."""
+        """Make `servers`, none of which has ever been started, the members of one cluster; its
+        elections are unhurried."""
         peers = ",".join(f"member-{number}={server.peer}" for number, server in enumerate(servers))
         for number, server in enumerate(servers):
             unhurried = ("--heartbeat-interval", "100", "--election-timeout", "1000")
@@ -72,12 +76,27 @@ class EtcdServer:
         return "127.0.0.1", self._port
 
     def start(self, wait: bool = True) -> None:
-        """Start, or start again on the same data; returns when it serves. A member of a cluster needs the others for that."""
+        """Start, or start again on the same data; returns when it serves. A member of a cluster
+        needs the others for that."""
         client, peer = self.endpoint, self.peer
         arguments = [
-            *("--name", "test", "--data-dir", str(self._directory / "data"), "--log-level", "error"),
+            *(
+                "--name",
+                "test",
+                "--data-dir",
+                str(self._directory / "data"),
+                "--log-level",
+                "error",
+            ),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"test={peer}"),
+            *(
+                "--listen-peer-urls",
+                peer,
+                "--initial-advertise-peer-urls",
+                peer,
+                "--initial-cluster",
+                f"test={peer}",
+            ),
             *("--listen-metrics-urls", f"http://127.0.0.1:{self._health_port}"),
             # Short election times allow leases of one second.
             *("--heartbeat-interval", "20", "--election-timeout", "200", *self._extra),
@@ -94,22 +113,30 @@ class EtcdServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise EtcdNotAvailable(f"etcd did not start: {(self._directory / 'etcd.log').read_text()[-500:]}")
+                raise EtcdNotAvailable(
+                    f"etcd did not start: {(self._directory / 'etcd.log').read_text()[-500:]}"
+                )
             time.sleep(0.02)
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._health_port}/health", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._health_port}/health", timeout=5
+            ) as answer:
                 return b'"health":"true"' in answer.read()
         except (urllib.error.URLError, OSError):
             return False
 
     def freeze(self) -> None:
-        """Stop answering while every connection stays open; returns when the last thread stands still."""
+        """Stop answering while every connection stays open; returns when the last thread stands
+        still."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         tasks = Path(f"/proc/{self._process.pid}/task")
-        while any(stat.read_text().rpartition(")")[2].split()[0] not in "Tt" for stat in tasks.glob("*/stat")):
+        while any(
+            stat.read_text().rpartition(")")[2].split()[0] not in "Tt"
+            for stat in tasks.glob("*/stat")
+        ):
             time.sleep(0.001)
 
     def thaw(self) -> None:

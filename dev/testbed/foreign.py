@@ -1,10 +1,12 @@
 """The official Java and Go clients as seen by a test.
 
-Owns: `Driver` (the foreign program, line-JSON over its standard streams) and what it offers: `Client`, `Producer`, `Consumer`, `Reader`, `Table`,
-`Transaction`. Imports: foreign_build, the name of a transaction.
-Invariants: every answer reaches the caller of its request, whatever the order; a program that dies fails all that wait, with the end of its log;
-every wait has a deadline. Options and operations have the same names in both languages; absent ones are the client's defaults, but producers do
-not batch unless asked to, and acknowledgements are sent at once and wait for the server's word.
+Owns: `Driver` (the foreign program, line-JSON over its standard streams) and what it offers:
+`Client`, `Producer`, `Consumer`, `Reader`, `Table`, `Transaction`. Imports: foreign_build, the name
+of a transaction. Invariants: every answer reaches the caller of its request, whatever the order; a
+program that dies fails all that wait, with the end of its log; every wait has a deadline. Options
+and operations have the same names in both languages; absent ones are the client's defaults, but
+producers do not batch unless asked to, and acknowledgements are sent at once and wait for the
+server's word.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ LOG_TAIL_BYTES = 6000
 
 
 class ForeignError(Exception):
-    """What the foreign client raised: the name of its class (Java) or result (Go) and its message."""
+    """What the foreign client raised: the name of its class (Java) or result (Go) and its
+    message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -70,7 +73,8 @@ class Received:
 
 @dataclass(frozen=True)
 class StreamAnswer:
-    """What became of one message of a stream, and when (`time.time()`); `id` is None if it failed."""
+    """What became of one message of a stream, and when (`time.time()`); `id` is None if it
+    failed."""
 
     number: int
     at: float
@@ -84,7 +88,11 @@ def _id(answer: dict[str, Any]) -> Id:
 
 def _received(answer: dict[str, Any]) -> Received:
     fields = {name: answer[name] for name in Received.__dataclass_fields__}
-    fields |= {"id": _id(answer["id"]), "value": base64.b64decode(answer["value"] or ""), "properties": answer["properties"] or {}}
+    fields |= {
+        "id": _id(answer["id"]),
+        "value": base64.b64decode(answer["value"] or ""),
+        "properties": answer["properties"] or {},
+    }
     return Received(**fields)
 
 
@@ -124,14 +132,18 @@ class Driver:
             with self._lock:
                 future = self._waiting.pop(answer["id"])
             if "error" in answer:
-                future.set_exception(ForeignError(answer["error"]["type"], answer["error"]["message"]))
+                future.set_exception(
+                    ForeignError(answer["error"]["type"], answer["error"]["message"])
+                )
             else:
                 future.set_result(answer["ok"])
         with self._lock:
             self._ended = True
             left, self._waiting = list(self._waiting.values()), {}
         for future in left:
-            future.set_exception(RuntimeError(f"the {self.language} driver ended:\n{self.log_tail()}"))
+            future.set_exception(
+                RuntimeError(f"the {self.language} driver ended:\n{self.log_tail()}")
+            )
 
     def begin(self, operation: str, **fields: Any) -> Future[Any]:
         """Send a request; its answer comes later."""
@@ -213,17 +225,26 @@ class Client(_Remote):
     def consumer(self, topic: str | None, subscription: str, **options: Any) -> Consumer:
         """Subscribe to `topic`, or to what the options say (topics, pattern)."""
         chosen = {"ack_receipt": True, **options}
-        made = self.driver.call("consumer.create", handle=self.handle, topic=topic, subscription=subscription, **chosen)
+        made = self.driver.call(
+            "consumer.create", handle=self.handle, topic=topic, subscription=subscription, **chosen
+        )
         return Consumer(self.driver, made["handle"], made["name"])
 
     def transaction(self, timeout_s: float = 60.0) -> Transaction:
         """Begin a transaction; the client must have been made with `transactions=True`."""
-        made = self.driver.call("transaction.begin", handle=self.handle, timeout_ms=int(timeout_s * 1000))
+        made = self.driver.call(
+            "transaction.begin", handle=self.handle, timeout_ms=int(timeout_s * 1000)
+        )
         return Transaction(self, made["handle"], TxnId(made["most"], made["least"]))
 
     def reader(self, topic: str, start: str | Id = "earliest", **options: Any) -> Reader:
         where = start.raw if isinstance(start, Id) else start
-        return Reader(self.driver, self.driver.call("reader.create", handle=self.handle, topic=topic, start=where, **options))
+        return Reader(
+            self.driver,
+            self.driver.call(
+                "reader.create", handle=self.handle, topic=topic, start=where, **options
+            ),
+        )
 
     def table(self, topic: str) -> Table:
         return Table(self.driver, self.driver.call("table.create", handle=self.handle, topic=topic))
@@ -243,7 +264,8 @@ class Transaction(_Remote):
 
     @property
     def state(self) -> str:
-        """What the client takes it for: OPEN, COMMITTING, COMMITTED, ABORTING, ABORTED, TIMEOUT, ERROR."""
+        """What the client takes it for: OPEN, COMMITTING, COMMITTED, ABORTING, ABORTED, TIMEOUT,
+        ERROR."""
         return str(self.call("state"))
 
     def commit(self) -> None:
@@ -267,13 +289,18 @@ class Producer(_Remote):
         self.name: str = made["name"]
         self.last_sequence_id: int = made["last_sequence_id"]
 
-    def begin_send(self, messages: Iterable[dict[str, Any]], txn: Transaction | None = None) -> Future[Any]:
+    def begin_send(
+        self, messages: Iterable[dict[str, Any]], txn: Transaction | None = None
+    ) -> Future[Any]:
         """Publish all without waiting in between; the answers are for `ids`."""
         listed = [{**message, "value": _encoded(message["value"])} for message in messages]
         return self.begin("send", messages=listed, transaction=_handle(txn))
 
-    def send_all(self, values: Sequence[bytes], txn: Transaction | None = None, **fields: Any) -> list[Id]:
-        """Publish all without waiting in between, then wait for every receipt. Raises ForeignError for the first refused one."""
+    def send_all(
+        self, values: Sequence[bytes], txn: Transaction | None = None, **fields: Any
+    ) -> list[Id]:
+        """Publish all without waiting in between, then wait for every receipt. Raises
+        ForeignError for the first refused one."""
         return ids(self.begin_send(({"value": value, **fields} for value in values), txn))
 
     def send(self, value: bytes, txn: Transaction | None = None, **fields: Any) -> Id:
@@ -282,7 +309,10 @@ class Producer(_Remote):
 
     def stream(self, prefix: str, *, interval_ms: int, padding: int) -> Stream:
         """Publish "<prefix> <number><padding>" without end, one message every `interval_ms`."""
-        return Stream(self.driver, self.call("stream", prefix=prefix, interval_ms=interval_ms, padding=padding))
+        return Stream(
+            self.driver,
+            self.call("stream", prefix=prefix, interval_ms=interval_ms, padding=padding),
+        )
 
     def info(self) -> dict[str, Any]:
         return dict(self.call("info"))
@@ -298,7 +328,8 @@ class Stream(_Remote):
         return float(self.call("progress")["last_receipt_ms"]) / 1000
 
     def end(self) -> tuple[int, list[StreamAnswer]]:
-        """Send nothing more; how many messages there were, and what became of each, in the order in which it was known."""
+        """Send nothing more; how many messages there were, and what became of each, in the order
+        in which it was known."""
         told = self.call("end")
         return told["sent"], [
             StreamAnswer(
@@ -338,13 +369,21 @@ class Consumer(_Seekable):
         super().__init__(driver, handle)
         self.name = name
 
-    def receive(self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S) -> list[Received]:
-        """Exactly `count` messages. Raises AssertionError naming what came if there are fewer in time."""
+    def receive(
+        self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S
+    ) -> list[Received]:
+        """Exactly `count` messages. Raises AssertionError naming what came if there are fewer in
+        time."""
         got = self.receive_up_to(count, ack=ack, timeout_s=timeout_s)
-        assert len(got) == count, f"{len(got)} of {count} messages within {timeout_s} s: {[message.value[:20] for message in got]}"
+        assert len(got) == count, (
+            f"{len(got)} of {count} messages within {timeout_s} s: "
+            f"{[message.value[:20] for message in got]}"
+        )
         return got
 
-    def receive_up_to(self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S) -> list[Received]:
+    def receive_up_to(
+        self, count: int, *, ack: bool = False, timeout_s: float = RECEIVE_S
+    ) -> list[Received]:
         """What comes before the time is up, at most `count`."""
         answer = self.call("receive", count=count, ack=ack, timeout_ms=int(timeout_s * 1000))
         return [_received(message) for message in answer]
@@ -354,7 +393,8 @@ class Consumer(_Seekable):
         return [message.value for message in self.receive(count, ack=ack)]
 
     def distinct_values(self, count: int) -> list[bytes]:
-        """The next `count` different values, acknowledged: over a restart a message may come twice, since the client keeps what it has fetched."""
+        """The next `count` different values, acknowledged: over a restart a message may come
+        twice, since the client keeps what it has fetched."""
         found: dict[bytes, None] = {}
         while len(found) < count:
             found |= {message.value: None for message in self.receive(count - len(found), ack=True)}
@@ -387,7 +427,9 @@ class Consumer(_Seekable):
 
     def await_active(self, active: bool = True, partition: int = -1) -> None:
         """Until the client was told that it is (or is no longer) the active consumer."""
-        told = self.call("await_active", active=active, partition=partition, timeout_ms=int(RECEIVE_S * 1000))
+        told = self.call(
+            "await_active", active=active, partition=partition, timeout_ms=int(RECEIVE_S * 1000)
+        )
         assert told, f"{self.name} was not told active={active}"
 
     def forget_active(self) -> None:
@@ -396,7 +438,9 @@ class Consumer(_Seekable):
 
     def await_end(self) -> None:
         """Until the client was told that the topic has ended."""
-        assert self.call("await_end", timeout_ms=int(RECEIVE_S * 1000)), f"{self.name} was not told of the topic's end"
+        assert self.call("await_end", timeout_ms=int(RECEIVE_S * 1000)), (
+            f"{self.name} was not told of the topic's end"
+        )
 
 
 class Reader(_Seekable):
@@ -406,8 +450,13 @@ class Reader(_Seekable):
 
     def read(self, count: int) -> list[Received]:
         """Exactly `count` messages."""
-        got = [_received(message) for message in self.call("read", count=count, timeout_ms=int(RECEIVE_S * 1000))]
-        assert len(got) == count, f"{len(got)} of {count} messages: {[message.value[:20] for message in got]}"
+        got = [
+            _received(message)
+            for message in self.call("read", count=count, timeout_ms=int(RECEIVE_S * 1000))
+        ]
+        assert len(got) == count, (
+            f"{len(got)} of {count} messages: {[message.value[:20] for message in got]}"
+        )
         return got
 
     def values(self, count: int) -> list[bytes]:
@@ -430,7 +479,9 @@ class Table(_Remote):
 
     def await_entry(self, key: str, value: bytes) -> dict[str, bytes]:
         """All entries once `key` has `value`."""
-        answer = self.call("await", key=key, value=_encoded(value), timeout_ms=int(RECEIVE_S * 1000))
+        answer = self.call(
+            "await", key=key, value=_encoded(value), timeout_ms=int(RECEIVE_S * 1000)
+        )
         entries = {name: base64.b64decode(found) for name, found in answer.items()}
         assert entries.get(key) == value, f"{key} is {entries.get(key)!r}"
         return entries

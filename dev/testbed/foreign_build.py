@@ -1,10 +1,10 @@
 """The drivers of the official Java and Go clients and of pulsar-admin, built once and cached.
 
-Owns: `<cache>/clients/`, keyed by the hash of what each part is made from;
-`python -m dev.testbed.foreign_build java go admin` builds with progress.
-Imports: dev.kube (cache directory, atomic entries, progress lines).
-Invariants: a cache entry is complete or absent (one rename); packages come through Maven and Go and so through the machine's own settings, which
-also verify their checksums.
+Owns: `<cache>/clients/`, keyed by the hash of what each part is made from; `python -m
+dev.testbed.foreign_build java go admin` builds with progress. Imports: dev.kube (cache directory,
+atomic entries, progress lines). Invariants: a cache entry is complete or absent (one rename);
+packages come through Maven and Go and so through the machine's own settings, which also verify
+their checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _key(root: Path, *patterns: str) -> str:
     """What the files are: their names and contents."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
-        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        digest.update(
+            f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes()
+        )
     return digest.hexdigest()[:KEY_DIGITS]
 
 
@@ -57,13 +59,19 @@ def _ensure(name: str, fill: Callable[[Path], None]) -> Path:
                 started = time.monotonic()
                 with entry(cache, name) as unfinished:
                     fill(unfinished)
-                say(f"{name}: ready after {time.monotonic() - started:.0f} s; later runs use the cache")
+                say(
+                    f"{name}: ready after {time.monotonic() - started:.0f} s; later runs use the "
+                    "cache"
+                )
     return directory
 
 
 def _need(program: str, package: str) -> None:
     if shutil.which(program) is None:
-        raise CommandFailed(f"{program} is not installed; the tests with foreign clients need it (Debian: {package})")
+        raise CommandFailed(
+            f"{program} is not installed; the tests with foreign clients need it (Debian: "
+            f"{package})"
+        )
 
 
 def _fetch_libraries(project: Path) -> Callable[[Path], None]:
@@ -79,7 +87,8 @@ def _fetch_libraries(project: Path) -> Callable[[Path], None]:
             f"-DoutputDirectory={directory}",
         ]
         run_with_progress(
-            [str(part) for part in copy], lambda lines: f"{project.name}: fetching libraries ({lines} lines of Maven)"
+            [str(part) for part in copy],
+            lambda lines: f"{project.name}: fetching libraries ({lines} lines of Maven)",
         )
 
     return fill
@@ -104,14 +113,18 @@ def _compile_java(project: Path, libraries: Path) -> Callable[[Path], None]:
 
 
 def java_libraries() -> Path:
-    """A directory with the Java client and what it needs, fetched if need be. Raises CommandFailed saying what is missing."""
+    """A directory with the Java client and what it needs, fetched if need be. Raises
+    CommandFailed saying what is missing."""
     return _ensure(f"java-libraries-{_key(JAVA, 'pom.xml')}", _fetch_libraries(JAVA))
 
 
 def java() -> list[str]:
-    """The command that starts the Java driver, built if need be. Raises CommandFailed saying what is missing."""
+    """The command that starts the Java driver, built if need be. Raises CommandFailed saying
+    what is missing."""
     libraries = java_libraries()
-    classes = _ensure(f"java-driver-{_key(JAVA, 'pom.xml', 'src/**/*.java')}", _compile_java(JAVA, libraries))
+    classes = _ensure(
+        f"java-driver-{_key(JAVA, 'pom.xml', 'src/**/*.java')}", _compile_java(JAVA, libraries)
+    )
     logging = [
         f"-Dorg.slf4j.simpleLogger.{name}"
         for name in (
@@ -125,9 +138,12 @@ def java() -> list[str]:
 
 
 def pulsar_admin() -> list[str]:
-    """The command that starts pulsar-admin behind line-JSON, but for its URL. Raises CommandFailed saying what is missing."""
+    """The command that starts pulsar-admin behind line-JSON, but for its URL. Raises
+    CommandFailed saying what is missing."""
     libraries = _ensure(f"admin-libraries-{_key(ADMIN, 'pom.xml')}", _fetch_libraries(ADMIN))
-    classes = _ensure(f"admin-shell-{_key(ADMIN, 'pom.xml', 'src/**/*.java')}", _compile_java(ADMIN, libraries))
+    classes = _ensure(
+        f"admin-shell-{_key(ADMIN, 'pom.xml', 'src/**/*.java')}", _compile_java(ADMIN, libraries)
+    )
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     return ["java", *JVM_OPTIONS, quiet, "-cp", f"{classes}:{libraries}/*", "magnetar.Shell"]
 
@@ -152,14 +168,24 @@ def build_go(sources: Path, program: Path) -> None:
         ".",
     ]
     run_with_progress(
-        build, lambda lines: f"Go client: {lines} packages fetched or compiled (350 or so)", cwd=sources, environment=environment
+        build,
+        lambda lines: f"Go client: {lines} packages fetched or compiled (350 or so)",
+        cwd=sources,
+        environment=environment,
     )
 
 
 def go() -> list[str]:
-    """The command that starts the Go driver, built if need be. Raises CommandFailed saying what is missing."""
+    """The command that starts the Go driver, built if need be. Raises CommandFailed saying what
+    is missing."""
     return [
-        str(_ensure(f"go-driver-{_key(GO, '*.go', 'go.mod', 'go.sum')}", lambda made: build_go(GO, made / "driver")) / "driver")
+        str(
+            _ensure(
+                f"go-driver-{_key(GO, '*.go', 'go.mod', 'go.sum')}",
+                lambda made: build_go(GO, made / "driver"),
+            )
+            / "driver"
+        )
     ]
 
 

@@ -27,7 +27,12 @@ class OperatorProcess:
     """One operator. Watches all Kubernetes namespaces unless told otherwise."""
 
     def __init__(
-        self, plane: ControlPlane, log: Path, identity: str = "operator-0", namespaces: str = "", kubeconfig: Path | None = None
+        self,
+        plane: ControlPlane,
+        log: Path,
+        identity: str = "operator-0",
+        namespaces: str = "",
+        kubeconfig: Path | None = None,
     ) -> None:
         self._plane, self._log, self.identity, self._namespaces = plane, log, identity, namespaces
         self._kubeconfig = kubeconfig or plane.operator_kubeconfig
@@ -39,7 +44,9 @@ class OperatorProcess:
         """`python` are options of the interpreter, `settings` variables of the operator."""
         environment = {
             **os.environ,
-            "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")),
+            "PYTHONPATH": ":".join(
+                str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs")
+            ),
             "KUBECONFIG": str(self._kubeconfig),
             "MAGNETAR_IMAGE": "registry.example/magnetar:1",
             "MAGNETAR_SPARK_IMAGE": "registry.example/magnetar-spark:1",
@@ -65,7 +72,9 @@ class OperatorProcess:
     def answer(self, path: str) -> tuple[int, str]:
         """Status and text; 0 if it does not listen."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as response:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=60
+            ) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -80,7 +89,9 @@ class OperatorProcess:
     def leads(self) -> bool:
         """Whether the Lease says so."""
         status, lease = self._plane.request("GET", LEASE)
-        return status == 200 and str(lease["spec"].get("holderIdentity", "")).startswith(f"{self.identity}_")
+        return status == 200 and str(lease["spec"].get("holderIdentity", "")).startswith(
+            f"{self.identity}_"
+        )
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -97,7 +108,12 @@ class OperatorProcess:
     def __enter__(self) -> OperatorProcess:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

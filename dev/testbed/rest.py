@@ -1,7 +1,8 @@
 """The admin REST as the tests use it.
 
-Owns: `Admin`: one call each for what tests of clients have to set up or look at. Imports: the standard library.
-Invariant: a refusal raises RestError with status and reason; an answer without a body is None.
+Owns: `Admin`: one call each for what tests of clients have to set up or look at. Imports: the
+standard library. Invariant: a refusal raises RestError with status and reason; an answer without a
+body is None.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ class Admin:
         self._server = server
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request below /admin/v2. Raises RestError for a refusal, OSError without an answer."""
+        """One request below /admin/v2. Raises RestError for a refusal, OSError without an
+        answer."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"{self._server.http_url}/admin/v2/{path}", data=data, method=method, headers={"Content-Type": "application/json"}
+            f"{self._server.http_url}/admin/v2/{path}",
+            data=data,
+            method=method,
+            headers={"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -60,4 +65,8 @@ class Admin:
         """An operation on a topic; a short name is one of public/default."""
         domain, _, rest = topic.rpartition("://")
         path = rest if domain else f"public/default/{topic}"
-        return self.call(method, f"{domain or 'persistent'}/{quote(path)}{'/' if operation else ''}{operation}", body)
+        return self.call(
+            method,
+            f"{domain or 'persistent'}/{quote(path)}{'/' if operation else ''}{operation}",
+            body,
+        )

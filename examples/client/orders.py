@@ -1,4 +1,5 @@
-"""Typed messages: orders as JSON, sent in compressed batches over partitions, read back by a subscription and by a reader.
+"""Typed messages: orders as JSON, sent in compressed batches over partitions, read back by a
+subscription and by a reader.
 
 python examples/client/orders.py [pulsar://127.0.0.1:6650]
 """
@@ -22,12 +23,18 @@ class Order:
 
 async def main(service_url: str) -> None:
     async with Client(service_url) as client:
-        consumer = await client.subscribe(TOPIC, "billing", schema=JsonSchema(Order), initial_position="Earliest")
+        consumer = await client.subscribe(
+            TOPIC, "billing", schema=JsonSchema(Order), initial_position="Earliest"
+        )
         producer = await client.create_producer(
-            TOPIC, schema=JsonSchema(Order), batching=Batching(linger_s=0.005), compression=Compression.ZLIB
+            TOPIC,
+            schema=JsonSchema(Order),
+            batching=Batching(linger_s=0.005),
+            compression=Compression.ZLIB,
         )
         orders = [Order(number, f"customer-{number % 7}", 9.5 * number) for number in range(100)]
-        # Each send returns when its message is on disk; together they travel in a few batches. One customer's orders keep their order.
+        # Each send returns when its message is on disk; together they travel in a few batches. One
+        # customer's orders keep their order.
         await asyncio.gather(*(producer.send(order, key=order.customer) for order in orders))
         total = 0.0
         for _ in orders:

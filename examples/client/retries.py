@@ -1,4 +1,5 @@
-"""Work that fails: refused messages come back with growing delays; what never succeeds ends in a dead-letter topic, and can be looked at there.
+"""Work that fails: refused messages come back with growing delays; what never succeeds ends in a
+dead-letter topic, and can be looked at there.
 
 python examples/client/retries.py [pulsar://127.0.0.1:6650]
 """
@@ -42,11 +43,14 @@ async def main(service_url: str) -> None:
             else:
                 done.add(message.value)
                 await consumer.acknowledge(message)
-        graves = await client.subscribe(f"{topic}-workers-DLQ", "operators", initial_position="Earliest")
+        graves = await client.subscribe(
+            f"{topic}-workers-DLQ", "operators", initial_position="Earliest"
+        )
         letter = await graves.receive(timeout_s=30)
         assert done == {b"easy", b"flaky"}
         print(
-            f"done: {sorted(done)}; dead: {letter.value!r}, once {letter.properties['ORIGIN_MESSAGE_ID']} of {letter.properties['REAL_TOPIC']}"
+            f"done: {sorted(done)}; dead: {letter.value!r}, once "
+            f"{letter.properties['ORIGIN_MESSAGE_ID']} of {letter.properties['REAL_TOPIC']}"
         )
 
 

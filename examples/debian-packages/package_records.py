@@ -1,9 +1,11 @@
 """Package records of a Debian machine as keyed messages.
 
-Owns: reading `/var/lib/dpkg/status`, apt's package lists and `dpkg.log`; turning them into generations of records and removals; the
-file in which the producer leaves what a compacted topic must hold. Imports: the standard library only.
-Invariants: the key is `package:architecture`; a record is what the machine says, never invented; generations are ordered from the
-oldest view to the newest, so that "the newest record of a key" is the one sent last; a removed key has an empty payload.
+Owns: reading `/var/lib/dpkg/status`, apt's package lists and `dpkg.log`; turning them into
+generations of records and removals; the file in which the producer leaves what a compacted topic
+must hold. Imports: the standard library only. Invariants: the key is `package:architecture`; a
+record is what the machine says, never invented; generations are ordered from the oldest view to the
+newest, so that "the newest record of a key" is the one sent last; a removed key has an empty
+payload.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _SUITE = re.compile(r"_dists_(?P<suite>[^_]+)_.*_Packages(?:\.[a-z0-9]+)?$")
 
 @dataclass(slots=True)
 class Generation:
-    """One view of the machine's packages: what it holds, and which keys of older views it no longer has."""
+    """One view of the machine's packages: what it holds, and which keys of older views it no
+    longer has."""
 
     number: int
     name: str
@@ -41,7 +44,8 @@ class Generation:
 
 @dataclass(slots=True)
 class Expectation:
-    """What the newest view of a topic must hold: SHA-256 of the payload by key, and the keys that were deleted."""
+    """What the newest view of a topic must hold: SHA-256 of the payload by key, and the keys
+    that were deleted."""
 
     newest: dict[str, str] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
@@ -57,7 +61,11 @@ class Expectation:
             self.removed.add(key)
 
     def write(self, path: Path) -> None:
-        body = {"generation": self.generation, "newest": self.newest, "removed": sorted(self.removed)}
+        body = {
+            "generation": self.generation,
+            "newest": self.newest,
+            "removed": sorted(self.removed),
+        }
         path.write_text(json.dumps(body, indent=1, sort_keys=True))
 
     @staticmethod
@@ -69,11 +77,12 @@ class Expectation:
         return Expectation(dict(body["newest"]), set(body["removed"]), int(body["generation"]))
 
 
-# --- parsing ------------------------------------------------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
 def parse_records(lines: Iterable[str]) -> Iterator[Record]:
-    """Stanzas of Debian's control format: `Field: value`, continuation lines start with a blank, stanzas end with an empty line."""
+    """Stanzas of Debian's control format: `Field: value`, continuation lines start with a blank,
+    stanzas end with an empty line."""
     record: Record = {}
     last = ""
     for line in lines:
@@ -100,7 +109,8 @@ def key_of(record: Mapping[str, str]) -> str:
 
 
 def source_of(record: Mapping[str, str]) -> str:
-    """The source package a binary was built from (without the version that may follow in parentheses)."""
+    """The source package a binary was built from (without the version that may follow in
+    parentheses)."""
     return record.get("Source", record["Package"]).partition(" ")[0]
 
 
@@ -109,7 +119,8 @@ def is_installed(record: Mapping[str, str]) -> bool:
 
 
 def read_log(lines: Iterable[str]) -> tuple[dict[str, Record], set[str]]:
-    """`dpkg.log` as (older versions that upgrades and removals replaced, keys that were removed and not installed again)."""
+    """`dpkg.log` as (older versions that upgrades and removals replaced, keys that were removed
+    and not installed again)."""
     replaced: dict[str, Record] = {}
     removed: set[str] = set()
     for line in lines:
@@ -122,28 +133,40 @@ def read_log(lines: Iterable[str]) -> tuple[dict[str, Record], set[str]]:
             removed.discard(key)
             continue
         if old != "<none>":
-            replaced[key] = {"Package": name, "Architecture": architecture, "Version": old, "Logged": f"{words[0]} {words[1]}"}
+            replaced[key] = {
+                "Package": name,
+                "Architecture": architecture,
+                "Version": old,
+                "Logged": f"{words[0]} {words[1]}",
+            }
         if action in ("remove", "purge"):
             removed.add(key)
     return replaced, removed
 
 
 def read_list(path: Path) -> Iterator[Record]:
-    """Records of one apt package list; a compressed one is opened by apt itself, which has every codec it may have used."""
+    """Records of one apt package list; a compressed one is opened by apt itself, which has every
+    codec it may have used."""
     if path.suffix:
         command = [APT_HELPER, "cat-file", str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as process:
             assert process.stdout is not None
             yield from parse_records(process.stdout)
         if process.returncode:
-            raise OSError(f"{' '.join(command)} ended with status {process.returncode}; run apt-get update and try again")
+            raise OSError(
+                f"{' '.join(command)} ended with status {process.returncode}; run apt-get update "
+                "and try again"
+            )
     else:
         with path.open(errors="replace") as lines:
             yield from parse_records(lines)
 
 
 def suites(lists: Path) -> list[tuple[str, list[Path]]]:
-    """Package lists by suite, oldest view first: the release, then its updates, security and backports."""
+    """Package lists by suite, oldest view first: the release, then its updates, security and
+    backports."""
     found: dict[str, list[Path]] = {}
     for path in sorted(lists.glob("*_Packages*")) if lists.is_dir() else []:
         match = _SUITE.search(path.name)
@@ -157,21 +180,30 @@ def suites(lists: Path) -> list[tuple[str, list[Path]]]:
     return [(suite, found[suite]) for suite in sorted(found, key=rank)]
 
 
-# --- generations --------------------------------------------------------------------------------------------------------------
+# --- generations ----------------------------------------------------------------------------------
 
 
 def superseded(older: Mapping[str, Record], newer: Mapping[str, Record]) -> set[str]:
-    """Keys of `older` whose source package was rebuilt in `newer` without them: an old kernel's image when a new one is out."""
+    """Keys of `older` whose source package was rebuilt in `newer` without them: an old kernel's
+    image when a new one is out."""
     rebuilt = {source_of(record) for record in newer.values()}
-    return {key for key, record in older.items() if key not in newer and source_of(record) in rebuilt}
+    return {
+        key for key, record in older.items() if key not in newer and source_of(record) in rebuilt
+    }
 
 
 def read_views(root: Path) -> list[Generation]:
-    """Every view the machine itself has of its packages, oldest first. Raises FileNotFoundError if it has no package database."""
+    """Every view the machine itself has of its packages, oldest first. Raises FileNotFoundError
+    if it has no package database."""
     status, log = root / STATUS, root / LOG
     if not status.exists():
-        raise FileNotFoundError(f"{status} is not there: this example reads the package database of a Debian machine; pass --root")
-    replaced, uninstalled = read_log(log.read_text(errors="replace").splitlines()) if log.exists() else ({}, set())
+        raise FileNotFoundError(
+            f"{status} is not there: this example reads the package database of a Debian machine; "
+            "pass --root"
+        )
+    replaced, uninstalled = (
+        read_log(log.read_text(errors="replace").splitlines()) if log.exists() else ({}, set())
+    )
     views: list[Generation] = []
     if replaced:
         views.append(Generation(0, HISTORY, replaced))
@@ -181,13 +213,23 @@ def read_views(root: Path) -> list[Generation]:
         views.append(Generation(0, suite, records, superseded(known, records)))
         known.update(records)
     with status.open(errors="replace") as lines:
-        installed = {key_of(record): record for record in parse_records(lines) if is_installed(record)}
-    views.append(Generation(0, INSTALLED, installed, (superseded(known, installed) & uninstalled) | (uninstalled - set(installed))))
+        installed = {
+            key_of(record): record for record in parse_records(lines) if is_installed(record)
+        }
+    views.append(
+        Generation(
+            0,
+            INSTALLED,
+            installed,
+            (superseded(known, installed) & uninstalled) | (uninstalled - set(installed)),
+        )
+    )
     return views
 
 
 def choose_keys(views: list[Generation], limit: int) -> set[str]:
-    """At most `limit` keys (0 = all): first those with several versions or a removal, then the others, by name."""
+    """At most `limit` keys (0 = all): first those with several versions or a removal, then the
+    others, by name."""
     versions: dict[str, set[str]] = {}
     removed = set().union(*(view.removed for view in views))
     for view in views:
@@ -197,12 +239,15 @@ def choose_keys(views: list[Generation], limit: int) -> set[str]:
     return set(ordered[:limit] if limit else ordered)
 
 
-def plan_generations(views: list[Generation], wanted: int, limit: int, first: int = 1) -> list[Generation]:
+def plan_generations(
+    views: list[Generation], wanted: int, limit: int, first: int = 1
+) -> list[Generation]:
     """Exactly `wanted` generations, numbered from `first`.
 
-    With more views than wanted the newest are taken; with fewer, further generations send every key that is left again (messages
-    differ by generation and time). A removal is kept only for a key that an earlier generation sent. A machine that shows no
-    removal at all leaves out every 50th key of the newest generation, so that deletion is exercised everywhere.
+    With more views than wanted the newest are taken; with fewer, further generations send every key
+    that is left again (messages differ by generation and time). A removal is kept only for a key
+    that an earlier generation sent. A machine that shows no removal at all leaves out every 50th
+    key of the newest generation, so that deletion is exercised everywhere.
     """
     if wanted < 1:
         raise ValueError(f"generations: {wanted} is not valid; use 1 or more")
@@ -226,7 +271,12 @@ def plan_generations(views: list[Generation], wanted: int, limit: int, first: in
 
 def payload_of(generation: Generation, record: Record, sent_ms: int) -> bytes:
     """The message value: the record with the generation that sent it."""
-    body = {"generation": generation.number, "view": generation.name, "sent_ms": sent_ms, "record": record}
+    body = {
+        "generation": generation.number,
+        "view": generation.name,
+        "sent_ms": sent_ms,
+        "record": record,
+    }
     return json.dumps(body, sort_keys=True).encode()
 
 

@@ -1,7 +1,8 @@
 """Send this machine's package records, several generations of them, as keyed messages.
 
-Owns: the command line and the sending. Imports: package_records and Apache Pulsar's own Python client (package pulsar-client).
-Invariant: the expectation file counts a message only when the broker has acknowledged it.
+Owns: the command line and the sending. Imports: package_records and Apache Pulsar's own Python
+client (package pulsar-client). Invariant: the expectation file counts a message only when the
+broker has acknowledged it.
 """
 
 from __future__ import annotations
@@ -28,17 +29,35 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--service-url", default="pulsar://127.0.0.1:6650")
     parser.add_argument("--topic", default="persistent://public/demo/debian-packages")
-    parser.add_argument("--generations", type=int, default=4, help="how many views of the package database to send (default 4)")
-    parser.add_argument("--limit", type=int, default=2000, help="at most this many packages; 0 = all the machine knows")
+    parser.add_argument(
+        "--generations",
+        type=int,
+        default=4,
+        help="how many views of the package database to send (default 4)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=2000,
+        help="at most this many packages; 0 = all the machine knows",
+    )
     parser.add_argument("--batching", choices=("on", "off"), default="on")
     parser.add_argument("--compression", choices=sorted(COMPRESSION), default="lz4")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="root of the file system to read")
-    parser.add_argument("--expectation", type=Path, default=Path("debian-packages-expected.json"), help="file for verify.py")
+    parser.add_argument(
+        "--root", type=Path, default=Path("/"), help="root of the file system to read"
+    )
+    parser.add_argument(
+        "--expectation",
+        type=Path,
+        default=Path("debian-packages-expected.json"),
+        help="file for verify.py",
+    )
     return parser.parse_args(arguments)
 
 
 def send(producer: pulsar.Producer, generation: Generation, expectation: Expectation) -> int:
-    """Send one generation and wait for every receipt; the number of messages. Raises RuntimeError naming the first failed key."""
+    """Send one generation and wait for every receipt; the number of messages. Raises
+    RuntimeError naming the first failed key."""
     sent_ms = time.time_ns() // 1_000_000
     failures: list[str] = []
     messages = list(messages_of(generation, sent_ms))
@@ -51,7 +70,10 @@ def send(producer: pulsar.Producer, generation: Generation, expectation: Expecta
         producer.send_async(payload, settled, partition_key=key, event_timestamp=sent_ms)
     producer.flush()
     if failures:
-        raise RuntimeError(f"generation {generation.number}: {len(failures)} messages were refused, the first {failures[0]}")
+        raise RuntimeError(
+            f"generation {generation.number}: {len(failures)} messages were refused, the first "
+            f"{failures[0]}"
+        )
     for key, payload in messages:
         expectation.saw(key, payload)
     expectation.generation = generation.number
@@ -61,7 +83,12 @@ def send(producer: pulsar.Producer, generation: Generation, expectation: Expecta
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     expectation = Expectation.read(options.expectation)
-    generations = plan_generations(read_views(options.root), options.generations, options.limit, first=expectation.generation + 1)
+    generations = plan_generations(
+        read_views(options.root),
+        options.generations,
+        options.limit,
+        first=expectation.generation + 1,
+    )
     client = pulsar.Client(options.service_url)
     try:
         producer = client.create_producer(
@@ -77,14 +104,18 @@ def main(arguments: list[str] | None = None) -> int:
             expectation.write(options.expectation)
             rate = count / max(time.monotonic() - started, 1e-6)
             print(
-                f"generation {generation.number} ({generation.name}): {len(generation.records)} records, "
+                f"generation {generation.number} ({generation.name}): {len(generation.records)} "
+                "records, "
                 f"{len(generation.removed)} removals, {rate:.0f} messages/s",
                 flush=True,
             )
         producer.close()
     finally:
         client.close()
-    print(f"{len(expectation.newest)} packages are left, {len(expectation.removed)} removed; expectation in {options.expectation}")
+    print(
+        f"{len(expectation.newest)} packages are left, {len(expectation.removed)} removed; "
+        f"expectation in {options.expectation}"
+    )
     return 0
 
 

@@ -1,7 +1,8 @@
 """Check that the compacted topic holds exactly the newest record of every package.
 
-Owns: reading with `is_read_compacted` and the comparison. Imports: package_records and Apache Pulsar's own Python client.
-Exit code: 0 = exactly as expected; 1 = something is missing, stale, surplus, or deleted yet there (listed); 2 = nothing to compare.
+Owns: reading with `is_read_compacted` and the comparison. Imports: package_records and Apache
+Pulsar's own Python client. Exit code: 0 = exactly as expected; 1 = something is missing, stale,
+surplus, or deleted yet there (listed); 2 = nothing to compare.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ READ_TIMEOUT_MS = 10_000
 
 @dataclass(slots=True)
 class Observation:
-    """What a compacted reader delivered: SHA-256 of the last payload by key, and how often each key came."""
+    """What a compacted reader delivered: SHA-256 of the last payload by key, and how often each
+    key came."""
 
     last: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -39,14 +41,23 @@ class Observation:
 
 
 def compare(expectation: Expectation, seen: Observation, *, strict: bool) -> list[str]:
-    """Differences in words; none means equal. With `strict` each key must come exactly once and no deletion may be left."""
+    """Differences in words; none means equal. With `strict` each key must come exactly once and
+    no deletion may be left."""
     problems = [f"missing: {key}" for key in sorted(set(expectation.newest) - set(seen.last))]
-    problems += [f"stale: {key}" for key, digest in sorted(expectation.newest.items()) if seen.last.get(key, digest) != digest]
+    problems += [
+        f"stale: {key}"
+        for key, digest in sorted(expectation.newest.items())
+        if seen.last.get(key, digest) != digest
+    ]
     present = {key for key, digest in seen.last.items() if digest}
     problems += [f"deleted, yet there: {key}" for key in sorted(expectation.removed & present)]
-    problems += [f"surplus: {key}" for key in sorted(present - set(expectation.newest) - expectation.removed)]
+    problems += [
+        f"surplus: {key}" for key in sorted(present - set(expectation.newest) - expectation.removed)
+    ]
     if strict:
-        problems += [f"{count} times: {key}" for key, count in sorted(seen.counts.items()) if count > 1]
+        problems += [
+            f"{count} times: {key}" for key, count in sorted(seen.counts.items()) if count > 1
+        ]
         problems += [f"messages without a key: {seen.keyless}"] if seen.keyless else []
         problems += [f"deletions left in the view: {seen.empty}"] if seen.empty else []
     return problems
@@ -69,7 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--service-url", default="pulsar://127.0.0.1:6650")
     parser.add_argument("--topic", default="persistent://public/demo/debian-packages")
     parser.add_argument("--expectation", type=Path, default=Path("debian-packages-expected.json"))
-    parser.add_argument("--tail", action="store_true", help="allow messages that came after the last compaction")
+    parser.add_argument(
+        "--tail", action="store_true", help="allow messages that came after the last compaction"
+    )
     options = parser.parse_args(arguments)
     expectation = Expectation.read(options.expectation)
     if not expectation.newest:
@@ -84,9 +97,15 @@ def main(arguments: list[str] | None = None) -> int:
     for problem in problems[:SHOWN_MAX]:
         print(problem)
     if problems:
-        print(f"{len(problems)} differences; compacted? (magnetar job run, or PUT /admin/v2/.../compaction)")
+        print(
+            f"{len(problems)} differences; compacted? (magnetar job run, or PUT "
+            "/admin/v2/.../compaction)"
+        )
         return 1
-    print(f"exact: {len(seen.last)} packages, each with its newest record, none of the {len(expectation.removed)} removed ones")
+    print(
+        f"exact: {len(seen.last)} packages, each with its newest record, none of the "
+        f"{len(expectation.removed)} removed ones"
+    )
     return 0
 
 

@@ -1,9 +1,9 @@
 """Liveness that proves progress.
 
-Owns: the sentinel ConfigMap, the verdicts behind /live and /ready, and the HTTP listener.
-Imports: asyncio, aiohttp, clock, kubernetes_api, metrics.
-Invariants: /live says ok only while the event loop turns, no pass hangs, and what the leader writes comes back through the watches;
-a standby is alive as long as its loop turns, because nobody may be leading.
+Owns: the sentinel ConfigMap, the verdicts behind /live and /ready, and the HTTP listener. Imports:
+asyncio, aiohttp, clock, kubernetes_api, metrics. Invariants: /live says ok only while the event
+loop turns, no pass hangs, and what the leader writes comes back through the watches; a standby is
+alive as long as its loop turns, because nobody may be leading.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ PROMETHEUS_TYPE = "text/plain"
 class Health:
     """Collects signs of life and judges them."""
 
-    def __init__(self, clock: Clock, queue: WorkQueue, leading: Callable[[], bool], unread: Callable[[], str]) -> None:
+    def __init__(
+        self, clock: Clock, queue: WorkQueue, leading: Callable[[], bool], unread: Callable[[], str]
+    ) -> None:
         """`unread` names the kind that could not be listed yet and why, or is ""."""
         self._clock, self._queue, self._leading, self._unread = clock, queue, leading, unread
         now = clock.monotonic()
@@ -62,7 +64,13 @@ class Health:
     def unready(self) -> str:
         """What is missing until this process could take over, or ""."""
         unread = self._unread()
-        return f"not everything is known yet: {unread}" if unread else "" if self.watching else "the watches are not open yet"
+        return (
+            f"not everything is known yet: {unread}"
+            if unread
+            else ""
+            if self.watching
+            else "the watches are not open yet"
+        )
 
     async def pulse(self) -> None:
         """Note that the loop turns, until cancelled."""
@@ -76,7 +84,12 @@ class Health:
 
 
 async def beat(
-    api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, namespace: str, name: str, leading: Callable[[], bool]
+    api: KubernetesApi,
+    clock: Clock,
+    metrics: OperatorMetrics,
+    namespace: str,
+    name: str,
+    leading: Callable[[], bool],
 ) -> None:
     """While this process leads, change the sentinel every `BEAT_S`; until cancelled."""
     while True:
@@ -112,15 +125,24 @@ def application(health: Health, metrics: OperatorMetrics) -> web.Application:
 
     async def exposition(_: web.Request) -> web.Response:
         # Tens of milliseconds of text: nobody's reconciliation waits for it.
-        return web.Response(body=await asyncio.to_thread(metrics.render), content_type=PROMETHEUS_TYPE, charset="utf-8")
+        return web.Response(
+            body=await asyncio.to_thread(metrics.render),
+            content_type=PROMETHEUS_TYPE,
+            charset="utf-8",
+        )
 
     application = web.Application()
-    application.add_routes([web.get("/live", live), web.get("/ready", ready), web.get("/metrics", exposition)])
+    application.add_routes(
+        [web.get("/live", live), web.get("/ready", ready), web.get("/metrics", exposition)]
+    )
     return application
 
 
-async def serve_http(app: web.Application, host: str, port: int, bound: Callable[[int], None]) -> None:
-    """Serve until cancelled; `bound` gets the port. Raises OSError naming the address if it is taken."""
+async def serve_http(
+    app: web.Application, host: str, port: int, bound: Callable[[int], None]
+) -> None:
+    """Serve until cancelled; `bound` gets the port. Raises OSError naming the address if it is
+    taken."""
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     try:

@@ -1,7 +1,8 @@
 """The operator process.
 
-Owns: putting the parts together, their order of start and end. Imports: every part.
-Invariants: watches run on a standby too, so a new leader knows all keys; on SIGTERM nothing new is begun and the Lease is released.
+Owns: putting the parts together, their order of start and end. Imports: every part. Invariants:
+watches run on a standby too, so a new leader knows all keys; on SIGTERM nothing new is begun and
+the Lease is released.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ library = structlog.get_logger("library")
 
 DEFINITIONS_POLL_S = 2.0
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that could work waits for the one that does. kopf's thread takes several turns for an event; at the interpreter's own
-5 ms each, a resync of ten thousand objects held every edit up."""
+"""How long a thread that could work waits for the one that does. kopf's thread takes several
+turns for an event; at the interpreter's own 5 ms each, a resync of ten thousand objects held
+every edit up."""
 QUIET_PASSES = 5
 """Passes in some seconds beside which a full collection of garbage disturbs nobody."""
 
@@ -56,11 +58,22 @@ class Operator:
         self._connection, self._clock = connection, clock
         identity = f"{settings.identity}_{clock.random_bits(32):08x}"
         self.leadership = Leadership(
-            clock, self.metrics, settings.lease_namespace, settings.lease_name, identity, self._leadership_changed
+            clock,
+            self.metrics,
+            settings.lease_namespace,
+            settings.lease_name,
+            identity,
+            self._leadership_changed,
         )
         may_write = self.leadership.may_write
         self.cache = ObjectCache(self._changed)
-        self.api = KubernetesApi(connection, clock, self.metrics, may_write, lambda manifest: self.informers.written(manifest))
+        self.api = KubernetesApi(
+            connection,
+            clock,
+            self.metrics,
+            may_write,
+            lambda manifest: self.informers.written(manifest),
+        )
         self.stores = Stores(clock, self.metrics, identity, may_write, self._owned_changed)
         events = Events(self.api, clock, self.metrics, identity)
         credentials = EtcdCredentials(self.api)
@@ -78,18 +91,34 @@ class Operator:
             lambda namespace: self.informers.refused(namespace),
             look_at=self.queue.add,
         )
-        self.controller = Controller(self.world, self.queue, self.metrics, self._leads, settings.workers)
+        self.controller = Controller(
+            self.world, self.queue, self.metrics, self._leads, settings.workers
+        )
         self.health = Health(clock, self.queue, self._leads, lambda: self.informers.problem())
         self.informers = Informers(
-            self.api, self.cache, clock, self.metrics, settings.namespaces, settings.lease_namespace, self.health.saw_sentinel
+            self.api,
+            self.cache,
+            clock,
+            self.metrics,
+            settings.namespaces,
+            settings.lease_namespace,
+            self.health.saw_sentinel,
         )
         self.http_port = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set. Raises what ended a part that should not end."""
         settings = self.settings
-        http = serve_http(application(self.health, self.metrics), settings.http_host, settings.http_port, self._bound)
-        parts = [asyncio.create_task(http, name="http"), asyncio.create_task(self.health.pulse(), name="pulse")]
+        http = serve_http(
+            application(self.health, self.metrics),
+            settings.http_host,
+            settings.http_port,
+            self._bound,
+        )
+        parts = [
+            asyncio.create_task(http, name="http"),
+            asyncio.create_task(self.health.pulse(), name="pulse"),
+        ]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
             await self._until_defined(stopping)
@@ -98,13 +127,23 @@ class Operator:
             lease = asyncio.create_task(self.leadership.run(self._connection), name="lease")
             informers = self.informers.run(settings.resync_s, self._require_definitions)
             watching = asyncio.create_task(informers, name="watch")
-            sentinel = beat(self.api, self._clock, self.metrics, settings.lease_namespace, settings.lease_name, self._leads)
+            sentinel = beat(
+                self.api,
+                self._clock,
+                self.metrics,
+                settings.lease_namespace,
+                settings.lease_name,
+                self._leads,
+            )
             parts += [
                 asyncio.create_task(sentinel, name="sentinel"),
                 asyncio.create_task(self._control(), name="controller"),
             ]
-            done, _ = await asyncio.wait([stopping, lease, watching, *parts], return_when=asyncio.FIRST_COMPLETED)
-            # Work ends before the Lease is given up, so that the successor meets no unfinished pass.
+            done, _ = await asyncio.wait(
+                [stopping, lease, watching, *parts], return_when=asyncio.FIRST_COMPLETED
+            )
+            # Work ends before the Lease is given up, so that the successor meets no unfinished
+            # pass.
             await _cancelled(parts)
             await _cancelled([lease])
             await _cancelled([watching])
@@ -138,14 +177,21 @@ class Operator:
         await _cancelled([defined])
 
     async def _require_definitions(self) -> None:
-        """Wait until the API server knows our kinds: a watch of an unknown kind would stay silent for ever."""
+        """Wait until the API server knows our kinds: a watch of an unknown kind would stay
+        silent for ever."""
         while True:
             try:
                 found = await self.api.discover(GROUP_VERSION_PATH)
-                known = {item["kind"] for item in found["resources"]} if found is not None else set()
+                known = (
+                    {item["kind"] for item in found["resources"]} if found is not None else set()
+                )
                 if set(CUSTOM) <= known:
                     return
-                log.warning("definitions.missing", kinds=sorted(set(CUSTOM) - known), remedy="kubectl apply -f crds/")
+                log.warning(
+                    "definitions.missing",
+                    kinds=sorted(set(CUSTOM) - known),
+                    remedy="kubectl apply -f crds/",
+                )
             except KubernetesError as error:
                 log.warning("definitions.unknown", error=str(error))
             await asyncio.sleep(DEFINITIONS_POLL_S)
@@ -176,9 +222,12 @@ async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def serve(
-    settings: OperatorSettings, stop: asyncio.Event | None = None, started: Callable[[Operator], None] | None = None
+    settings: OperatorSettings,
+    stop: asyncio.Event | None = None,
+    started: Callable[[Operator], None] | None = None,
 ) -> None:
-    """Run one operator until `stop` is set (if given) or SIGTERM or SIGINT comes. Raises KubernetesError without an API server to talk to."""
+    """Run one operator until `stop` is set (if given) or SIGTERM or SIGINT comes. Raises
+    KubernetesError without an API server to talk to."""
     if stop is None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -197,11 +246,18 @@ class _Structured(logging.Handler):
     """What libraries log (kopf, asyncio, aiohttp), as lines of the same form as ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        library.log(record.levelno, "library.log", logger=record.name, message=record.getMessage(), exc_info=record.exc_info)
+        library.log(
+            record.levelno,
+            "library.log",
+            logger=record.name,
+            message=record.getMessage(),
+            exc_info=record.exc_info,
+        )
 
 
 def run(namespaces: Sequence[str] = (), settings: OperatorSettings | None = None) -> None:
-    """What `magnetar operator` does. Raises InvalidRequest for settings that will not do, KubernetesError without an API server."""
+    """What `magnetar operator` does. Raises InvalidRequest for settings that will not do,
+    KubernetesError without an API server."""
     logging.basicConfig(level=logging.WARNING, handlers=[_Structured()])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     uvloop.run(serve(settings or OperatorSettings.from_environment(os.environ, namespaces)))

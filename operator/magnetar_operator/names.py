@@ -1,7 +1,8 @@
 """Names, labels and annotations of what the operator makes.
 
-Owns: their spelling. Imports: models.base (the group). Pure. Nobody else writes one of them as a literal.
-Invariants: a child's name follows from its owner's name alone; selectors never change, because a StatefulSet's cannot.
+Owns: their spelling. Imports: models.base (the group). Pure. Nobody else writes one of them as a
+literal. Invariants: a child's name follows from its owner's name alone; selectors never change,
+because a StatefulSet's cannot.
 """
 
 from __future__ import annotations
@@ -28,27 +29,42 @@ PLAIN = f"{GROUP}/plain"
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 REVISION = "controller-revision-hash"
 
-BROKER, ETCD, DRIVER, EXECUTOR, COORDINATOR, RESTORE = "broker", "etcd", "driver", "executor", "coordinator", "restore"
+BROKER, ETCD, DRIVER, EXECUTOR, COORDINATOR, RESTORE = (
+    "broker",
+    "etcd",
+    "driver",
+    "executor",
+    "coordinator",
+    "restore",
+)
 
 DESIRED_HASH = f"{GROUP}/desired-hash"
-"""Annotation on every child: hash of what was applied, so that a field which is no longer wanted is noticed too."""
+"""Annotation on every child: hash of what was applied, so that a field which is no longer wanted
+is noticed too."""
 CONFIG_HASH = f"{GROUP}/config-hash"
-"""Annotation on broker pods: hash of their settings, so that a change of settings is a change of the template."""
+"""Annotation on broker pods: hash of their settings, so that a change of settings is a change of
+the template."""
 CREDENTIALS_HASH = f"{GROUP}/credentials-hash"
-"""Annotation on brokers' and coordinators' pods: keyed digest of the storage's credentials, so that new ones reach running processes."""
+"""Annotation on brokers' and coordinators' pods: keyed digest of the storage's credentials, so
+that new ones reach running processes."""
 PAUSED = f"{GROUP}/paused"
 REPLACE = f"{GROUP}/replace"
-"""Annotation on a cluster: `<pod>@<uid>` of brokers to drain and delete so that they come back, several with commas between them."""
+"""Annotation on a cluster: `<pod>@<uid>` of brokers to drain and delete so that they come back,
+several with commas between them."""
 BEGIN_ETCD = f"{GROUP}/begin-etcd"
-"""Annotation of a cluster whose etcd is lost: its value is the lost one's status.etcd.clusterId, and permits an empty one in its place."""
+"""Annotation of a cluster whose etcd is lost: its value is the lost one's status.etcd.clusterId,
+and permits an empty one in its place."""
 ROTATE_ETCD = f"{GROUP}/rotate-etcd-authority"
-"""Annotation of a cluster: its value is status.etcdAuthority.id, and asks for another authority in the place of that one."""
+"""Annotation of a cluster: its value is status.etcdAuthority.id, and asks for another authority
+in the place of that one."""
 ROTATE_INTERNAL_KEY = f"{GROUP}/rotate-internal-key"
-"""Annotation of a cluster: its value is that of `KEY_ID` on the secret of its processes' key, and asks for another key in the place of that one."""
+"""Annotation of a cluster: its value is that of `KEY_ID` on the secret of its processes' key,
+and asks for another key in the place of that one."""
 KEY_ID = f"{GROUP}/key-id"
 """Annotation of that secret: names the key that signs."""
 ETCD_TRUST = f"{GROUP}/etcd-trust"
-"""Annotation on etcd pods once an authority was rotated: which authorities they trust, so that a change of these is a change of the template."""
+"""Annotation on etcd pods once an authority was rotated: which authorities they trust, so that a
+change of these is a change of the template."""
 SKIP_FINALIZER = f"{GROUP}/skip-finalizer"
 
 WATCH_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
@@ -58,7 +74,12 @@ BROKER_PORT, HTTP_PORT = 6650, 8080
 BROKER_TLS_PORT, HTTPS_PORT = 6651, 8443
 ETCD_CLIENT_PORT, ETCD_PEER_PORT, ETCD_HEALTH_PORT = 2379, 2380, 2381
 USER_ID = 10001
-ETCD_USERS = OPERATOR_USER, BROKER_USER, COORDINATOR_USER, JOB_USER = "operator", "broker", "coordinator", "job"
+ETCD_USERS = OPERATOR_USER, BROKER_USER, COORDINATOR_USER, JOB_USER = (
+    "operator",
+    "broker",
+    "coordinator",
+    "job",
+)
 """etcd's users; each has a client certificate with this common name."""
 ETCD_MEMBERS = "server"
 ETCD_CLIENTS = frozenset({BROKER, DRIVER, "coordinator"})
@@ -116,7 +137,9 @@ def internal_secret(cluster: str) -> str:
 
 def listener_service(stateful_set: str, listener: str, ordinal: int | None) -> str:
     """Service of a listener: of one pod, or (None) of all of them."""
-    return f"{stateful_set}-{listener}" if ordinal is None else f"{stateful_set}-{ordinal}-{listener}"
+    return (
+        f"{stateful_set}-{listener}" if ordinal is None else f"{stateful_set}-{ordinal}-{listener}"
+    )
 
 
 def etcd_set(cluster: str) -> str:
@@ -143,17 +166,20 @@ def broker_pod(cluster: str, ordinal: int) -> str:
 
 
 def is_broker_pod(cluster: str, pod: str) -> bool:
-    """Whether a pod's name is one that the brokers' StatefulSet gives: a copy made for debugging has its labels, and another name."""
+    """Whether a pod's name is one that the brokers' StatefulSet gives: a copy made for debugging
+    has its labels, and another name."""
     return pod.removeprefix(f"{broker_set(cluster)}-").isdecimal()
 
 
 def ordinal_of(pod: str) -> int:
-    """Number at the end of a StatefulSet pod's name: names must be ordered by it, never as text (broker-10 comes after broker-9)."""
+    """Number at the end of a StatefulSet pod's name: names must be ordered by it, never as text
+    (broker-10 comes after broker-9)."""
     return int(pod.rpartition("-")[2])
 
 
 def coordinator_set(coordinators: str) -> str:
-    """StatefulSet, ConfigMap, service account, network policy and disruption budget of a TransactionCoordinator."""
+    """StatefulSet, ConfigMap, service account, network policy and disruption budget of a
+    TransactionCoordinator."""
     return f"{coordinators}-coordinator"
 
 
@@ -168,7 +194,8 @@ def coordinator_pod(coordinators: str, tcid: int) -> str:
 
 
 def coordinator_labels(coordinators: str, cluster: str) -> dict[str, str]:
-    """Labels of every object made for a TransactionCoordinator: those of its cluster, which let its pods reach etcd, and its name."""
+    """Labels of every object made for a TransactionCoordinator: those of its cluster, which let
+    its pods reach etcd, and its name."""
     return labels(cluster, COORDINATOR) | {COORDINATORS: coordinators}
 
 
@@ -191,12 +218,14 @@ def etcd_member_host(cluster: str, namespace: str, ordinal: int) -> str:
 
 
 def run_id(token: str, uid: str) -> str:
-    """Id of a job's run. The uid is in it so that a resource made again under the same name is not mistaken for its predecessor."""
+    """Id of a job's run. The uid is in it so that a resource made again under the same name is
+    not mistaken for its predecessor."""
     return f"{token}-{uid[:8]}"
 
 
 def driver_pod(job: str, uid: str, run: str, attempt: int) -> str:
-    """Deterministic per (resource, run, attempt): creating it twice is refused by the API server."""
+    """Deterministic per (resource, run, attempt): creating it twice is refused by the API
+    server."""
     digest = hashlib.sha256(f"{uid}/{run}".encode()).hexdigest()[:8]
     return f"{job}-{digest}-{attempt}"
 

@@ -39,7 +39,9 @@ class OperatorSettings:
         return Defaults(self.image, self.image_pull_policy, self.etcd_image, self.spark_image)
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str], namespaces: Sequence[str] = ()) -> OperatorSettings:
+    def from_environment(
+        environment: Mapping[str, str], namespaces: Sequence[str] = ()
+    ) -> OperatorSettings:
         """Raises InvalidRequest naming the variable, its value and the remedy."""
         watched = environment.get("MAGNETAR_WATCH_NAMESPACES", "")
         return OperatorSettings(
@@ -47,7 +49,8 @@ class OperatorSettings:
             spark_image=_image("MAGNETAR_SPARK_IMAGE", environment, "Spark jobs"),
             image_pull_policy=environment.get("MAGNETAR_IMAGE_PULL_POLICY") or "IfNotPresent",
             etcd_image=environment.get("MAGNETAR_ETCD_IMAGE") or DEFAULT_ETCD_IMAGE,
-            namespaces=tuple(namespaces) or tuple(part.strip() for part in watched.split(",") if part.strip()),
+            namespaces=tuple(namespaces)
+            or tuple(part.strip() for part in watched.split(",") if part.strip()),
             lease_name=environment.get("MAGNETAR_LEASE_NAME") or "magnetar-operator",
             lease_namespace=environment.get("POD_NAMESPACE") or _own_namespace(),
             identity=environment.get("POD_NAME") or environment.get("HOSTNAME") or "local",
@@ -59,7 +62,9 @@ class OperatorSettings:
 
 def _image(name: str, environment: Mapping[str, str], of: str) -> str:
     if not (image := environment.get(name, "")):
-        raise InvalidRequest(f"{name} is not set: the operator must know the image that {of} run (the chart sets it)")
+        raise InvalidRequest(
+            f"{name} is not set: the operator must know the image that {of} run (the chart sets it)"
+        )
     return image
 
 

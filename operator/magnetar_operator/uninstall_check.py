@@ -1,8 +1,9 @@
 """`python -m magnetar_operator.uninstall_check`: whether the operator may go.
 
-Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources, events.
-Invariants: it lists, and writes one Event when it objects, since its Job goes when it has failed; exit code
-0 = nothing needs the operator, 1 = something does, 2 = it could not be found out (then the operator stays).
+Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources,
+events. Invariants: it lists, and writes one Event when it objects, since its Job goes when it has
+failed; exit code 0 = nothing needs the operator, 1 = something does, 2 = it could not be found out
+(then the operator stays).
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ def objection(clusters: Iterable[Manifest], namespaces: Iterable[Manifest]) -> s
     sentences = []
     if left:
         sentences.append(
-            f"BrokerClusters exist ({_shown(left)}): without an operator nobody scales, repairs or restarts their brokers."
+            f"BrokerClusters exist ({_shown(left)}): without an operator nobody scales, repairs or "
+            "restarts their brokers."
         )
     if held:
         sentences.append(
-            f"TopicNamespaces have a finalizer ({_shown(held)}): without an operator their deletion would wait for ever."
+            f"TopicNamespaces have a finalizer ({_shown(held)}): without an operator their "
+            "deletion would wait for ever."
         )
-    sentences.append("Delete them first (volumes stay), or run helm uninstall with --no-hooks to leave them as they are.")
+    sentences.append(
+        "Delete them first (volumes stay), or run helm uninstall with --no-hooks to leave them as "
+        "they are."
+    )
     return " ".join(sentences)
 
 
@@ -60,7 +66,8 @@ def objecting(objection: str, job: str, namespace: str, wall_ms: int) -> Manifes
 
 
 async def check(namespaces: Sequence[str], job: str, release: str) -> str:
-    """The objection of what exists in these Kubernetes namespaces; none = in all. Raises KubernetesError.
+    """The objection of what exists in these Kubernetes namespaces; none = in all. Raises
+    KubernetesError.
 
     `job` is what runs this, in the namespace `release`.
     """
@@ -88,11 +95,19 @@ async def check(namespaces: Sequence[str], job: str, release: str) -> str:
 
 
 def main() -> int:
-    namespaces = [part.strip() for part in os.environ.get("MAGNETAR_WATCH_NAMESPACES", "").split(",") if part.strip()]
+    namespaces = [
+        part.strip()
+        for part in os.environ.get("MAGNETAR_WATCH_NAMESPACES", "").split(",")
+        if part.strip()
+    ]
     try:
-        problem = asyncio.run(check(namespaces, os.environ["MAGNETAR_JOB"], os.environ["MAGNETAR_RELEASE_NAMESPACE"]))
+        problem = asyncio.run(
+            check(namespaces, os.environ["MAGNETAR_JOB"], os.environ["MAGNETAR_RELEASE_NAMESPACE"])
+        )
     except KubernetesError as error:
-        print(f"what exists could not be found out, so the operator stays: {error}", file=sys.stderr)
+        print(
+            f"what exists could not be found out, so the operator stays: {error}", file=sys.stderr
+        )
         return 2
     if problem:
         print(problem, file=sys.stderr)

@@ -1,7 +1,8 @@
 """Ranges that a query asks for, from the filters Spark pushes down.
 
-Owns: which filters are understood and when a stretch of rows cannot match. Imports: pyspark's filter types only.
-Invariant: bounds only ever exclude what cannot match; Spark evaluates every filter again, so a wider bound costs time, never a row.
+Owns: which filters are understood and when a stretch of rows cannot match. Imports: pyspark's
+filter types only. Invariant: bounds only ever exclude what cannot match; Spark evaluates every
+filter again, so a wider bound costs time, never a row.
 """
 
 from __future__ import annotations

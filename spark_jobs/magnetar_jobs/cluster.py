@@ -1,8 +1,9 @@
 """Where a topic is: partitions, bundle, owner.
 
-Owns: a job's questions to the metadata store and its one request to a broker (roll the log). Imports: errors, names, metadata,
-urllib. Invariants: the map from topic to bundle is the brokers' own (`names.bundle_of` over the namespace's boundaries); a roll
-that was answered covers everything that was acknowledged before it was asked for.
+Owns: a job's questions to the metadata store and its one request to a broker (roll the log).
+Imports: errors, names, metadata, urllib. Invariants: the map from topic to bundle is the brokers'
+own (`names.bundle_of` over the namespace's boundaries); a roll that was answered covers everything
+that was acknowledged before it was asked for.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ async def partitions_of(store: MetadataStore, topic: TopicName) -> list[TopicNam
     Raises InvalidRequest if it is not persistent, NamespaceNotFound, TopicNotFound.
     """
     if not topic.persistent:
-        raise InvalidRequest(f"topic {topic} is not persistent: it has no stored messages to compact")
-    return [topic.with_partition(index) for index in range(await partition_count(store, topic))] or [topic]
+        raise InvalidRequest(
+            f"topic {topic} is not persistent: it has no stored messages to compact"
+        )
+    return [
+        topic.with_partition(index) for index in range(await partition_count(store, topic))
+    ] or [topic]
 
 
 async def bundle_of_topic(store: MetadataStore, topic: TopicName) -> BundleName:
@@ -52,13 +57,17 @@ async def bundle_of_topic(store: MetadataStore, topic: TopicName) -> BundleName:
     item = await store.get(keys.namespace(topic.namespace_name))
     if item is None:
         raise NamespaceNotFound(
-            f"namespace {topic.namespace_name} of topic {topic} does not exist in this store; check --topic and --store"
+            f"namespace {topic.namespace_name} of topic {topic} does not exist in this store; "
+            "check --topic and --store"
         )
-    return bundle_of(topic.namespace_name, NamespaceRecord.decode(item.value).boundaries, topic.hash)
+    return bundle_of(
+        topic.namespace_name, NamespaceRecord.decode(item.value).boundaries, topic.hash
+    )
 
 
 async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecord | None:
-    """The live broker that serves the bundle, or None: then nothing new can be acknowledged either."""
+    """The live broker that serves the bundle, or None: then nothing new can be acknowledged
+    either."""
     item = await store.get(keys.bundle(bundle))
     if item is None:
         return None
@@ -70,11 +79,12 @@ async def owner_of(store: MetadataStore, bundle: BundleName) -> IncarnationRecor
 
 
 def roll_log(http_url: str, topic: TopicName) -> Position:
-    """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position that is then in sealed, listed
-    files.
+    """Ask the owner at `http_url` to seal what it has acknowledged of `topic`; the last position
+    that is then in sealed, listed files.
 
-    Raises ServiceNotReady if it does not answer or no longer owns the topic: ask the new owner. Raises TopicNotFound, and
-    InvalidRequest for any other refusal: asking again would end the same way.
+    Raises ServiceNotReady if it does not answer or no longer owns the topic: ask the new owner.
+    Raises TopicNotFound, and InvalidRequest for any other refusal: asking again would end the same
+    way.
     """
     url = (
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
@@ -89,11 +99,14 @@ def roll_log(http_url: str, topic: TopicName) -> Position:
         reason = error.read(4096).decode(errors="replace")
         told = f"{url}: status {error.code}: {reason}"
         if error.code == TopicNotFound.http_status:
-            raise TopicNotFound(f"topic {topic} does not exist, says its broker ({told})") from error
+            raise TopicNotFound(
+                f"topic {topic} does not exist, says its broker ({told})"
+            ) from error
         if 400 <= error.code < 500 and error.code not in TRY_AGAIN:
             raise InvalidRequest(f"{told} (--no-roll compacts what is sealed already)") from error
         raise ServiceNotReady(told) from error
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         raise ServiceNotReady(
-            f"{url}: {error}; is the broker reachable from here? (--no-roll compacts what is sealed already)"
+            f"{url}: {error}; is the broker reachable from here? (--no-roll compacts what is "
+            "sealed already)"
         ) from error

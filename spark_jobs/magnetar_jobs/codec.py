@@ -1,9 +1,9 @@
 """Compression of batch payloads, as Pulsar clients do it.
 
-Owns: the four codecs of `MessageMetadata.compression`. Imports: errors, pyarrow (on first use), zlib.
-Source: protocol 1.2; LZ4 is the raw block (its size is `uncompressed_size`), ZLIB a zlib stream, ZSTD one frame, SNAPPY the raw
-format. Invariants: what a peer claims never makes memory grow beyond `UNCOMPRESSED_BYTES_MAX`; damaged or unknown input raises
-ProtocolError.
+Owns: the four codecs of `MessageMetadata.compression`. Imports: errors, pyarrow (on first use),
+zlib. Source: protocol 1.2; LZ4 is the raw block (its size is `uncompressed_size`), ZLIB a zlib
+stream, ZSTD one frame, SNAPPY the raw format. Invariants: what a peer claims never makes memory
+grow beyond `UNCOMPRESSED_BYTES_MAX`; damaged or unknown input raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -33,14 +33,20 @@ def _arrow_codec(kind: int) -> pyarrow.Codec:
 def decompress(kind: int, payload: memoryview, size: int) -> Buffer:
     """The `size` bytes that `payload` holds in compression type `kind`. Raises ProtocolError."""
     if not 0 <= size <= UNCOMPRESSED_BYTES_MAX:
-        raise ProtocolError(f"uncompressed_size: {size} is out of range; at most {UNCOMPRESSED_BYTES_MAX} bytes are opened")
+        raise ProtocolError(
+            f"uncompressed_size: {size} is out of range; at most {UNCOMPRESSED_BYTES_MAX} bytes "
+            "are opened"
+        )
     try:
         if kind == api.ZLIB:
             return zlib.decompressobj().decompress(payload, size) if size else b""
         if kind in _ARROW_NAMES:
             return memoryview(_arrow_codec(kind).decompress(payload, size)) if size else b""
     except (zlib.error, OSError, ValueError) as error:
-        raise ProtocolError(f"payload of {len(payload)} bytes does not decompress (compression type {kind}): {error}") from error
+        raise ProtocolError(
+            f"payload of {len(payload)} bytes does not decompress (compression type {kind}): "
+            f"{error}"
+        ) from error
     raise ProtocolError(f"compression: {kind} is not known; upgrade this component")
 
 

@@ -1,10 +1,11 @@
 """Making a new compacted view visible.
 
-Owns: the intent before writing, the one transaction that commits, and what a driver that did not commit cleans up. Imports:
-metadata, storage. Invariants: the view changes in one compare-and-swap or not at all; before it no reader can see an output,
-after it every output is durable; the horizon never goes back; whoever gives up removes the intent first, and the outputs only if it
-was there, so that no file is deleted that could still be committed or has been; a crash leaves an intent and files whose names
-carry it, for the collector.
+Owns: the intent before writing, the one transaction that commits, and what a driver that did not
+commit cleans up. Imports: metadata, storage. Invariants: the view changes in one compare-and-swap
+or not at all; before it no reader can see an output, after it every output is durable; the horizon
+never goes back; whoever gives up removes the intent first, and the outputs only if it was there, so
+that no file is deleted that could still be committed or has been; a crash leaves an intent and
+files whose names carry it, for the collector.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Put
 from magnetar.storage import names
-from magnetar.storage.manifest import CommitResult, Compacted, Manifest, Outcome, Rewrite, commit_manifest, load_manifest
+from magnetar.storage.manifest import (
+    CommitResult,
+    Compacted,
+    Manifest,
+    Outcome,
+    Rewrite,
+    commit_manifest,
+    load_manifest,
+)
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.execution import Written
 from magnetar_jobs.planning import CompactionPlan
@@ -53,15 +62,29 @@ class Committer:
     job: str
     run: str
 
-    async def commit(self, plan: CompactionPlan, write: Callable[[str], Awaitable[Written]]) -> Committed:
-        """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict, and whatever `write` raises.
+    async def commit(
+        self, plan: CompactionPlan, write: Callable[[str], Awaitable[Written]]
+    ) -> Committed:
+        """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict,
+        and whatever `write` raises.
 
-        Where `write` fails and somebody else's change came first that is a Conflict as well: what it was reading may have been given up since.
-        If the outcome stays unknown (StoreUnavailable) nothing is deleted: intent and files are the collector's.
+        Where `write` fails and somebody else's change came first that is a Conflict as well: what
+        it was reading may have been given up since. If the outcome stays unknown (StoreUnavailable)
+        nothing is deleted: intent and files are the collector's.
         """
         intent = f"{INTENT_PREFIX}{name_part(self.run)}-{self.clock.random_bits(64):016x}"
-        record = IntentRecord("compaction", str(plan.bundle), str(plan.topic), self.job, self.run, self.clock.wall_ms())
-        await self.store.transact([Compare(keys.intent(intent), "create", "=", 0)], [Put(keys.intent(intent), record.encode())])
+        record = IntentRecord(
+            "compaction",
+            str(plan.bundle),
+            str(plan.topic),
+            self.job,
+            self.run,
+            self.clock.wall_ms(),
+        )
+        await self.store.transact(
+            [Compare(keys.intent(intent), "create", "=", 0)],
+            [Put(keys.intent(intent), record.encode())],
+        )
         written: Written | None = None
         try:
             written = await write(intent)
@@ -73,12 +96,15 @@ class Committer:
             newer = await self._newer(plan, intent) if written is None else None
             if newer is not None:
                 came_first = f"generation {newer.generation} of its bundle's manifest came first"
-                raise Conflict(f"{plan.topic}: {came_first}, and reading failed ({type(error).__name__})") from error
+                raise Conflict(
+                    f"{plan.topic}: {came_first}, and reading failed ({type(error).__name__})"
+                ) from error
             raise
         if result.outcome is not Outcome.COMMITTED:
             await self._abandon(plan, intent)
             raise Conflict(
-                f"{plan.topic}: {result.outcome}: generation {result.manifest.generation} of its bundle's manifest came first"
+                f"{plan.topic}: {result.outcome}: generation {result.manifest.generation} of its "
+                "bundle's manifest came first"
             )
         await self._remove_losers(plan, intent, {segment.object for segment in written.segments})
         return Committed(plan.generation + 1, written)
@@ -88,29 +114,40 @@ class Committer:
         compacted = Compacted(plan.generation + 1, plan.horizon, written.segments)
         edit = edit_of(plan, compacted, intent)
         return await commit_manifest(
-            self.store, self.volume, self.clock, plan.bundle, edit, [Compare(key, "create", "!=", 0)], [Delete(key)]
+            self.store,
+            self.volume,
+            self.clock,
+            plan.bundle,
+            edit,
+            [Compare(key, "create", "!=", 0)],
+            [Delete(key)],
         )
 
     async def _newer(self, plan: CompactionPlan, intent: str) -> Manifest | None:
-        """The manifest, if what the plan was made from has changed in it; None also if nobody can tell now."""
+        """The manifest, if what the plan was made from has changed in it; None also if nobody
+        can tell now."""
         try:
             manifest, _, _ = await load_manifest(self.store, self.volume, plan.bundle)
         except (StoreError, StorageError) as error:
             log.warning("compaction.manifest_unread", topic=str(plan.topic), error=str(error))
             return None
-        unchanged = edit_of(plan, Compacted(plan.generation + 1, plan.horizon, ()), intent)(manifest)
+        unchanged = edit_of(plan, Compacted(plan.generation + 1, plan.horizon, ()), intent)(
+            manifest
+        )
         return manifest if unchanged is None else None
 
     async def _abandon(self, plan: CompactionPlan, intent: str) -> None:
         """The intent first: from then on nobody can commit these files, and only then may they go.
 
-        If it is not there a commit of ours may have removed it: the files are the new view, or the collector's.
+        If it is not there a commit of ours may have removed it: the files are the new view, or the
+        collector's.
         """
         if await self.store.delete(keys.intent(intent)):
             await self._remove_losers(plan, intent, set())
 
     async def _remove_losers(self, plan: CompactionPlan, intent: str, kept: set[str]) -> None:
-        """Remove outputs of this intent that are not in the view: those of repeated task attempts."""
+        """Remove outputs of this intent that are not in the view: those of repeated task
+        attempts."""
         prefix = names.segment(plan.bundle, intent).removesuffix(".seg")
         for name in await self.volume.list(names.segments_of(plan.bundle)):
             if name.startswith(prefix) and name not in kept:
@@ -126,11 +163,14 @@ def name_part(run: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "-", run)[:INTENT_RUN_LENGTH_MAX]
 
 
-def edit_of(plan: CompactionPlan, compacted: Compacted, intent: str) -> Callable[[Manifest], Manifest | None]:
+def edit_of(
+    plan: CompactionPlan, compacted: Compacted, intent: str
+) -> Callable[[Manifest], Manifest | None]:
     """The manifest with the new view, or None if what the plan was made from has changed.
 
-    New log files and level-1 segments at the tail are no change. Beyond what every rewrite compares (inputs listed, generation), a
-    compaction declines when the topic was trimmed or deleted, or its bundle split, since the plan was made.
+    New log files and level-1 segments at the tail are no change. Beyond what every rewrite compares
+    (inputs listed, generation), a compaction declines when the topic was trimmed or deleted, or its
+    bundle split, since the plan was made.
     """
     assert compacted.horizon >= plan.previous_horizon, (compacted.horizon, plan.previous_horizon)
     rewrite = Rewrite(
@@ -144,7 +184,10 @@ def edit_of(plan: CompactionPlan, compacted: Compacted, intent: str) -> Callable
 
     def edit(manifest: Manifest) -> Manifest | None:
         # A bundle that was split has no manifest any more, and generations only grow.
-        if manifest.generation < plan.manifest_generation or manifest.topic(str(plan.topic)).trimmed != plan.trimmed:
+        if (
+            manifest.generation < plan.manifest_generation
+            or manifest.topic(str(plan.topic)).trimmed != plan.trimmed
+        ):
             return None
         return rewrite.apply(manifest)
 

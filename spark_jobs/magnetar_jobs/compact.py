@@ -1,10 +1,11 @@
 """`python -m magnetar_jobs.compact`: topic compaction, the latest message per key.
 
-Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session, planning, inputs, execution, commit,
-metadata. Invariants: a run id that succeeded is done: a second driver with it exits at once; each topic (partition) is committed
-alone, in one transaction; a conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
-view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the arguments or the environment
-need a change.
+Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session,
+planning, inputs, execution, commit, metadata. Invariants: a run id that succeeded is done: a second
+driver with it exits at once; each topic (partition) is committed alone, in one transaction; a
+conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
+view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the
+arguments or the environment need a change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from magnetar.clock import Clock, SystemClock
-from magnetar.errors import InvalidRequest, InvalidTopicName, MagnetarError, ServiceNotReady, TopicNotFound
+from magnetar.errors import (
+    InvalidRequest,
+    InvalidTopicName,
+    MagnetarError,
+    ServiceNotReady,
+    TopicNotFound,
+)
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.storage.volumes.opening import is_directory
@@ -49,7 +56,8 @@ ROLL_ATTEMPTS_MAX = 5
 ROLL_RETRY_S = 1.0
 PLAN_ATTEMPTS_MAX = 10
 PLAN_RETRY_S = 3.0
-"""Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a session takes about as long to begin."""
+"""Brokers rewrite what transactions have published within `maintenance_s` (10 s) of a roll; a
+session takes about as long to begin."""
 SUCCEEDED, FAILED, UNUSABLE = 0, 1, 2
 TERMINATION_LOG = Path("/dev/termination-log")
 LAST_WORDS_MAX = 1000
@@ -57,9 +65,11 @@ LAST_WORDS_MAX = 1000
 
 @dataclass(slots=True)
 class Result:
-    """What a run did, summed over its topics; `horizon` and `generation` are those of the last topic committed.
+    """What a run did, summed over its topics; `horizon` and `generation` are those of the last
+    topic committed.
 
-    `behind` topics have messages of transactions from before the run that nobody could see in time; the last of them is `complete` up to there.
+    `behind` topics have messages of transactions from before the run that nobody could see in time;
+    the last of them is `complete` up to there.
     """
 
     topics: int = 0
@@ -84,8 +94,10 @@ class Result:
         if not self.behind:
             return ""
         return (
-            f"{self.behind} of its topics could not be compacted up to what was acknowledged when the run began, for their brokers have not "
-            f"rewritten yet what transactions have published behind {self.complete}; the next run takes the rest"
+            f"{self.behind} of its topics could not be compacted up to what was acknowledged when "
+            "the run began, for their brokers have not "
+            f"rewritten yet what transactions have published behind {self.complete}; the next run "
+            "takes the rest"
         )
 
 
@@ -100,8 +112,11 @@ class Compactor:
     session: SparkSession
     options: CompactionOptions
 
-    async def compact(self, topic: TopicName, result: Result, rolled: Position = BEFORE_ALL) -> None:
-        """Compact one topic up to what is sealed now, all of it up to `rolled` if its broker is as far within half a minute.
+    async def compact(
+        self, topic: TopicName, result: Result, rolled: Position = BEFORE_ALL
+    ) -> None:
+        """Compact one topic up to what is sealed now, all of it up to `rolled` if its broker is as
+        far within half a minute.
 
         Raises Conflict if others were faster `ATTEMPTS_MAX` times.
         """
@@ -109,7 +124,13 @@ class Compactor:
             plan = await plan_up_to(self.store, self.volume, topic, rolled)
             limits = {"complete": shown(plan.complete)} if plan.complete is not None else {}
             shape = {"groups": len(plan.groups), "bytes": plan.bytes}
-            log.info("compaction.planned", topic=str(topic), horizon=shown(plan.horizon), **shape, **limits)
+            log.info(
+                "compaction.planned",
+                topic=str(topic),
+                horizon=shown(plan.horizon),
+                **shape,
+                **limits,
+            )
             late = plan.complete if not plan.reaches(rolled) else None
             if not plan.news:
                 result.leave_behind(late)
@@ -118,7 +139,9 @@ class Compactor:
             try:
                 committed = await self.committer.commit(plan, partial(self._write, plan))
             except Conflict as error:
-                log.warning("compaction.conflict", topic=str(topic), attempt=attempt, error=str(error))
+                log.warning(
+                    "compaction.conflict", topic=str(topic), attempt=attempt, error=str(error)
+                )
                 if attempt == ATTEMPTS_MAX:
                     raise
                 continue
@@ -131,16 +154,26 @@ class Compactor:
             result.bytes_in += plan.bytes
             result.bytes_out += written.bytes_out
             result.horizon, result.generation = shown(plan.horizon), committed.generation
-            log.info("compaction.committed", topic=str(topic), generation=committed.generation, entries=written.entries_out)
+            log.info(
+                "compaction.committed",
+                topic=str(topic),
+                generation=committed.generation,
+                entries=written.entries_out,
+            )
             return
 
     async def _write(self, plan: CompactionPlan, intent: str) -> Written:
         """Both phases, off the event loop: they block for as long as Spark works."""
-        return await asyncio.to_thread(compact_plan, self.session, self.tasks_volume, plan, self.options, intent)
+        return await asyncio.to_thread(
+            compact_plan, self.session, self.tasks_volume, plan, self.options, intent
+        )
 
 
-async def plan_up_to(store: MetadataStore, volume: PosixVolume, topic: TopicName, rolled: Position) -> CompactionPlan:
-    """A plan of everything up to `rolled`; if that takes the broker too long, of what can be seen by then.
+async def plan_up_to(
+    store: MetadataStore, volume: PosixVolume, topic: TopicName, rolled: Position
+) -> CompactionPlan:
+    """A plan of everything up to `rolled`; if that takes the broker too long, of what can be seen
+    by then.
 
     Raises ServiceNotReady if nothing can, and what `plan_topic` raises.
     """
@@ -168,50 +201,92 @@ def shown(position: tuple[int, int]) -> str:
 
 
 async def roll_owner(store: MetadataStore, topic: TopicName, broker_url: str = "") -> Position:
-    """Have everything acknowledged so far put into sealed files; its last position. An unowned bundle has nothing else. Raises as `roll_log`."""
+    """Have everything acknowledged so far put into sealed files; its last position. An unowned
+    bundle has nothing else. Raises as `roll_log`."""
     for attempt in range(1, ROLL_ATTEMPTS_MAX + 1):
         owner = await owner_of(store, await bundle_of_topic(store, topic))
         if owner is None:
             return BEFORE_ALL
         try:
             position = await asyncio.to_thread(roll_log, broker_url or owner.http_url, topic)
-            log.info("compaction.rolled", topic=str(topic), position=shown((position.ledger, position.entry)))
+            log.info(
+                "compaction.rolled",
+                topic=str(topic),
+                position=shown((position.ledger, position.entry)),
+            )
             return position.ledger, position.entry
         except ServiceNotReady as error:
             if attempt == ROLL_ATTEMPTS_MAX:
                 raise
-            log.warning("compaction.roll_failed", topic=str(topic), attempt=attempt, error=str(error))
+            log.warning(
+                "compaction.roll_failed", topic=str(topic), attempt=attempt, error=str(error)
+            )
             await asyncio.sleep(ROLL_RETRY_S * attempt)
     raise AssertionError("the loop returns or raises")
 
 
-# --- command line -------------------------------------------------------------------------------------------------------------
+# --- command line ---------------------------------------------------------------------------------
 
 
 def _directory(location: str) -> Path:
     """A volume that is a directory: Spark's tasks read its files by path."""
     if not is_directory(location):
         raise argparse.ArgumentTypeError(
-            f"{location!r}: jobs read volumes that are directories; one on s3:// or link:// is not supported yet"
+            f"{location!r}: jobs read volumes that are directories; one on s3:// or link:// is not "
+            "supported yet"
         )
     return Path(location)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="magnetar_jobs.compact", description="Topic compaction: keep the latest message per key.")
-    parser.add_argument("--topic", required=True, help="full topic name; a partitioned topic stands for all its partitions")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--store", help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)")
-    parser.add_argument("--store-tls", default="", help="directory with ca.crt, tls.crt and tls.key for etcd")
-    where.add_argument("--broker-url", help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job")
-    parser.add_argument("--volume", required=True, type=_directory, help="root of the cluster's volume")
-    parser.add_argument("--job", required=True, help="name of the job; with --run the key of its record")
-    parser.add_argument("--run", required=True, help="id of this run; a run that succeeded is not repeated")
-    parser.add_argument("--no-roll", action="store_true", help="compact what is sealed already instead of asking the owner to roll")
-    parser.add_argument("--retain-keyless", action="store_true", help="keep messages without a key instead of dropping them")
-    parser.add_argument("--master", default="local[2]", help="local[N]: N threads of this process do the work")
+    parser = argparse.ArgumentParser(
+        prog="magnetar_jobs.compact",
+        description="Topic compaction: keep the latest message per key.",
+    )
     parser.add_argument(
-        "--executors", type=int, default=0, help="as many executors do the work instead, and come to this driver by themselves"
+        "--topic",
+        required=True,
+        help="full topic name; a partitioned topic stands for all its partitions",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--store",
+        help="etcd://host:port[,host:port] or embedded://DIRECTORY (no broker may be running on it)",
+    )
+    parser.add_argument(
+        "--store-tls", default="", help="directory with ca.crt, tls.crt and tls.key for etcd"
+    )
+    where.add_argument(
+        "--broker-url",
+        help="http://127.0.0.1:8080 of a standalone broker, which then commits for this job",
+    )
+    parser.add_argument(
+        "--volume", required=True, type=_directory, help="root of the cluster's volume"
+    )
+    parser.add_argument(
+        "--job", required=True, help="name of the job; with --run the key of its record"
+    )
+    parser.add_argument(
+        "--run", required=True, help="id of this run; a run that succeeded is not repeated"
+    )
+    parser.add_argument(
+        "--no-roll",
+        action="store_true",
+        help="compact what is sealed already instead of asking the owner to roll",
+    )
+    parser.add_argument(
+        "--retain-keyless",
+        action="store_true",
+        help="keep messages without a key instead of dropping them",
+    )
+    parser.add_argument(
+        "--master", default="local[2]", help="local[N]: N threads of this process do the work"
+    )
+    parser.add_argument(
+        "--executors",
+        type=int,
+        default=0,
+        help="as many executors do the work instead, and come to this driver by themselves",
     )
     parser.add_argument("--executor-memory-mib", type=int, default=1024)
     parser.add_argument("--executor-cores", type=int, default=1)
@@ -246,7 +321,10 @@ async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator
 
             store = await EmbeddedStore.open(Path(place), clock)
         else:
-            raise InvalidRequest(f"store: {options.store!r} is not valid; write etcd://host:port or embedded://directory")
+            raise InvalidRequest(
+                f"store: {options.store!r} is not valid; write etcd://host:port or "
+                "embedded://directory"
+            )
     try:
         yield store
     finally:
@@ -254,7 +332,8 @@ async def open_store(options: argparse.Namespace, clock: Clock) -> AsyncIterator
 
 
 async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """One run, recorded. Raises MagnetarError for what the record cannot hold (store unreachable, arguments unusable)."""
+    """One run, recorded. Raises MagnetarError for what the record cannot hold (store
+    unreachable, arguments unusable)."""
     clock, topic = SystemClock(), TopicName.parse(options.topic)
     async with open_store(options, clock) as store:
         record = RunRecord(store, clock, KIND, options.job, options.run)
@@ -268,8 +347,8 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
             await record.fail(f"{type(error).__name__}: {error}")
             raise
         except Exception as error:
-            # Spark reports an executor's failure as its own exception types; the record must say that the run is over, whatever
-            # it was.
+            # Spark reports an executor's failure as its own exception types; the record must say
+            # that the run is over, whatever it was.
             await record.fail(f"{type(error).__name__}: {error}")
             raise
         await record.succeed(asdict(result), result.message)
@@ -278,7 +357,11 @@ async def run(options: argparse.Namespace, environment: Mapping[str, str]) -> in
 
 
 async def _compact_all(
-    store: MetadataStore, clock: Clock, topic: TopicName, options: argparse.Namespace, environment: Mapping[str, str]
+    store: MetadataStore,
+    clock: Clock,
+    topic: TopicName,
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
 ) -> Result:
     topics = await partitions_of(store, topic)
     rolled = dict.fromkeys(topics, BEFORE_ALL)
@@ -302,9 +385,12 @@ async def _compact_all(
 
 
 def leave_last_words(error: Exception) -> None:
-    """Say why the driver ends where the kubelet looks, in one line: Spark's errors have many. Outside Kubernetes there is no such file."""
+    """Say why the driver ends where the kubelet looks, in one line: Spark's errors have many.
+    Outside Kubernetes there is no such file."""
     if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(" ".join(f"{type(error).__name__}: {error}".split())[:LAST_WORDS_MAX])
+        TERMINATION_LOG.write_text(
+            " ".join(f"{type(error).__name__}: {error}".split())[:LAST_WORDS_MAX]
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

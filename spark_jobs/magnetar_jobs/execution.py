@@ -1,8 +1,8 @@
 """One compaction on Spark: phase 1 chooses, phase 2 writes.
 
-Owns: wiring a plan through the source, the phases and the writer. Imports: pyspark, source, phases, writing.
-Invariants: what phase 2 reads is exactly what phase 1 has read (the plan's groups, not whatever has arrived meanwhile); nothing
-is committed here; the result depends on the plan alone.
+Owns: wiring a plan through the source, the phases and the writer. Imports: pyspark, source, phases,
+writing. Invariants: what phase 2 reads is exactly what phase 1 has read (the plan's groups, not
+whatever has arrived meanwhile); nothing is committed here; the result depends on the plan alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ TASKS_PER_SLOT = 2
 
 @dataclass(frozen=True, slots=True)
 class CompactionOptions:
-    """What the command line may choose. `parallelism` is the number of tasks that can run at once."""
+    """What the command line may choose. `parallelism` is the number of tasks that can run at
+    once."""
 
     retain_keyless: bool = False
     parallelism: int = 2
@@ -64,23 +65,38 @@ class Written:
         return sum(segment.bytes for segment in self.segments)
 
 
-def compact_plan(session: SparkSession, volume: Path, plan: CompactionPlan, options: CompactionOptions, intent: str) -> Written:
+def compact_plan(
+    session: SparkSession,
+    volume: Path,
+    plan: CompactionPlan,
+    options: CompactionOptions,
+    intent: str,
+) -> Written:
     """Run both phases. Raises what Spark raises when a task failed four times."""
     messages = read_topic(session, volume, str(plan.topic), plan.groups, view=MESSAGES)
     observation = Observation("phase 1")
-    observed = messages.observe(observation, *[column.alias(name) for name, column in counts(messages).items()])
-    newest = newest_per_key(observed, retain_keyless=options.retain_keyless).persist(StorageLevel.MEMORY_AND_DISK)
+    observed = messages.observe(
+        observation, *[column.alias(name) for name, column in counts(messages).items()]
+    )
+    newest = newest_per_key(observed, retain_keyless=options.retain_keyless).persist(
+        StorageLevel.MEMORY_AND_DISK
+    )
     try:
         groups = survivors_per_group(newest, None).collect()
         seen = observation.get
         log.info("compaction.counted", topic=str(plan.topic), **seen)
         if seen["chunks"]:
-            # Rare enough to read the index rows again instead of carrying columns for chunks through every other compaction.
+            # Rare enough to read the index rows again instead of carrying columns for chunks
+            # through every other compaction.
             newest.unpersist()
-            newest = newest_with_chunks(messages, retain_keyless=options.retain_keyless).persist(StorageLevel.MEMORY_AND_DISK)
+            newest = newest_with_chunks(messages, retain_keyless=options.retain_keyless).persist(
+                StorageLevel.MEMORY_AND_DISK
+            )
         if seen["chunks"] or seen["first_commit"] is not None:
             groups = survivors_per_group(newest, seen["first_commit"]).collect()
-        tasks = deal(plan.groups, {row["group"]: row["kept"] for row in groups}, seen["messages"], options)
+        tasks = deal(
+            plan.groups, {row["group"]: row["kept"] for row in groups}, seen["messages"], options
+        )
         kept = survivors(newest, seen["first_commit"])
         segments = _write(session, volume, plan, kept, tasks, options, intent) if tasks else ()
         return Written(segments, seen["messages"], sum(row["keys"] for row in groups))
@@ -88,11 +104,19 @@ def compact_plan(session: SparkSession, volume: Path, plan: CompactionPlan, opti
         newest.unpersist()
 
 
-def deal(groups: tuple[Group, ...], kept: Mapping[int, int], messages: int, options: CompactionOptions) -> dict[int, int]:
-    """The task that writes each group with survivors: neighbours together, as much as fills a segment, yet work for every slot."""
+def deal(
+    groups: tuple[Group, ...], kept: Mapping[int, int], messages: int, options: CompactionOptions
+) -> dict[int, int]:
+    """The task that writes each group with survivors: neighbours together, as much as fills a
+    segment, yet work for every slot."""
     size = sum(group.bytes for group in groups) / max(1, messages)
-    expected = {group.number: kept[group.number] * size for group in groups if kept.get(group.number)}
-    share = min(float(options.segment_bytes_max), sum(expected.values()) / (TASKS_PER_SLOT * options.parallelism))
+    expected = {
+        group.number: kept[group.number] * size for group in groups if kept.get(group.number)
+    }
+    share = min(
+        float(options.segment_bytes_max),
+        sum(expected.values()) / (TASKS_PER_SLOT * options.parallelism),
+    )
     tasks: dict[int, int] = {}
     task, filled = 0, 0.0
     for number, expected_bytes in expected.items():
@@ -121,11 +145,23 @@ def _write(
         "intent": intent,
     }
     groups = {group.number: group for group in plan.groups if group.number in tasks}
-    writer = SurvivorWriter(volume, str(plan.topic), str(plan.bundle), intent, description, groups, options.segment_bytes_max)
+    writer = SurvivorWriter(
+        volume,
+        str(plan.topic),
+        str(plan.bundle),
+        intent,
+        description,
+        groups,
+        options.segment_bytes_max,
+    )
     dealt = session.createDataFrame(sorted(tasks.items()), "group int, task int")
     ordered = in_writing_order(kept, dealt, max(tasks.values()) + 1)
-    # Sorted here and not by Spark, whose range partitioning would run the writer once more to take samples.
-    rows = sorted(ordered.mapInArrow(writer, WRITTEN_SCHEMA).collect(), key=lambda row: (row["first_ledger"], row["first_entry"]))
+    # Sorted here and not by Spark, whose range partitioning would run the writer once more to take
+    # samples.
+    rows = sorted(
+        ordered.mapInArrow(writer, WRITTEN_SCHEMA).collect(),
+        key=lambda row: (row["first_ledger"], row["first_entry"]),
+    )
     return tuple(
         SegmentReference(
             row["object"],

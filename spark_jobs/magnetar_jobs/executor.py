@@ -1,8 +1,9 @@
 """`python -m magnetar_jobs.executor`: one executor of a driver.
 
-Owns: its command line, the wait for its driver, and how Spark's executor is started. Imports: session, clock.
-Invariants: no two starts have the same executor id, because a driver refuses one that it may still know; the process becomes Spark's executor, which
-ends when its driver does; the secret is never an argument, which every process of the pod could read.
+Owns: its command line, the wait for its driver, and how Spark's executor is started. Imports:
+session, clock. Invariants: no two starts have the same executor id, because a driver refuses one
+that it may still know; the process becomes Spark's executor, which ends when its driver does; the
+secret is never an argument, which every process of the pod could read.
 """
 
 from __future__ import annotations
@@ -31,16 +32,21 @@ UNUSABLE = 2
 LOOK_AGAIN_S = 0.5
 CONNECT_TIMEOUT_S = 2.0
 NUMBERS, STARTS = 1_000, 2_000_000
-"""Spark's ids of executors are integers of 32 bits: a number in the job, and the second of the start within three weeks."""
+"""Spark's ids of executors are integers of 32 bits: a number in the job, and the second of the
+start within three weeks."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="magnetar_jobs.executor", description="One executor of a job's driver.")
+    parser = argparse.ArgumentParser(
+        prog="magnetar_jobs.executor", description="One executor of a job's driver."
+    )
     parser.add_argument("--driver", required=True, help="address of the driver")
     parser.add_argument("--application", required=True, help="the driver's name")
     parser.add_argument("--number", required=True, type=int, help="number of this executor, from 1")
     parser.add_argument("--cores", type=int, default=1, help="tasks at the same time")
-    parser.add_argument("--memory-mib", type=int, default=1024, help="heap; Python's memory comes on top")
+    parser.add_argument(
+        "--memory-mib", type=int, default=1024, help="heap; Python's memory comes on top"
+    )
     return parser.parse_args(arguments)
 
 
@@ -55,7 +61,10 @@ def command(
     """Arguments and variables of Spark's executor. Raises InvalidRequest naming what is absent."""
     missing = [name for name in (POD_IP, SECRET) if not environment.get(name)]
     if missing:
-        raise InvalidRequest(f"{missing[0]} is not set: an executor needs it; the operator sets it in the executor's pod")
+        raise InvalidRequest(
+            f"{missing[0]} is not set: an executor needs it; the operator sets it in the "
+            "executor's pod"
+        )
     arguments = [
         str(spark_home / "bin" / "spark-class"), EXECUTOR_CLASS,
         "--driver-url", f"spark://CoarseGrainedScheduler@{options.driver}:{DRIVER_PORT}",
@@ -81,12 +90,15 @@ def find_spark(environment: Mapping[str, str]) -> Path:
         return Path(environment["SPARK_HOME"])
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise InvalidRequest("SPARK_HOME is not set and pyspark is not installed: install magnetar[spark]")
+        raise InvalidRequest(
+            "SPARK_HOME is not set and pyspark is not installed: install magnetar[spark]"
+        )
     return Path(found.origin).parent
 
 
 def await_driver(address: str) -> None:
-    """Until the driver takes executors: it plans before it starts Spark. Nobody waits for this process, which ends with its pod."""
+    """Until the driver takes executors: it plans before it starts Spark. Nobody waits for this
+    process, which ends with its pod."""
     while True:
         try:
             socket.create_connection((address, DRIVER_PORT), CONNECT_TIMEOUT_S).close()
@@ -98,7 +110,9 @@ def await_driver(address: str) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     options = parse_arguments(arguments)
     try:
-        program, variables = command(options, os.environ, find_spark(os.environ), SystemClock().wall_ms())
+        program, variables = command(
+            options, os.environ, find_spark(os.environ), SystemClock().wall_ms()
+        )
     except InvalidRequest as error:
         log.error("executor.unusable", error=str(error))
         sys.exit(UNUSABLE)

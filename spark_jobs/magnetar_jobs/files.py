@@ -1,8 +1,8 @@
 """Synchronous reading and writing of a volume, for Spark's tasks.
 
-Owns: `VolumeFiles`, which drives a `PosixVolume` from code without an event loop. Imports: asyncio, storage.
-Invariant: one event loop per task, ended with it; the volume's promises (durable on return, errors typed) are passed through
-unchanged.
+Owns: `VolumeFiles`, which drives a `PosixVolume` from code without an event loop. Imports: asyncio,
+storage. Invariant: one event loop per task, ended with it; the volume's promises (durable on
+return, errors typed) are passed through unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ class VolumeFiles:
 
     def __init__(self, root: Path) -> None:
         self._volume = PosixVolume(root)
-        # Not asyncio.Runner: its handling of SIGINT formats the finished task, result included, on every call: 7 ms per MiB read.
+        # Not asyncio.Runner: its handling of SIGINT formats the finished task, result included, on
+        # every call: 7 ms per MiB read.
         self._loop = asyncio.new_event_loop()
 
     def __enter__(self) -> VolumeFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._loop.run_until_complete(self._volume.close())
         self._loop.close()
 

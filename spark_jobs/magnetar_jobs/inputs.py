@@ -1,8 +1,9 @@
 """What a job reads: pieces of segments and log files, packed into groups.
 
-Owns: `Piece` and `Group`, their travel as text, the packing, and reading a group as `Rows`. Imports: numpy, pyarrow, storage
-formats, bounds. Invariants: a plan is plain data that means the same on every executor; pieces are in position order and do not
-overlap; reading a group gives the same rows in the same order each time, because every file named here is immutable.
+Owns: `Piece` and `Group`, their travel as text, the packing, and reading a group as `Rows`.
+Imports: numpy, pyarrow, storage formats, bounds. Invariants: a plan is plain data that means the
+same on every executor; pieces are in position order and do not overlap; reading a group gives the
+same rows in the same order each time, because every file named here is immutable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import pyarrow as pa
 
 from magnetar.errors import CorruptData, LimitExceeded
 from magnetar.storage.log.index import LevelZeroIndex, Run
-from magnetar.storage.segments.format import HAS_KEY, IS_DECIDED, IS_DELETION, UNPARSED, Block, BlockEntry
+from magnetar.storage.segments.format import (
+    HAS_KEY,
+    IS_DECIDED,
+    IS_DELETION,
+    UNPARSED,
+    Block,
+    BlockEntry,
+)
 from magnetar.storage.segments.segment import SegmentReader
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, crc32c, entry_checksum_ok
 from magnetar_jobs.bounds import HIGHEST, Bounds
@@ -43,12 +51,13 @@ MERGED_ROWS_MIN = 256
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of one file that holds entries of one topic: blocks [start, stop) of a segment, or runs [start, stop) of a log file's
-    index.
+    """Part of one file that holds entries of one topic: blocks [start, stop) of a segment, or runs
+    [start, stop) of a log file's index.
 
-    Only positions after `after` and outside of `covered` count. `first` and `last` are the first and last of them; `rows` and
-    `bytes` are upper bounds. `length` is a segment's, which begins at `base` of its object; `epochs` (none given = all) and `to_offset`
-    say which runs of a log file are valid.
+    Only positions after `after` and outside of `covered` count. `first` and `last` are the first
+    and last of them; `rows` and `bytes` are upper bounds. `length` is a segment's, which begins at
+    `base` of its object; `epochs` (none given = all) and `to_offset` say which runs of a log file
+    are valid.
     """
 
     kind: str
@@ -88,9 +97,11 @@ class Group:
 
 
 def pack(pieces: Iterable[Piece], group_bytes_max: int = GROUP_BYTES_MAX) -> tuple[Group, ...]:
-    """Groups of consecutive pieces of up to `group_bytes_max` (a larger piece is a group of its own).
+    """Groups of consecutive pieces of up to `group_bytes_max` (a larger piece is a group of its
+    own).
 
-    Raises CorruptData if two pieces claim the same positions, LimitExceeded if there are more groups than an order can count.
+    Raises CorruptData if two pieces claim the same positions, LimitExceeded if there are more
+    groups than an order can count.
     """
     ordered = sorted(pieces, key=lambda piece: piece.first)
     for before, after in itertools.pairwise(ordered):
@@ -108,7 +119,9 @@ def pack(pieces: Iterable[Piece], group_bytes_max: int = GROUP_BYTES_MAX) -> tup
         groups[-1].append(piece)
         size += piece.bytes
     if len(groups) > GROUPS_MAX:
-        raise LimitExceeded(f"{len(groups)} groups of input; at most {GROUPS_MAX} are counted: compact more often")
+        raise LimitExceeded(
+            f"{len(groups)} groups of input; at most {GROUPS_MAX} are counted: compact more often"
+        )
     return tuple(Group(number, tuple(found)) for number, found in enumerate(groups))
 
 
@@ -117,7 +130,10 @@ def encode_plan(groups: Iterable[Group]) -> str:
 
 
 def decode_plan(text: str) -> tuple[Group, ...]:
-    return tuple(Group(body["number"], tuple(_piece(piece) for piece in body["pieces"])) for body in json.loads(text))
+    return tuple(
+        Group(body["number"], tuple(_piece(piece) for piece in body["pieces"]))
+        for body in json.loads(text)
+    )
 
 
 def _piece(body: dict[str, Any]) -> Piece:
@@ -127,7 +143,7 @@ def _piece(body: dict[str, Any]) -> Piece:
     return Piece(**body)
 
 
-# --- what counts --------------------------------------------------------------------------------------------------------------
+# --- what counts ----------------------------------------------------------------------------------
 
 
 def surviving_slices(run: Run, after: Position, covered: Iterable[Span]) -> list[tuple[int, int]]:
@@ -139,17 +155,22 @@ def surviving_slices(run: Run, after: Position, covered: Iterable[Span]) -> list
         left = low[1] - run.first_entry if low[0] == run.ledger else 0
         right = high[1] - run.first_entry + 1 if high[0] == run.ledger else len(run.lengths)
         slices = [
-            part for begin, end in slices for part in ((begin, min(end, left)), (max(begin, right), end)) if part[0] < part[1]
+            part
+            for begin, end in slices
+            for part in ((begin, min(end, left)), (max(begin, right), end))
+            if part[0] < part[1]
         ]
     return slices
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
-def read_group(volume: Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True) -> Iterator[Rows]:
-    """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries unset, which are in their bytes
-    only.
+def read_group(
+    volume: Path, topic: str, group: Group, bounds: Bounds, *, metadata: bool = True
+) -> Iterator[Rows]:
+    """The rows of a group. `metadata` False leaves key, event and publish time of level-0 entries
+    unset, which are in their bytes only.
 
     Raises CorruptData, StorageError, FileNotFoundError (the plan is stale: plan again).
     """
@@ -157,29 +178,46 @@ def read_group(volume: Path, topic: str, group: Group, bounds: Bounds, *, metada
         for piece in group.pieces:
             if not bounds.admits("ledger", piece.first[0], piece.last[0]):
                 continue
-            reading = _read_segment(files, piece, bounds) if piece.kind == SEGMENT else _read_log(files, topic, piece, bounds)
+            reading = (
+                _read_segment(files, piece, bounds)
+                if piece.kind == SEGMENT
+                else _read_log(files, topic, piece, bounds)
+            )
             for rows in reading:
-                yield with_metadata(rows) if metadata and (piece.kind == LOG or is_unparsed(rows)) else rows
+                yield (
+                    with_metadata(rows)
+                    if metadata and (piece.kind == LOG or is_unparsed(rows))
+                    else rows
+                )
 
 
 def _admitted(bounds: Bounds, entry: BlockEntry) -> bool:
     return (
         bounds.admits("ledger", entry.first_ledger, entry.last_ledger)
-        and (entry.first_ledger != entry.last_ledger or bounds.admits("entry", entry.first_entry, entry.last_entry))
+        and (
+            entry.first_ledger != entry.last_ledger
+            or bounds.admits("entry", entry.first_entry, entry.last_entry)
+        )
         and bounds.admits("event_time", entry.event_time_min, entry.event_time_max)
         and bounds.admits("publish_time", entry.publish_time_min, entry.publish_time_max)
     )
 
 
 def _read_segment(files: VolumeFiles, piece: Piece, bounds: Bounds) -> Iterator[Rows]:
-    reader = SegmentReader(lambda at, size: files.read(piece.object, piece.base + at, size), piece.length, piece.object)
+    reader = SegmentReader(
+        lambda at, size: files.read(piece.object, piece.base + at, size), piece.length, piece.object
+    )
     for number in range(piece.start, min(piece.stop, len(reader.footer.blocks))):
         entry = reader.footer.blocks[number]
         if (entry.last_ledger, entry.last_entry) <= piece.after or not _admitted(bounds, entry):
             continue
         entry = entry._replace(offset=piece.base + entry.offset)
         block = Block.decode(files.read(piece.object, entry.offset, entry.length), piece.object)
-        first = block.row_at_or_after(piece.after[0], piece.after[1] + 1) if piece.after > BEFORE_ALL else 0
+        first = (
+            block.row_at_or_after(piece.after[0], piece.after[1] + 1)
+            if piece.after > BEFORE_ALL
+            else 0
+        )
         yield _rows_of_block(piece.object, entry, block, first)
 
 
@@ -189,7 +227,9 @@ def _rows_of_block(name: str, entry: BlockEntry, block: Block, first: int) -> Ro
     key_offsets = np.asarray(block.key_offsets)[first:]
     validity = np.packbits((flags & HAS_KEY).astype(np.bool_), bitorder="little").tobytes()
     keys = pa.Array.from_buffers(
-        pa.binary(), len(flags), [pa.py_buffer(validity), pa.py_buffer(key_offsets), pa.py_buffer(block.keys)]
+        pa.binary(),
+        len(flags),
+        [pa.py_buffer(validity), pa.py_buffer(key_offsets), pa.py_buffer(block.keys)],
     )
     return Rows(
         object=name,
@@ -215,7 +255,8 @@ def _read_log(files: VolumeFiles, topic: str, piece: Piece, bounds: Bounds) -> I
     parts = [
         (run, begin, end)
         for run in runs
-        if bounds.admits("ledger", run.ledger, run.ledger) and bounds.admits("entry", run.first_entry, run.last_entry)
+        if bounds.admits("ledger", run.ledger, run.ledger)
+        and bounds.admits("entry", run.first_entry, run.last_entry)
         for begin, end in surviving_slices(run, piece.after, piece.covered)
     ]
     pending: list[Rows] = []
@@ -242,7 +283,9 @@ def _windows(parts: list[_Part]) -> Iterator[list[_Part]]:
     window: list[_Part] = []
     for part in parts:
         end = part[0].offset + sum(part[0].lengths)
-        if window and not (window[0][0].offset <= part[0].offset and end - window[0][0].offset <= WINDOW_BYTES_MAX):
+        if window and not (
+            window[0][0].offset <= part[0].offset and end - window[0][0].offset <= WINDOW_BYTES_MAX
+        ):
             yield window
             window = []
         window.append(part)
@@ -255,34 +298,57 @@ def _read_window(files: VolumeFiles, name: str, window: list[_Part]) -> Iterator
     stop = max(run.offset + sum(run.lengths) for run, _, _ in window)
     data = memoryview(files.read(name, start, stop - start))
     if len(data) < stop - start:
-        raise CorruptData(f"{name}: ends at {start + len(data)}, its index refers to {stop}; restore this file")
+        raise CorruptData(
+            f"{name}: ends at {start + len(data)}, its index refers to {stop}; restore this file"
+        )
     for run, begin, end in window:
         offsets = np.concatenate(([0], np.cumsum(np.asarray(run.lengths, np.int64))))
         low, high = int(offsets[begin]), int(offsets[end])
         at = run.offset - start
-        yield _rows_of_run(name, run, begin, end, offsets[begin : end + 1] - low, data[at + low : at + high], run.offset + low)
+        yield _rows_of_run(
+            name,
+            run,
+            begin,
+            end,
+            offsets[begin : end + 1] - low,
+            data[at + low : at + high],
+            run.offset + low,
+        )
 
 
 def _first_damaged(payload: memoryview, offsets: list[int]) -> int | None:
-    """The first entry that fails the checksum its client gave it: nobody has verified the block around these entries.
+    """The first entry that fails the checksum its client gave it: nobody has verified the block
+    around these entries.
 
-    The only work per row of a scan of log files; written out, because a call per row would double it.
+    The only work per row of a scan of log files; written out, because a call per row would double
+    it.
     """
     for row, (start, end) in enumerate(itertools.pairwise(offsets)):
         if payload[start : start + 2] == CHECKSUM_MAGIC:
-            if crc32c(payload[start + CHECKSUM_BYTES : end]) != int.from_bytes(payload[start + 2 : start + CHECKSUM_BYTES], "big"):
+            if crc32c(payload[start + CHECKSUM_BYTES : end]) != int.from_bytes(
+                payload[start + 2 : start + CHECKSUM_BYTES], "big"
+            ):
                 return row
         elif not entry_checksum_ok(payload[start:end]):
             return row
     return None
 
 
-def _rows_of_run(name: str, run: Run, begin: int, end: int, offsets: np.ndarray[Any, Any], payload: memoryview, start: int) -> Rows:
+def _rows_of_run(
+    name: str,
+    run: Run,
+    begin: int,
+    end: int,
+    offsets: np.ndarray[Any, Any],
+    payload: memoryview,
+    start: int,
+) -> Rows:
     count = end - begin
     damaged = _first_damaged(payload, offsets.tolist())
     if damaged is not None:
         raise CorruptData(
-            f"{name}: entry ({run.ledger}, {run.first_entry + begin + damaged}) fails its checksum; restore this file"
+            f"{name}: entry ({run.ledger}, {run.first_entry + begin + damaged}) fails its "
+            "checksum; restore this file"
         )
     none = np.zeros(count, np.int64)
     return Rows(
@@ -304,7 +370,8 @@ def _rows_of_run(name: str, run: Run, begin: int, end: int, offsets: np.ndarray[
 
 
 def _merged(parts: list[Rows]) -> Rows:
-    """Short runs as one stretch. Their bytes are copied together and no longer lie in the file as they are."""
+    """Short runs as one stretch. Their bytes are copied together and no longer lie in the file
+    as they are."""
     if len(parts) == 1:
         return parts[0]
     bases = np.cumsum([0, *(len(part.payload) for part in parts)])
@@ -333,15 +400,19 @@ def _merged(parts: list[Rows]) -> Rows:
 
 
 def is_unparsed(rows: Rows) -> bool:
-    """Whether these are rows of a block that the broker took over from log files, without a look into the entries."""
+    """Whether these are rows of a block that the broker took over from log files, without a look
+    into the entries."""
     return len(rows) > 0 and bool(rows.flags[0] & UNPARSED)
 
 
 def with_metadata(rows: Rows) -> Rows:
-    """The rows of a log file, or of a segment made of some, with what only their entries' own metadata tells: key, event and publish time."""
+    """The rows of a log file, or of a segment made of some, with what only their entries' own
+    metadata tells: key, event and publish time."""
     found = [readable_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
     return rows.replaced(
-        publish_times=np.array([min(metadata.publish_time, HIGHEST) for metadata in found], np.int64),
+        publish_times=np.array(
+            [min(metadata.publish_time, HIGHEST) for metadata in found], np.int64
+        ),
         event_times=np.array([min(metadata.event_time, HIGHEST) for metadata in found], np.int64),
         keys=pa.array([key_of(metadata) for metadata in found], pa.binary()),
     )

@@ -1,14 +1,16 @@
 """What topic compaction sees in one stored entry, and how a batch is rewritten.
 
-Owns: the decision per message (key, live or deleted, chunk, marker) and the rewriting of batches. Imports: errors, wire, codec.
-Pure. Source: facts 4.1 and 4.2; protocol 1.2 and 2.16.
-Invariants:
-- a message is a deletion if its *payload* is empty (or `null_value` is set), whatever its metadata weighs (#25817);
-- every message of a batch is decided on its own (#20980); a message that an earlier run removed is neither kept nor a deletion;
+Owns: the decision per message (key, live or deleted, chunk, marker) and the rewriting of batches.
+Imports: errors, wire, codec. Pure. Source: facts 4.1 and 4.2; protocol 1.2 and 2.16. Invariants:
+- a message is a deletion if its *payload* is empty (or `null_value` is set), whatever its metadata
+  weighs (#25817);
+- every message of a batch is decided on its own (#20980); a message that an earlier run removed is
+  neither kept nor a deletion;
 - markers are never keyed data; what cannot be opened is kept, never judged;
-- a rewritten batch keeps its id, its number of messages and the index of each; an entry that loses nothing keeps its bytes.
-Removed messages are marked twice: as `compacted_out` (Java skips those) and in `compacted_batch_indexes`, from which a broker
-builds the `ack_set` of MESSAGE, the only mark that the C++ client and those around it (Python, Node) obey.
+- a rewritten batch keeps its id, its number of messages and the index of each; an entry that loses
+  nothing keeps its bytes. Removed messages are marked twice: as `compacted_out` (Java skips those)
+  and in `compacted_batch_indexes`, from which a broker builds the `ack_set` of MESSAGE, the only
+  mark that the C++ client and those around it (Python, Node) obey.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One decidable message: its index in the entry, its key (None = keyless), and whether it sets the key or deletes it."""
+    """One decidable message: its index in the entry, its key (None = keyless), and whether it
+    sets the key or deletes it."""
 
     index: int
     key: bytes | None
@@ -67,7 +70,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part `number` of `count` of the message `identity`, which is unique per producer and message."""
+    """Part `number` of `count` of the message `identity`, which is unique per producer and
+    message."""
 
     identity: bytes
     number: int
@@ -91,7 +95,9 @@ def examine(entry: bytes | memoryview) -> Examined:
         parsed = parse_entry(entry)
         metadata = parsed.metadata
         if metadata.HasField("marker_type"):
-            return Examined(Kind.COMMIT if metadata.marker_type == TRANSACTION_COMMIT else Kind.MARKER)
+            return Examined(
+                Kind.COMMIT if metadata.marker_type == TRANSACTION_COMMIT else Kind.MARKER
+            )
         if metadata.num_chunks_from_msg > 1:
             return Examined(Kind.CHUNK, chunk=_chunk(metadata))
         if not parsed.batched:
@@ -106,9 +112,11 @@ def examine(entry: bytes | memoryview) -> Examined:
 
 
 def examine_single(entry: memoryview) -> tuple[bytes | None, bool] | None:
-    """(key, live) of the commonest entry, one ordinary message; None for anything else, which `examine` decides.
+    """(key, live) of the commonest entry, one ordinary message; None for anything else, which
+    `examine` decides.
 
-    The same decision in a third of the time: no object is made but the metadata, and nothing is asked of it twice.
+    The same decision in a third of the time: no object is made but the metadata, and nothing is
+    asked of it twice.
     """
     if entry[:2] != CHECKSUM_MAGIC or len(entry) < _PREFIX_BYTES:
         return None
@@ -136,7 +144,8 @@ def examine_single(entry: memoryview) -> tuple[bytes | None, bool] | None:
 
 
 def readable_metadata(entry: bytes | memoryview) -> api.MessageMetadata:
-    """What an entry says about itself; nothing if it cannot be read: such an entry has no key and no times, and stays as it is."""
+    """What an entry says about itself; nothing if it cannot be read: such an entry has no key
+    and no times, and stays as it is."""
     readable = readable_entry(entry)
     return readable.metadata if readable is not None else api.MessageMetadata()
 
@@ -155,7 +164,8 @@ def key_of(metadata: api.MessageMetadata | api.SingleMessageMetadata) -> bytes |
 
 
 def _is_live(parsed: Entry) -> bool:
-    """Whether a single message has a payload: its size before compression, since LZ4 of nothing takes a byte."""
+    """Whether a single message has a payload: its size before compression, since LZ4 of nothing
+    takes a byte."""
     metadata = parsed.metadata
     compressed = metadata.compression != api.NONE and metadata.HasField("uncompressed_size")
     size = metadata.uncompressed_size if compressed else len(parsed.payload)
@@ -164,8 +174,15 @@ def _is_live(parsed: Entry) -> bool:
 
 def _chunk(metadata: api.MessageMetadata) -> Chunk:
     identity = b"\0".join(_raw(text) for text in (metadata.producer_name, metadata.uuid))
-    # A message without content is never split, so a whole chunked message is live unless it says otherwise.
-    return Chunk(identity, metadata.chunk_id, metadata.num_chunks_from_msg, key_of(metadata), not metadata.null_value)
+    # A message without content is never split, so a whole chunked message is live unless it says
+    # otherwise.
+    return Chunk(
+        identity,
+        metadata.chunk_id,
+        metadata.num_chunks_from_msg,
+        key_of(metadata),
+        not metadata.null_value,
+    )
 
 
 def _raw(text: str | bytes) -> bytes:
@@ -174,23 +191,34 @@ def _raw(text: str | bytes) -> bytes:
 
 
 def _examine_sealed(parsed: Entry) -> Examined:
-    """An encrypted batch is one message under its entry's key; without one nobody can tell what is inside, so it stays."""
+    """An encrypted batch is one message under its entry's key; without one nobody can tell what
+    is inside, so it stays."""
     key = key_of(parsed.metadata)
-    return Examined(Kind.OPAQUE) if key is None else Examined(Kind.KEYED, (Message(0, key, _is_live(parsed)),))
+    return (
+        Examined(Kind.OPAQUE)
+        if key is None
+        else Examined(Kind.KEYED, (Message(0, key, _is_live(parsed)),))
+    )
 
 
 def _examine_batch(parsed: Entry) -> tuple[Message, ...]:
     return tuple(
-        Message(index, key_of(single.metadata), len(single.payload) > 0 and not single.metadata.null_value)
+        Message(
+            index,
+            key_of(single.metadata),
+            len(single.payload) > 0 and not single.metadata.null_value,
+        )
         for index, single in enumerate(batch_messages(parsed, decompress))
         if not single.metadata.compacted_out
     )
 
 
 def rewrite(entry: bytes | memoryview, keep: Collection[int]) -> bytes | memoryview:
-    """The entry with only the messages at indexes `keep` (not empty). The same bytes if it loses none of those it has.
+    """The entry with only the messages at indexes `keep` (not empty). The same bytes if it loses
+    none of those it has.
 
-    Only for entries that `examine` found KEYED. Raises ProtocolError if the entry is damaged after all.
+    Only for entries that `examine` found KEYED. Raises ProtocolError if the entry is damaged after
+    all.
     """
     assert keep, "an entry without survivors is left out, not rewritten"
     parsed = parse_entry(entry)
@@ -202,7 +230,9 @@ def rewrite(entry: bytes | memoryview, keep: Collection[int]) -> bytes | memoryv
         return entry
     removed = sorted(set(range(len(singles))) - set(keep))
     for index in removed:
-        singles[index] = BatchMessage(api.SingleMessageMetadata(compacted_out=True, payload_size=0), b"")
+        singles[index] = BatchMessage(
+            api.SingleMessageMetadata(compacted_out=True, payload_size=0), b""
+        )
     payload = encode_batch(singles)
     metadata = api.MessageMetadata()
     metadata.CopyFrom(parsed.metadata)

@@ -1,11 +1,12 @@
 """Numbers that order the messages of one compaction's input.
 
-Owns: the layout of an order. Imports: nothing. Pure.
-An order is a signed 64-bit integer: group (17 bits) | row in the group (26) | index in the batch (19) | live (1). Groups are
-planned in position order and rows are counted as they are read, so comparing orders compares positions, and the newest message of
-a key is a plain `max`: Spark aggregates primitive longs in its fast hash aggregation, and phase 1 shuffles keys and eight bytes.
-Invariants: the same input in the same plan gives the same orders, on any executor, any attempt; the live bit is below everything
-else, so it never decides which of two messages is newer.
+Owns: the layout of an order. Imports: nothing. Pure. An order is a signed 64-bit integer: group (17
+bits) | row in the group (26) | index in the batch (19) | live (1). Groups are planned in position
+order and rows are counted as they are read, so comparing orders compares positions, and the newest
+message of a key is a plain `max`: Spark aggregates primitive longs in its fast hash aggregation,
+and phase 1 shuffles keys and eight bytes. Invariants: the same input in the same plan gives the
+same orders, on any executor, any attempt; the live bit is below everything else, so it never
+decides which of two messages is newer.
 """
 
 from __future__ import annotations

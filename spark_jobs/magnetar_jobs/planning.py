@@ -1,18 +1,22 @@
 """What a compaction reads, found out by the driver.
 
-Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store, storage formats, inputs.
-Sources of files: the bundle's manifest, and the chain in the bundle's record (sealed files that no manifest lists yet).
-Invariants: the files found hold a prefix of the topic's history, without a gap, up to the horizon; where they have entries of the
-topic's transaction sidecar, of which only the broker knows what they have become, that is as far as the manifest says that segments
-have everything; the horizon never goes back; a run's input is the compacted view of the run before plus what came after its horizon,
-so that retention of the originals takes nothing away.
+Owns: `CompactionPlan` and the search for every file that holds entries of a topic. Imports: store,
+storage formats, inputs. Sources of files: the bundle's manifest, and the chain in the bundle's
+record (sealed files that no manifest lists yet). Invariants: the files found hold a prefix of the
+topic's history, without a gap, up to the horizon; where they have entries of the topic's
+transaction sidecar, of which only the broker knows what they have become, that is as far as the
+manifest says that segments have everything; the horizon never goes back; a run's input is the
+compacted view of the run before plus what came after its horizon, so that retention of the
+originals takes nothing away.
 
-Why there is no gap. A bundle's history is written term by term, and within a term file by file: (epoch, file) is a place in it. Everything
-before the place `covered` is in what the manifest lists, or was trimmed. From there on the record's chain names every term and its files;
-they are taken in that order up to the first that is not sealed, and nothing behind that one counts, be it sealed and published under
-`logs/`: a former owner's last file may be unsealed long after its successor has sealed some. The record is read before the manifest: what
-leaves a chain has been covered before, and terms that begin meanwhile are left to the next run. A file that is taken must still be there, and
-be read. A bundle that was split has neither manifest nor chain: its children have what it had.
+Why there is no gap. A bundle's history is written term by term, and within a term file by file:
+(epoch, file) is a place in it. Everything before the place `covered` is in what the manifest lists,
+or was trimmed. From there on the record's chain names every term and its files; they are taken in
+that order up to the first that is not sealed, and nothing behind that one counts, be it sealed and
+published under `logs/`: a former owner's last file may be unsealed long after its successor has
+sealed some. The record is read before the manifest: what leaves a chain has been covered before,
+and terms that begin meanwhile are left to the next run. A file that is taken must still be there,
+and be read. A bundle that was split has neither manifest nor chain: its children have what it had.
 """
 
 from __future__ import annotations
@@ -34,7 +38,18 @@ from magnetar.storage.log.seals import read_seal
 from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, load_manifest
 from magnetar.storage.volumes.volume import Volume
 from magnetar_jobs.bounds import HIGHEST
-from magnetar_jobs.inputs import BEFORE_ALL, GROUP_BYTES_MAX, LOG, SEGMENT, Group, Piece, Position, Span, pack, surviving_slices
+from magnetar_jobs.inputs import (
+    BEFORE_ALL,
+    GROUP_BYTES_MAX,
+    LOG,
+    SEGMENT,
+    Group,
+    Piece,
+    Position,
+    Span,
+    pack,
+    surviving_slices,
+)
 from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
@@ -44,7 +59,8 @@ FOR_EVER: Position = (HIGHEST, HIGHEST)
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A sealed log file that may hold entries of the topic: the epochs that count, and where the last of these terms ends."""
+    """A sealed log file that may hold entries of the topic: the epochs that count, and where the
+    last of these terms ends."""
 
     incarnation: str
     file: int
@@ -56,9 +72,11 @@ class LogSource:
 class CompactionPlan:
     """Everything a compaction of one topic needs to know, and everything its commit compares.
 
-    `horizon` is the last position of the input. `news` is False if the view is up to date. `listed_logs` and `listed_segments`
-    are those inputs that the bundle's own manifest lists: they must still be listed at the commit. `complete` is the position behind
-    which entries may have been left out, because transactions have published some that only the broker can find yet; None: nothing was.
+    `horizon` is the last position of the input. `news` is False if the view is up to date.
+    `listed_logs` and `listed_segments` are those inputs that the bundle's own manifest lists: they
+    must still be listed at the commit. `complete` is the position behind which entries may have
+    been left out, because transactions have published some that only the broker can find yet; None:
+    nothing was.
     """
 
     bundle: BundleName
@@ -104,25 +122,35 @@ class Holdings:
         return holdings
 
     def add_log(self, source: LogSource) -> None:
-        """A file known from several places counts with all epochs any of them knows, up to the last end any of them knows."""
+        """A file known from several places counts with all epochs any of them knows, up to the
+        last end any of them knows."""
         known = self.logs.get((source.incarnation, source.file), source)
         epochs = tuple(sorted({*known.epochs, *source.epochs}))
         end = max(known.to_offset, source.to_offset)
-        self.logs[source.incarnation, source.file] = LogSource(source.incarnation, source.file, epochs, end)
+        self.logs[source.incarnation, source.file] = LogSource(
+            source.incarnation, source.file, epochs, end
+        )
 
 
 async def plan_topic(
-    store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName, group_bytes_max: int = GROUP_BYTES_MAX
+    store: MetadataStore,
+    volume: Volume,
+    bundle: BundleName,
+    topic: TopicName,
+    group_bytes_max: int = GROUP_BYTES_MAX,
 ) -> CompactionPlan:
-    """Find the input of the next compaction of `topic`. Raises StoreError, StorageError, CorruptData, ServiceNotReady."""
+    """Find the input of the next compaction of `topic`. Raises StoreError, StorageError,
+    CorruptData, ServiceNotReady."""
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             return await _plan_once(store, volume, bundle, topic, group_bytes_max)
         except FileNotFoundError as error:
-            # A rewrite came in between and its inputs were collected: the manifest names others by now.
+            # A rewrite came in between and its inputs were collected: the manifest names others by
+            # now.
             if attempt == ATTEMPTS_MAX:
                 raise CorruptData(
-                    f"{error} is listed for {topic}, or in its bundle's chain, and missing; restore it from a backup"
+                    f"{error} is listed for {topic}, or in its bundle's chain, and missing; "
+                    "restore it from a backup"
                 ) from error
     raise AssertionError("the loop returns or raises")
 
@@ -135,13 +163,22 @@ async def _plan_once(
     compacted = holdings.compacted
     previous = compacted.horizon if compacted is not None else BEFORE_ALL
     after = max(previous, holdings.trimmed or BEFORE_ALL)
-    pieces = [piece for segment in (compacted.segments if compacted else ()) for piece in segment_pieces(segment, BEFORE_ALL)]
+    pieces = [
+        piece
+        for segment in (compacted.segments if compacted else ())
+        for piece in segment_pieces(segment, BEFORE_ALL)
+    ]
     logs = await _indexes(volume, holdings)
     complete = _complete(holdings, logs, str(topic))
     until, covered = FOR_EVER, spans_of(holdings.level1)
     if complete is not None:
         until, covered = complete, (*covered, ((complete[0], complete[1] + 1), FOR_EVER))
-    tail = [piece for found in holdings.level1 if after < found.last <= until for piece in segment_pieces(found, after)]
+    tail = [
+        piece
+        for found in holdings.level1
+        if after < found.last <= until
+        for piece in segment_pieces(found, after)
+    ]
     for source, index in logs:
         tail += log_pieces(_template(source, after, covered), index, str(topic), group_bytes_max)
     horizon = max((piece.last for piece in tail), default=previous)
@@ -159,15 +196,22 @@ async def _plan_once(
         trimmed=listed.trimmed,
         manifest_generation=own.generation,
         listed_logs=tuple(
-            (entry.incarnation, entry.file) for entry in own.level0 if names.log_file(entry.incarnation, entry.file) in inputs
+            (entry.incarnation, entry.file)
+            for entry in own.level0
+            if names.log_file(entry.incarnation, entry.file) in inputs
         ),
-        listed_segments=tuple(segment.object for segment in own_segments if segment.object in inputs),
+        listed_segments=tuple(
+            segment.object for segment in own_segments if segment.object in inputs
+        ),
         complete=complete,
     )
 
 
-async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName) -> Holdings:
-    """Read the record and then the manifest, and look which files of the chain are sealed. Raises ServiceNotReady if the bundle was split."""
+async def _holdings(
+    store: MetadataStore, volume: Volume, bundle: BundleName, topic: TopicName
+) -> Holdings:
+    """Read the record and then the manifest, and look which files of the chain are sealed.
+    Raises ServiceNotReady if the bundle was split."""
     record = await _record(store, bundle)
     manifest, _, _ = await load_manifest(store, volume, bundle)
     if not manifest.generation:
@@ -178,11 +222,13 @@ async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, to
     begin = (record.epochs[0], record.chain[0].start.file)
     if record.checkpoint is not None and (manifest.covered is None or manifest.covered < begin):
         raise ServiceNotReady(
-            f"the manifest of {bundle} has taken in files up to {manifest.covered}, and its chain begins at {begin}: the record or the manifest "
+            f"the manifest of {bundle} has taken in files up to {manifest.covered}, and its chain "
+            f"begins at {begin}: the record or the manifest "
             "was put back; compact again once its broker has rolled its log"
         )
     for term, source in _chain_files(record):
-        # What the manifest has covered and does not list any more was rewritten, or trimmed: the file only waits for its collector.
+        # What the manifest has covered and does not list any more was rewritten, or trimmed: the
+        # file only waits for its collector.
         if manifest.covered is not None and (term, source.file) < manifest.covered:
             continue
         length = await read_seal(volume, source.incarnation, source.file)
@@ -194,38 +240,57 @@ async def _holdings(store: MetadataStore, volume: Volume, bundle: BundleName, to
 
 
 async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
-    """The bundle's record; None if nobody has ever had it, in this life of its namespace. Raises ServiceNotReady if it was split."""
+    """The bundle's record; None if nobody has ever had it, in this life of its namespace. Raises
+    ServiceNotReady if it was split."""
     item = await store.get(keys.bundle(bundle))
     record = BundleRecord.decode(item.value) if item is not None else None
     if record is None or record.state is not BundleState.DELETED:
         return record
     # Read behind the record: the transaction of a split has taken the bundle out of the boundaries.
     namespace = await store.get(keys.namespace(bundle.namespace))
-    if namespace is not None and bundle in bundles_of(bundle.namespace, NamespaceRecord.decode(namespace.value).boundaries):
+    if namespace is not None and bundle in bundles_of(
+        bundle.namespace, NamespaceRecord.decode(namespace.value).boundaries
+    ):
         return None  # its namespace was deleted and made again, and nobody has asked for it since
     raise ServiceNotReady(f"bundle {bundle} was split just now; look its topics up again")
 
 
 def _chain_files(record: BundleRecord) -> Iterator[tuple[int, LogSource]]:
-    """The log files of the bundle's recovery chain with their terms, in the order in which they were written; those of an owner without end."""
+    """The log files of the bundle's recovery chain with their terms, in the order in which they
+    were written; those of an owner without end."""
     for term, part in zip(record.epochs, record.chain, strict=True):
-        # The chain begins at the checkpoint, which holds no entries: those before it in this file count as well.
+        # The chain begins at the checkpoint, which holds no entries: those before it in this file
+        # count as well.
         start, end = part.start, part.end
         if end is None:
             for number in itertools.count(start.file):
                 yield term, LogSource(part.incarnation, number, (term,))
-        elif (end.file, end.offset) > (start.file, start.offset):  # else nothing was written: its files may be gone
+        elif (end.file, end.offset) > (
+            start.file,
+            start.offset,
+        ):  # else nothing was written: its files may be gone
             last = end.file if end.offset > FILE_HEADER_BYTES else end.file - 1
             for number in range(start.file, last + 1):
-                yield term, LogSource(part.incarnation, number, (term,), end.offset if number == end.file else HIGHEST)
+                yield (
+                    term,
+                    LogSource(
+                        part.incarnation,
+                        number,
+                        (term,),
+                        end.offset if number == end.file else HIGHEST,
+                    ),
+                )
 
 
-# --- pieces -------------------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 def spans_of(segments: Iterable[SegmentReference]) -> tuple[Span, ...]:
-    """The stretches of a topic's history that segments hold: the same entries in log files do not count again."""
-    return tuple((segment.first, segment.last) for segment in sorted(segments, key=lambda found: found.first))
+    """The stretches of a topic's history that segments hold: the same entries in log files do
+    not count again."""
+    return tuple(
+        (segment.first, segment.last) for segment in sorted(segments, key=lambda found: found.first)
+    )
 
 
 def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
@@ -248,31 +313,49 @@ def segment_pieces(segment: SegmentReference, after: Position) -> list[Piece]:
 
 
 async def _indexes(volume: Volume, holdings: Holdings) -> list[tuple[LogSource, LevelZeroIndex]]:
-    """The log files with their indexes. Raises FileNotFoundError if one of them is gone: to pass it over would leave a gap."""
-    return [(source, await read_index(volume, *place)) for place, source in sorted(holdings.logs.items())]
+    """The log files with their indexes. Raises FileNotFoundError if one of them is gone: to pass
+    it over would leave a gap."""
+    return [
+        (source, await read_index(volume, *place))
+        for place, source in sorted(holdings.logs.items())
+    ]
 
 
-def _complete(holdings: Holdings, logs: Iterable[tuple[LogSource, LevelZeroIndex]], topic: str) -> Position | None:
-    """The last position up to which a job finds every entry, if transactions may have published others; None if none may have.
+def _complete(
+    holdings: Holdings, logs: Iterable[tuple[LogSource, LevelZeroIndex]], topic: str
+) -> Position | None:
+    """The last position up to which a job finds every entry, if transactions may have published
+    others; None if none may have.
 
     Raises ServiceNotReady if nobody has said yet.
     """
-    pending = [source for source, index in logs if any(map(_template(source).valid, index.runs(sidecar_of(topic))))]
+    pending = [
+        source
+        for source, index in logs
+        if any(map(_template(source).valid, index.runs(sidecar_of(topic))))
+    ]
     if not pending:
         return None
     if holdings.complete is None:
         # Which of them have become entries of the topic, and where, only its broker knows.
         raise ServiceNotReady(
-            f"{names.log_file(pending[0].incarnation, pending[0].file)} has messages that transactions have sent to {topic}, and its "
-            "broker has not said yet up to where it has rewritten them: it does within maintenance_s of being asked to roll its log; "
+            f"{names.log_file(pending[0].incarnation, pending[0].file)} has messages that "
+            f"transactions have sent to {topic}, and its "
+            "broker has not said yet up to where it has rewritten them: it does within "
+            "maintenance_s of being asked to roll its log; "
             "compact again then"
         )
-    # A segment that begins before that position and ends behind it counts when the broker has said more.
-    crossing = [found.first for found in holdings.level1 if found.first <= holdings.complete < found.last]
+    # A segment that begins before that position and ends behind it counts when the broker has said
+    # more.
+    crossing = [
+        found.first for found in holdings.level1 if found.first <= holdings.complete < found.last
+    ]
     return min((holdings.complete, *((ledger, entry - 1) for ledger, entry in crossing)))
 
 
-def _template(source: LogSource, after: Position = BEFORE_ALL, covered: tuple[Span, ...] = ()) -> Piece:
+def _template(
+    source: LogSource, after: Position = BEFORE_ALL, covered: tuple[Span, ...] = ()
+) -> Piece:
     """A piece of a log file, but for what is in it."""
     return Piece(
         LOG,
@@ -291,7 +374,8 @@ def _template(source: LogSource, after: Position = BEFORE_ALL, covered: tuple[Sp
 
 
 def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: int) -> list[Piece]:
-    """Pieces of consecutive runs of up to `bytes_max` bytes and ROWS_MAX rows, each with what of it counts."""
+    """Pieces of consecutive runs of up to `bytes_max` bytes and ROWS_MAX rows, each with what of
+    it counts."""
     pieces: list[Piece] = []
     first: Position | None = None
     start = rows = size = 0
@@ -302,13 +386,18 @@ def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: in
             pieces.append(_part(template, start, stop, first, last, rows, size))
 
     for number, run in enumerate(index.runs(topic)):
-        slices = surviving_slices(run, template.after, template.covered) if template.valid(run) else []
+        slices = (
+            surviving_slices(run, template.after, template.covered) if template.valid(run) else []
+        )
         if not slices:
             continue
         count = sum(high - low for low, high in slices)
         length = sum(run.lengths)
-        follows = (run.ledger, run.first_entry + slices[0][0]) == (last[0], last[1] + 1)  # else what lies between is elsewhere
-        if first is not None and (not follows or size + length > bytes_max or rows + count > ROWS_MAX):
+        # else what lies between is elsewhere
+        follows = (run.ledger, run.first_entry + slices[0][0]) == (last[0], last[1] + 1)
+        if first is not None and (
+            not follows or size + length > bytes_max or rows + count > ROWS_MAX
+        ):
             end(number)
             first, start, rows, size = None, number, 0, 0
         if first is None:
@@ -319,12 +408,15 @@ def log_pieces(template: Piece, index: LevelZeroIndex, topic: str, bytes_max: in
     return pieces
 
 
-def _part(template: Piece, start: int, stop: int, first: Position, last: Position, rows: int, size: int) -> Piece:
+def _part(
+    template: Piece, start: int, stop: int, first: Position, last: Position, rows: int, size: int
+) -> Piece:
     return replace(template, start=start, stop=stop, first=first, last=last, rows=rows, bytes=size)
 
 
 async def read_index(volume: Volume, incarnation: str, number: int) -> LevelZeroIndex:
-    """The index of a sealed log file, built from the file if its writer died before it wrote one. Raises FileNotFoundError if the file is gone."""
+    """The index of a sealed log file, built from the file if its writer died before it wrote
+    one. Raises FileNotFoundError if the file is gone."""
     name, log_file = names.index(incarnation, number), names.log_file(incarnation, number)
     try:
         return LevelZeroIndex.decode(await volume.read(name), name)
@@ -333,7 +425,9 @@ async def read_index(volume: Volume, incarnation: str, number: int) -> LevelZero
         if length is None or not await volume.exists(log_file):
             raise FileNotFoundError(log_file) from None
     builder = IndexBuilder(incarnation, number)
-    async for found in scan(volume, incarnation, LogPosition(number, 0), LogPosition(number, length)):
+    async for found in scan(
+        volume, incarnation, LogPosition(number, 0), LogPosition(number, length)
+    ):
         if isinstance(found.record, EntriesRecord):
             builder.add(found.record, found.place.offset)
     # Equal contents have equal bytes, so it does not matter who else builds it now.

@@ -1,19 +1,22 @@
 """The metadata store of a standalone broker, reached through the broker.
 
-Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by `magnetar.rest.store_routes`, on
-the loopback interface only, header `x-magnetar-internal: 1`). Imports: errors, metadata.store, urllib.
+Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by
+`magnetar.rest.store_routes`, on the loopback interface only, header `x-magnetar-internal: 1`).
+Imports: errors, metadata.store, urllib.
 
 JSON shapes (values and operands of target `value` are base64):
-    item      {"key", "value", "create_revision", "mod_revision", "version", "lease"}
-    get       {"key"}                                   -> {"item": item | null}
-    range     {"prefix", "limit"}                       -> {"revision", "items": [item]}
-    transact  {"compares":   [{"key", "target": mod|create|version|value, "operator": =|!=|<|>, "operand": number | base64}],
-               "operations": [{"kind": "put", "key", "value", "lease"} | {"kind": "delete", "key", "prefix"}]}
-                                                        -> {"succeeded", "revision", "current": [item]}
+    item      {"key", "value", "create_revision", "mod_revision", "version", "lease"} get
+    {"key"}                                   -> {"item": item | null} range     {"prefix", "limit"}
+    -> {"revision", "items": [item]} transact  {"compares":   [{"key", "target":
+    mod|create|version|value, "operator": =|!=|<|>, "operand": number | base64}],
+               "operations": [{"kind": "put", "key", "value", "lease"} | {"kind": "delete", "key",
+               "prefix"}]}
+                                                        -> {"succeeded", "revision", "current":
+                                                        [item]}
     errors    status of the error class, {"reason"}
 
-Invariants: no answer, and any answer of 5xx, is StoreUnavailable (the change may have happened); a refusal of 4xx is StoreError
-(it did not). Watches and leases are not offered: a job needs neither.
+Invariants: no answer, and any answer of 5xx, is StoreUnavailable (the change may have happened); a
+refusal of 4xx is StoreError (it did not). Watches and leases are not offered: a job needs neither.
 """
 
 from __future__ import annotations
@@ -29,7 +32,16 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.errors import StoreError, StoreUnavailable
-from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 TIMEOUT_S = 30.0
 TOKEN_FILE = "MAGNETAR_TOKEN_FILE"
@@ -38,12 +50,28 @@ TOKEN_FILE = "MAGNETAR_TOKEN_FILE"
 
 def _item(body: dict[str, Any]) -> KeyValue:
     value = base64.b64decode(body["value"])
-    return KeyValue(body["key"], value, body["create_revision"], body["mod_revision"], body["version"], body["lease"])
+    return KeyValue(
+        body["key"],
+        value,
+        body["create_revision"],
+        body["mod_revision"],
+        body["version"],
+        body["lease"],
+    )
 
 
 def _compare(compare: Compare) -> dict[str, Any]:
-    operand = base64.b64encode(compare.operand).decode() if isinstance(compare.operand, bytes) else compare.operand
-    return {"key": compare.key, "target": compare.target, "operator": compare.operator, "operand": operand}
+    operand = (
+        base64.b64encode(compare.operand).decode()
+        if isinstance(compare.operand, bytes)
+        else compare.operand
+    )
+    return {
+        "key": compare.key,
+        "target": compare.target,
+        "operator": compare.operator,
+        "operand": operand,
+    }
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -54,10 +82,12 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 class RemoteStore:
-    """A MetadataStore behind a broker's HTTP listener, e.g. `RemoteStore("http://127.0.0.1:8080")`."""
+    """A MetadataStore behind a broker's HTTP listener, e.g.
+    `RemoteStore("http://127.0.0.1:8080")`."""
 
     def __init__(self, broker_url: str, token_file: str = "") -> None:
-        """`token_file`: the token of a super user, read for each request ("" = the broker asks nobody who comes)."""
+        """`token_file`: the token of a super user, read for each request ("" = the broker asks
+        nobody who comes)."""
         self._token_file = token_file
         self._base = f"{broker_url.rstrip('/')}/internal/v1/store"
 
@@ -69,10 +99,17 @@ class RemoteStore:
         body = await self._post("range", {"prefix": prefix, "limit": limit})
         return RangeResult(body["revision"], tuple(_item(item) for item in body["items"]))
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-        request = {"compares": [_compare(item) for item in compares], "operations": [_operation(item) for item in operations]}
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
+        request = {
+            "compares": [_compare(item) for item in compares],
+            "operations": [_operation(item) for item in operations],
+        }
         body = await self._post("transact", request)
-        return TxnResult(body["succeeded"], body["revision"], tuple(_item(item) for item in body["current"]))
+        return TxnResult(
+            body["succeeded"], body["revision"], tuple(_item(item) for item in body["current"])
+        )
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         return (await self.transact([], [Put(key, value, lease)])).revision
@@ -81,7 +118,10 @@ class RemoteStore:
         return (await self.transact([Compare(key, "version", ">", 0)], [Delete(key)])).succeeded
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        raise StoreError(f"watch of {prefix!r} from revision {from_revision}: not offered over HTTP; use the broker's own store")
+        raise StoreError(
+            f"watch of {prefix!r} from revision {from_revision}: not offered over HTTP; use the "
+            "broker's own store"
+        )
 
     async def grant_lease(self, ttl_s: float) -> int:
         raise StoreError(f"lease of {ttl_s} s: not offered over HTTP; use the broker's own store")
@@ -103,7 +143,8 @@ class RemoteStore:
             return Path(self._token_file).read_text().strip()
         except OSError as error:
             raise StoreError(
-                f"{TOKEN_FILE}: {self._token_file} cannot be read: {error.strerror}; name a file with a token"
+                f"{TOKEN_FILE}: {self._token_file} cannot be read: {error.strerror}; name a file "
+                "with a token"
             ) from error
 
     def _post_now(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +161,8 @@ class RemoteStore:
             reason = error.read(4096).decode(errors="replace")
             if error.code >= 500:
                 raise StoreUnavailable(f"{url}: status {error.code}: {reason}") from error
-            raise StoreError(f"{url}: status {error.code}: {reason}; is it a standalone broker of this version?") from error
+            raise StoreError(
+                f"{url}: status {error.code}: {reason}; is it a standalone broker of this version?"
+            ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise StoreUnavailable(f"{url}: {error}; is the standalone broker running?") from error

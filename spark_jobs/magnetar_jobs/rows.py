@@ -1,9 +1,10 @@
 """Stored entries as columns.
 
-Owns: `Rows`, a stretch of one topic's entries as numpy arrays over one payload buffer, and its Arrow batches. Imports: numpy,
-pyarrow, orders, messages.
-Invariants: payload bytes are never copied between the buffer that was read and the Arrow batch that leaves; no Python code runs
-per row unless a column asks for what only the entry's own bytes tell (`messages` of a batch, publish time of a level-0 entry).
+Owns: `Rows`, a stretch of one topic's entries as numpy arrays over one payload buffer, and its
+Arrow batches. Imports: numpy, pyarrow, orders, messages. Invariants: payload bytes are never copied
+between the buffer that was read and the Arrow batch that leaves; no Python code runs per row unless
+a column asks for what only the entry's own bytes tell (`messages` of a batch, publish time of a
+level-0 entry).
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ MESSAGES_PER_BATCH_MAX = 20_000
 class Rows:
     """Consecutive entries of one topic, in position order.
 
-    `offsets` has one more element than there are rows: entry i is payload[offsets[i]:offsets[i + 1]]. `start` is the payload's
-    place in `object`, or -1 with `places` giving each entry's (short runs are copied together). `flags` are those of the segment
-    format. Times are milliseconds; an absent event time is 0. `keys` are those of whole entries. `plain` says of each row that
-    key and `empty` decide it, so that its bytes need not be opened.
+    `offsets` has one more element than there are rows: entry i is payload[offsets[i]:offsets[i +
+    1]]. `start` is the payload's place in `object`, or -1 with `places` giving each entry's (short
+    runs are copied together). `flags` are those of the segment format. Times are milliseconds; an
+    absent event time is 0. `keys` are those of whole entries. `plain` says of each row that key and
+    `empty` decide it, so that its bytes need not be opened.
     """
 
     object: str
@@ -77,7 +79,9 @@ class Rows:
 
 def payload_array(rows: Rows) -> pa.Array:
     """The entries as an Arrow binary array over the buffer they were read into."""
-    return pa.Array.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(rows.offsets), pa.py_buffer(rows.payload)])
+    return pa.Array.from_buffers(
+        pa.binary(), len(rows), [None, pa.py_buffer(rows.offsets), pa.py_buffer(rows.payload)]
+    )
 
 
 def _place(rows: Rows) -> pa.Array:
@@ -107,11 +111,14 @@ def _repeated(text: str, count: int) -> pa.Array:
 
 def entry_batch(rows: Rows, topic: str, columns: tuple[str, ...]) -> pa.RecordBatch:
     """`columns` of the rows, in that order."""
-    arrays = [_repeated(topic, len(rows)) if column == "topic" else _COLUMNS[column](rows) for column in columns]
+    arrays = [
+        _repeated(topic, len(rows)) if column == "topic" else _COLUMNS[column](rows)
+        for column in columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-# --- messages -----------------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 MESSAGE_ARROW_SCHEMA = pa.schema(
     [
@@ -134,7 +141,9 @@ class _Collector:
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    def add(self, key: bytes | None, order: int, kind: Kind, chunk: tuple[bytes, int, int] | None = None) -> None:
+    def add(
+        self, key: bytes | None, order: int, kind: Kind, chunk: tuple[bytes, int, int] | None = None
+    ) -> None:
         values = (key, order, int(kind), *(chunk if chunk is not None else (None, None, None)))
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
@@ -147,22 +156,32 @@ class _Collector:
         elif examined.kind is Kind.KEYED:
             for message in examined.messages:
                 # A message without a key deletes nothing, empty or not.
-                self.add(message.key, order_of(group, row, message.index, message.live or message.key is None), Kind.KEYED)
+                self.add(
+                    message.key,
+                    order_of(group, row, message.index, message.live or message.key is None),
+                    Kind.KEYED,
+                )
         else:
             self.add(None, order_of(group, row, 0, True), examined.kind)
 
     def take(self) -> pa.RecordBatch:
-        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, MESSAGE_ARROW_SCHEMA, strict=True)]
+        arrays = [
+            pa.array(column, field.type)
+            for column, field in zip(self._columns, MESSAGE_ARROW_SCHEMA, strict=True)
+        ]
         self._columns = [[] for _ in MESSAGE_ARROW_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_ARROW_SCHEMA)
 
 
 def message_batches(stretches: Iterator[Rows], group: int) -> Iterator[pa.RecordBatch]:
-    """One row per decidable message of a group, MESSAGE_ARROW_SCHEMA. Rows are numbered through the group's stretches."""
+    """One row per decidable message of a group, MESSAGE_ARROW_SCHEMA. Rows are numbered through
+    the group's stretches."""
     first, collector = 0, _Collector()
     base = order_of(group, 0, 0, False)
     for rows in stretches:
-        assert first + len(rows) <= ROWS_MAX, "groups are planned below the number of rows an order can count"
+        assert first + len(rows) <= ROWS_MAX, (
+            "groups are planned below the number of rows an order can count"
+        )
         if rows.plain.any():
             yield _plain_batch(rows, group, first)
         keys: list[bytes | None] = []
@@ -187,7 +206,8 @@ def message_batches(stretches: Iterator[Rows], group: int) -> Iterator[pa.Record
 
 
 def _plain_batch(rows: Rows, group: int, first: int) -> pa.RecordBatch:
-    """Message rows of those entries that the index decides: no byte of their payloads is looked at."""
+    """Message rows of those entries that the index decides: no byte of their payloads is looked
+    at."""
     chosen = np.flatnonzero(rows.plain)
     base = order_of(group, 0, 0, False)
     unit = order_of(0, 1, 0, False)

@@ -1,10 +1,11 @@
 """The Spark session of a job.
 
 Owns: every `spark.*` setting, the checks before a JVM is started, and progress lines while it runs.
-Imports: pyspark (only when a session is built), structlog, errors.
-Invariants: `spark_settings` is pure and gives the same settings for the same arguments; a missing Java, address or secret is
-reported in words with the remedy before Spark gets a chance to fail with a stack trace; the session is always stopped, which ends
-its executors; a driver never asks Kubernetes for anything: the operator makes its executors' pods as well (`executor.py`).
+Imports: pyspark (only when a session is built), structlog, errors. Invariants: `spark_settings` is
+pure and gives the same settings for the same arguments; a missing Java, address or secret is
+reported in words with the remedy before Spark gets a chance to fail with a stack trace; the session
+is always stopped, which ends its executors; a driver never asks Kubernetes for anything: the
+operator makes its executors' pods as well (`executor.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ JAVA_MINIMUM = 17
 JAVA_REMEDY = "install openjdk-17-jre-headless or set JAVA_HOME"
 LOOPBACK = "127.0.0.1"
 POD_IP, POD_NAME, SECRET = "POD_IP", "POD_NAME", "MAGNETAR_SPARK_SECRET"
-"""Variables that a driver with executors needs: its address, a name of its own, and what they know each other by."""
+"""Variables that a driver with executors needs: its address, a name of its own, and what they
+know each other by."""
 PROTECTION = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
@@ -53,8 +55,9 @@ class JavaMissing(MagnetarError):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a job may be told about where and how large it runs. `executors`: how many processes of their own do the work and come to the driver by
-    themselves; 0 = the driver does it, with the threads of `master`."""
+    """What a job may be told about where and how large it runs. `executors`: how many processes
+    of their own do the work and come to the driver by themselves; 0 = the driver does it, with
+    the threads of `master`."""
 
     name: str
     master: str = "local[2]"
@@ -69,17 +72,21 @@ class SessionSettings:
             return self.executors * self.executor_cores
         threads = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self.master)
         if threads is None:
-            raise InvalidRequest(f"master: {self.master!r} is not offered; use local[N], or --executors for processes of their own")
+            raise InvalidRequest(
+                f"master: {self.master!r} is not offered; use local[N], or --executors for "
+                "processes of their own"
+            )
         return (os.cpu_count() or 1) if threads[1] == "*" else int(threads[1] or 1)
 
 
 def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Every Spark setting of a job. `environment` gives `POD_IP`, `POD_NAME` and `SECRET` to a driver with executors. Raises InvalidRequest naming
-    what is absent."""
+    """Every Spark setting of a job. `environment` gives `POD_IP`, `POD_NAME` and `SECRET` to a
+    driver with executors. Raises InvalidRequest naming what is absent."""
     values = {
         "spark.app.name": settings.name,
         "spark.master": settings.master,
-        # With a local master the driver is the executor; otherwise it only plans and collects a few rows per task.
+        # With a local master the driver is the executor; otherwise it only plans and collects a few
+        # rows per task.
         "spark.driver.memory": f"{DRIVER_MEMORY_MIB if settings.executors else settings.executor_memory_mib}m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -88,7 +95,8 @@ def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) ->
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS_PER_BATCH_MAX),
         "spark.sql.shuffle.partitions": str(max(2, 2 * settings.parallelism)),
         "spark.sql.session.timeZone": "UTC",
-        # Output names carry the attempt, so speculation would be safe; it would still write payloads twice for nothing.
+        # Output names carry the attempt, so speculation would be safe; it would still write
+        # payloads twice for nothing.
         "spark.speculation": "false",
     }
     if settings.executors:
@@ -97,8 +105,11 @@ def spark_settings(settings: SessionSettings, environment: Mapping[str, str]) ->
 
 
 def _executor_settings(settings: SessionSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Spark's standalone scheduler without workers: its master is a part of the driver, starts nobody, and takes the executors that come."""
-    address, name, secret = (_required(environment, variable) for variable in (POD_IP, POD_NAME, SECRET))
+    """Spark's standalone scheduler without workers: its master is a part of the driver, starts
+    nobody, and takes the executors that come."""
+    address, name, secret = (
+        _required(environment, variable) for variable in (POD_IP, POD_NAME, SECRET)
+    )
     return PROTECTION | {
         "spark.master": f"local-cluster[0,1,{settings.executor_memory_mib}]",
         "spark.authenticate.secret": secret,
@@ -121,7 +132,10 @@ def _executor_settings(settings: SessionSettings, environment: Mapping[str, str]
 def _required(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value:
-        raise InvalidRequest(f"{name} is not set: a driver with --executors needs it; the operator sets it in the driver's pod")
+        raise InvalidRequest(
+            f"{name} is not set: a driver with --executors needs it; the operator sets it in the "
+            "driver's pod"
+        )
     return value
 
 
@@ -131,17 +145,24 @@ def require_java(environment: Mapping[str, str]) -> Path:
     found = shutil.which("java", path=f"{home}/bin" if home else environment.get("PATH", ""))
     if found is None:
         place = f"JAVA_HOME={home}" if home else "PATH"
-        raise JavaMissing(f"no java in {place}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}")
+        raise JavaMissing(
+            f"no java in {place}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}"
+        )
     release = Path(found).resolve().parent.parent / "release"
     version = re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.is_file() else None
     if version is not None and int(version[1]) < JAVA_MINIMUM:
-        raise JavaMissing(f"{found} is Java {version[1]}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}")
+        raise JavaMissing(
+            f"{found} is Java {version[1]}: Spark needs Java {JAVA_MINIMUM} or newer; {JAVA_REMEDY}"
+        )
     return Path(found)
 
 
 @contextmanager
-def spark_session(settings: SessionSettings, environment: Mapping[str, str] = os.environ) -> Iterator[SparkSession]:
-    """A session that reports progress and is stopped at the end. Raises JavaMissing, InvalidRequest."""
+def spark_session(
+    settings: SessionSettings, environment: Mapping[str, str] = os.environ
+) -> Iterator[SparkSession]:
+    """A session that reports progress and is stopped at the end. Raises JavaMissing,
+    InvalidRequest."""
     require_java(environment)
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -164,7 +185,9 @@ def spark_session(settings: SessionSettings, environment: Mapping[str, str] = os
 
 
 @contextmanager
-def report_progress(session: SparkSession, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[None]:
+def report_progress(
+    session: SparkSession, interval_s: float = PROGRESS_INTERVAL_S
+) -> Iterator[None]:
     """Log stages and tasks every `interval_s` while the block runs."""
     done = threading.Event()
     tracker = session.sparkContext.statusTracker()

@@ -1,17 +1,18 @@
 """The data source `magnetar-segments`: stored entries as a DataFrame.
 
-Owns: options, schema, partitions and push-down of the PySpark data source. Imports: pyspark, pyarrow, inputs, rows, bounds.
-Options:
-    volume   root directory of the cluster's volume, at the same path on driver and executors
-    topic    full name of the topic
-    plan     what to read, `inputs.encode_plan(groups)`: the driver has chosen it from manifests and sealed log files
-    view     `entries` (default): a row per stored entry; `messages`: a row per decidable message (see phases), without payload
-    columns  comma-separated columns of the `entries` view (default: all but payload); there is no other way to prune columns here
-    pushdown `true` lets filters on ledger, entry, event_time and publish_time skip what cannot match (`entries` view only). Use such a
-             DataFrame in one query: PySpark 4.3 keeps a relation's pushed filters for later queries of the same DataFrame, which then
-             miss rows. Off by default for that reason.
-Invariants: one partition per group of the plan, so that phase 2 finds the rows phase 1 has numbered; filters only skip what
-cannot match; everything that travels to executors is plain data.
+Owns: options, schema, partitions and push-down of the PySpark data source. Imports: pyspark,
+pyarrow, inputs, rows, bounds. Options:
+    volume   root directory of the cluster's volume, at the same path on driver and executors topic
+    full name of the topic plan     what to read, `inputs.encode_plan(groups)`: the driver has
+    chosen it from manifests and sealed log files view     `entries` (default): a row per stored
+    entry; `messages`: a row per decidable message (see phases), without payload columns
+    comma-separated columns of the `entries` view (default: all but payload); there is no other way
+    to prune columns here pushdown `true` lets filters on ledger, entry, event_time and publish_time
+    skip what cannot match (`entries` view only). Use such a
+             DataFrame in one query: PySpark 4.3 keeps a relation's pushed filters for later queries
+             of the same DataFrame, which then miss rows. Off by default for that reason.
+Invariants: one partition per group of the plan, so that phase 2 finds the rows phase 1 has
+numbered; filters only skip what cannot match; everything that travels to executors is plain data.
 """
 
 from __future__ import annotations
@@ -56,14 +57,23 @@ class SourceOptions:
         """Raises InvalidRequest naming option, value and remedy."""
         missing = [name for name in ("volume", "topic", "plan") if not options.get(name)]
         if missing:
-            raise InvalidRequest(f"{NAME}: option {missing[0]!r} is not set; give volume, topic and plan")
+            raise InvalidRequest(
+                f"{NAME}: option {missing[0]!r} is not set; give volume, topic and plan"
+            )
         view = options.get("view", ENTRIES)
         if view not in (ENTRIES, MESSAGES):
-            raise InvalidRequest(f"{NAME}: view {view!r} is not offered; use {ENTRIES} or {MESSAGES}")
-        columns = tuple(options["columns"].split(",")) if options.get("columns") else DEFAULT_COLUMNS
+            raise InvalidRequest(
+                f"{NAME}: view {view!r} is not offered; use {ENTRIES} or {MESSAGES}"
+            )
+        columns = (
+            tuple(options["columns"].split(",")) if options.get("columns") else DEFAULT_COLUMNS
+        )
         unknown = [column for column in columns if column not in ENTRY_COLUMNS]
         if unknown:
-            raise InvalidRequest(f"{NAME}: column {unknown[0]!r} is not known; choose from {', '.join(ENTRY_COLUMNS)}")
+            raise InvalidRequest(
+                f"{NAME}: column {unknown[0]!r} is not known; choose from "
+                f"{', '.join(ENTRY_COLUMNS)}"
+            )
         return SourceOptions(
             Path(options["volume"]),
             options["topic"],
@@ -96,18 +106,25 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]  # pyspark's own an
         assert isinstance(partition, GroupPartition)
         options, group = self._options, partition.group
         if options.view == MESSAGES:
-            yield from message_batches(read_group(options.volume, options.topic, group, Bounds(), metadata=False), group.number)
+            yield from message_batches(
+                read_group(options.volume, options.topic, group, Bounds(), metadata=False),
+                group.number,
+            )
             return
         metadata = not METADATA_COLUMNS.isdisjoint(options.columns)
-        for rows in read_group(options.volume, options.topic, group, self._bounds, metadata=metadata):
+        for rows in read_group(
+            options.volume, options.topic, group, self._bounds, metadata=metadata
+        ):
             yield entry_batch(rows, options.topic, options.columns)
 
 
 class FilteringSegmentReader(SegmentReader):
-    """Also takes filters. Only for the `entries` view: the other one numbers its rows, so nothing may be skipped there."""
+    """Also takes filters. Only for the `entries` view: the other one numbers its rows, so
+    nothing may be skipped there."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow what is read. Every filter is given back: statistics skip stretches, Spark decides about rows."""
+        """Narrow what is read. Every filter is given back: statistics skip stretches, Spark
+        decides about rows."""
         self._bounds = bounds_of(filters)
         return filters
 
@@ -127,7 +144,11 @@ class SegmentSource(DataSource):  # type: ignore[misc]  # pyspark's own annotati
 
     def reader(self, schema: StructType) -> SegmentReader:  # noqa: ARG002 - the schema is this class's own
         options = SourceOptions.parse(dict(self.options))
-        return FilteringSegmentReader(options) if options.pushdown and options.view == ENTRIES else SegmentReader(options)
+        return (
+            FilteringSegmentReader(options)
+            if options.pushdown and options.view == ENTRIES
+            else SegmentReader(options)
+        )
 
 
 def register_source(session: SparkSession) -> None:
@@ -146,5 +167,15 @@ def read_topic(
     pushdown: bool = False,
 ) -> DataFrame:
     """A topic's stored entries, or messages, as a DataFrame of a session that knows the source."""
-    reader = session.read.format(NAME).option("volume", str(volume)).option("topic", topic).option("plan", encode_plan(groups))
-    return reader.option("view", view).option("columns", ",".join(columns)).option("pushdown", str(pushdown).lower()).load()
+    reader = (
+        session.read.format(NAME)
+        .option("volume", str(volume))
+        .option("topic", topic)
+        .option("plan", encode_plan(groups))
+    )
+    return (
+        reader.option("view", view)
+        .option("columns", ",".join(columns))
+        .option("pushdown", str(pushdown).lower())
+        .load()
+    )

@@ -1,10 +1,10 @@
 """Phase 2 on an executor: survivors into level-1 segments.
 
-Owns: `SurvivorWriter`, which reads its groups once more, picks the surviving messages and writes segments. Imports: pyarrow,
-numpy, storage formats, inputs, messages.
-Invariants: a payload is read and written once and never shuffled; rows leave in position order; an entry that loses nothing keeps
-its bytes; a file's name carries the intent and the task attempt, so that attempts never meet; a file is durable before its row is
-returned, and counts only if the driver commits it.
+Owns: `SurvivorWriter`, which reads its groups once more, picks the surviving messages and writes
+segments. Imports: pyarrow, numpy, storage formats, inputs, messages. Invariants: a payload is read
+and written once and never shuffled; rows leave in position order; an entry that loses nothing keeps
+its bytes; a file's name carries the intent and the task attempt, so that attempts never meet; a
+file is durable before its row is returned, and counts only if the driver commits it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import pyarrow as pa
 from magnetar.errors import CorruptData
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.segments.format import HAS_REMOVED, IS_BATCH, IS_DECIDED, IS_DELETION, Footer, Row
+from magnetar.storage.segments.format import (
+    HAS_REMOVED,
+    IS_BATCH,
+    IS_DECIDED,
+    IS_DELETION,
+    Footer,
+    Row,
+)
 from magnetar.storage.segments.segment import SegmentWriter
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.files import VolumeFiles
@@ -30,8 +37,19 @@ from magnetar_jobs.orders import INDEX_SHIFT, INDEXES_MAX, ROW_SHIFT, ROWS_MAX, 
 from magnetar_jobs.rows import Rows
 
 SEGMENT_BYTES_MAX = 64 << 20
-_WRITTEN_COLUMNS = ("object", "length", "entries", "bytes", "first_ledger", "first_entry", "last_ledger", "last_entry")
-WRITTEN_SCHEMA = ", ".join(f"{column} {'string' if column == 'object' else 'bigint'}" for column in _WRITTEN_COLUMNS)
+_WRITTEN_COLUMNS = (
+    "object",
+    "length",
+    "entries",
+    "bytes",
+    "first_ledger",
+    "first_entry",
+    "last_ledger",
+    "last_entry",
+)
+WRITTEN_SCHEMA = ", ".join(
+    f"{column} {'string' if column == 'object' else 'bigint'}" for column in _WRITTEN_COLUMNS
+)
 
 
 class SurvivorStream:
@@ -64,7 +82,8 @@ class SurvivorStream:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorWriter:
-    """What phase 2 maps over each task's survivors: (group, order) batches in, one row per segment written out."""
+    """What phase 2 maps over each task's survivors: (group, order) batches in, one row per
+    segment written out."""
 
     volume: Path
     topic: str
@@ -85,7 +104,10 @@ class SurvivorWriter:
                 name = names.segment(BundleName.parse(self.bundle), f"{stem}-{number:03d}")
                 data = b"".join(pieces)
                 if not files.put_if_absent(name, data):
-                    raise CorruptData(f"{name} is there already: two attempts have the same number; remove it and run again")
+                    raise CorruptData(
+                        f"{name} is there already: two attempts have the same number; remove it "
+                        "and run again"
+                    )
                 yield written_row(name, len(data), footer)
 
     def segments(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[bytes], Footer]]:
@@ -110,18 +132,27 @@ class SurvivorWriter:
         survivors = SurvivorStream(batches)
         while (number := survivors.next_group) is not None:
             first = 0
-            for rows in read_group(self.volume, self.topic, self.groups[number], Bounds(), metadata=False):
+            for rows in read_group(
+                self.volume, self.topic, self.groups[number], Bounds(), metadata=False
+            ):
                 chosen = survivors.below(order_of(number, first + len(rows), 0, False))
                 if len(chosen):
                     yield from _surviving_rows(
-                        rows, (chosen >> ROW_SHIFT & ROWS_MAX - 1) - first, chosen >> INDEX_SHIFT & INDEXES_MAX - 1
+                        rows,
+                        (chosen >> ROW_SHIFT & ROWS_MAX - 1) - first,
+                        chosen >> INDEX_SHIFT & INDEXES_MAX - 1,
                     )
                 first += len(rows)
             if survivors.next_group == number:
-                raise CorruptData(f"group {number} has {first} rows, fewer than phase 1 counted; its files changed: plan again")
+                raise CorruptData(
+                    f"group {number} has {first} rows, fewer than phase 1 counted; its files "
+                    "changed: plan again"
+                )
 
 
-def _surviving_rows(rows: Rows, places: np.ndarray[Any, Any], indexes: np.ndarray[Any, Any]) -> Iterator[Row]:
+def _surviving_rows(
+    rows: Rows, places: np.ndarray[Any, Any], indexes: np.ndarray[Any, Any]
+) -> Iterator[Row]:
     """Entries at `places` (rising, repeated for a batch) with the messages at `indexes`."""
     distinct, starts = np.unique(places, return_index=True)
     ends = np.append(starts[1:], len(places))
@@ -149,12 +180,32 @@ def surviving_row(rows: Rows, place: int, keep: list[int]) -> Row:
             flags |= HAS_REMOVED
     elif examined.kind is Kind.KEYED:
         flags |= IS_DECIDED | (0 if examined.messages[0].live else IS_DELETION)
-    return Row(*position, metadata.event_time, metadata.publish_time, append_time, count, flags, key_of(metadata), entry)
+    return Row(
+        *position,
+        metadata.event_time,
+        metadata.publish_time,
+        append_time,
+        count,
+        flags,
+        key_of(metadata),
+        entry,
+    )
 
 
 def written_row(name: str, length: int, footer: Footer) -> pa.RecordBatch:
     """One row of WRITTEN_SCHEMA."""
     first, last = footer.blocks[0], footer.blocks[-1]
     size = sum(block.bytes for block in footer.blocks)
-    values = (name, length, footer.rows, size, first.first_ledger, first.first_entry, last.last_ledger, last.last_entry)
-    return pa.RecordBatch.from_arrays([pa.array([value]) for value in values], names=list(_WRITTEN_COLUMNS))
+    values = (
+        name,
+        length,
+        footer.rows,
+        size,
+        first.first_ledger,
+        first.first_entry,
+        last.last_ledger,
+        last.last_entry,
+    )
+    return pa.RecordBatch.from_arrays(
+        [pa.array([value]) for value in values], names=list(_WRITTEN_COLUMNS)
+    )

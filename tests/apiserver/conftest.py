@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dev.testbed.control_plane import ROOT, ControlPlane, ControlPlaneNotAvailable, EtcdProcess, is_ci
+from dev.testbed.control_plane import (
+    ROOT,
+    ControlPlane,
+    ControlPlaneNotAvailable,
+    EtcdProcess,
+    is_ci,
+)
 from tests.apiserver.rights import WHOLE_TIER
 from tests.apiserver.stage import Scene
 
@@ -21,7 +27,11 @@ _numbers = itertools.count(1)
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with _running(tmp_path_factory.mktemp("control-plane")) as plane:
         for path in sorted((ROOT / "crds").glob("*.yaml")):
-            plane.must("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(path.read_text()))
+            plane.must(
+                "POST",
+                "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+                yaml.safe_load(path.read_text()),
+            )
         _wait_until_established(plane)
         plane.install_rights()
         yield plane
@@ -50,11 +60,14 @@ def _wait_until_established(plane: ControlPlane) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What judges all requests of the tier runs last, and knows whether the whole tier has run before."""
+    """What judges all requests of the tier runs last, and knows whether the whole tier has run
+    before."""
     here = Path(__file__).parent
     last = [item for item in items if item.path == here / "test_rights.py"]
     items[:] = [item for item in items if item not in last] + last
-    filtered = bool(config.option.keyword or config.option.markexpr or config.getoption("deselect", None))
+    filtered = bool(
+        config.option.keyword or config.option.markexpr or config.getoption("deselect", None)
+    )
     chosen_singly = any("::" in argument for argument in config.args)
     present = {item.path for item in items}
     whole = set(here.glob("test_*.py")) <= present and not filtered and not chosen_singly
@@ -63,7 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def chart_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of its own for what installs the chart: nothing but helm puts anything there."""
+    """An API server of its own for what installs the chart: nothing but helm puts anything
+    there."""
     with _running(tmp_path_factory.mktemp("chart-plane")) as plane:
         yield plane
 

@@ -1,7 +1,8 @@
 """Hands that play StatefulSet controller, kubelet and DNS for a managed etcd.
 
-Owns: `EtcdKubelet`: one real etcd process per pod, started by the pod's own command, environment and secrets, after the pod's own start decision.
-DNS is played by loopback addresses: every ordinal has one of its own, where all ports are the pods' real ones.
+Owns: `EtcdKubelet`: one real etcd process per pod, started by the pod's own command, environment
+and secrets, after the pod's own start decision. DNS is played by loopback addresses: every ordinal
+has one of its own, where all ports are the pods' real ones.
 """
 
 from __future__ import annotations
@@ -57,8 +58,14 @@ class EtcdKubelet:
 
     def play_dns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Members are reached by their addresses, and their certificates are for these too."""
-        monkeypatch.setattr(names, "etcd_member_host", lambda _cluster, _namespace, ordinal: self.address(ordinal))
-        monkeypatch.setattr(names, "etcd_endpoint", lambda _cluster, _namespace: f"{self.address(0)}:{names.ETCD_CLIENT_PORT}")
+        monkeypatch.setattr(
+            names, "etcd_member_host", lambda _cluster, _namespace, ordinal: self.address(ordinal)
+        )
+        monkeypatch.setattr(
+            names,
+            "etcd_endpoint",
+            lambda _cluster, _namespace: f"{self.address(0)}:{names.ETCD_CLIENT_PORT}",
+        )
         original = etcd_tls.subjects
 
         def subjects(cluster: BrokerCluster) -> dict[str, Subject]:
@@ -81,7 +88,9 @@ class EtcdKubelet:
                 process.kill()
                 process.wait(STOP_TIMEOUT_S)
             shutil.rmtree(self.volume(name))
-            self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
+            self._scene.plane.request(
+                "DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0}
+            )
 
     def step(self) -> None:
         """One round of the StatefulSet's controller and of the kubelet."""
@@ -93,11 +102,19 @@ class EtcdKubelet:
         if found is None:
             self._collect()
             return
-        revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
+        revision = hashlib.sha256(
+            json.dumps(found["spec"]["template"], sort_keys=True).encode()
+        ).hexdigest()[:10]
         wanted = [f"{SET}-{ordinal}" for ordinal in range(found["spec"]["replicas"])]
-        pods = {pod["metadata"]["name"]: pod for pod in self._scene.pods() if pod["metadata"]["name"].startswith(f"{SET}-")}
+        pods = {
+            pod["metadata"]["name"]: pod
+            for pod in self._scene.pods()
+            if pod["metadata"]["name"].startswith(f"{SET}-")
+        }
         for name in set(pods) - set(wanted):
-            self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
+            self._scene.plane.request(
+                "DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0}
+            )
             del pods[name]
         for name, (uid, _) in list(self._processes.items()):
             if name not in pods or pods[name]["metadata"]["uid"] != uid:
@@ -113,13 +130,20 @@ class EtcdKubelet:
             "observedGeneration": found["metadata"]["generation"],
         }  # fmt: skip
         if {key: found.get("status", {}).get(key, 0) for key in status} != status:
-            self._scene.merge(f"{self._scene.core('statefulsets', SET, '/apis/apps/v1')}/status", {"status": status})
+            self._scene.merge(
+                f"{self._scene.core('statefulsets', SET, '/apis/apps/v1')}/status",
+                {"status": status},
+            )
 
     def _collect(self) -> None:
         """What the garbage collector does when the set is gone: its pods go, their volumes stay."""
         for pod in self._scene.pods():
             if pod["metadata"]["name"].startswith(f"{SET}-"):
-                self._scene.plane.request("DELETE", self._scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0})
+                self._scene.plane.request(
+                    "DELETE",
+                    self._scene.core("pods", pod["metadata"]["name"]),
+                    {"gracePeriodSeconds": 0},
+                )
         for name in list(self._processes):
             self._end(name)
 
@@ -132,7 +156,12 @@ class EtcdKubelet:
             "annotations": given.get("annotations", {}),
         }
         volumes = [*template["spec"]["volumes"], {"name": "data", "emptyDir": {}}]
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**template["spec"], "volumes": volumes}}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {**template["spec"], "volumes": volumes},
+        }
         made: dict[str, Any] = self._scene.plane.must("POST", self._scene.core("pods"), pod)
         return made
 
@@ -147,15 +176,26 @@ class EtcdKubelet:
         if process is None:
             ended = {"exitCode": 1, "message": self._refusal}
             waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-            start = {"name": etcd_set.START, "image": "i", "imageID": "i", "ready": False, "restartCount": 1}
-            state["initContainerStatuses"] = [{**start, "state": waiting, "lastState": {"terminated": ended}}]
+            start = {
+                "name": etcd_set.START,
+                "image": "i",
+                "imageID": "i",
+                "ready": False,
+                "restartCount": 1,
+            }
+            state["initContainerStatuses"] = [
+                {**start, "state": waiting, "lastState": {"terminated": ended}}
+            ]
         known = pod.get("status", {})
-        if [item["status"] for item in known.get("conditions", [])] != [state["conditions"][0]["status"]] or (
-            "initContainerStatuses" in known
-        ) != ("initContainerStatuses" in state):
+        if [item["status"] for item in known.get("conditions", [])] != [
+            state["conditions"][0]["status"]
+        ] or ("initContainerStatuses" in known) != ("initContainerStatuses" in state):
             path = f"{self._scene.core('pods', name)}/status"
             self._scene.plane.request(
-                "PATCH", path, {"status": {"initContainerStatuses": None, **state}}, "application/merge-patch+json"
+                "PATCH",
+                path,
+                {"status": {"initContainerStatuses": None, **state}},
+                "application/merge-patch+json",
             )
 
     def _start(self, name: str, pod: dict[str, Any]) -> subprocess.Popen[bytes] | None:
@@ -181,16 +221,27 @@ class EtcdKubelet:
             etcd_set.TLS_PATH: str(secrets),
             f",https://127.0.0.1:{names.ETCD_CLIENT_PORT}": "",
         }
-        unhurried = ("--heartbeat-interval=500", "--election-timeout=5000")  # or a busy machine would elect other leaders
-        command = [self._binary, *container["command"][1:], "--unsafe-no-fsync", "--log-level=error", *unhurried]
+        # or a busy machine would elect other leaders
+        unhurried = ("--heartbeat-interval=500", "--election-timeout=5000")
+        command = [
+            self._binary,
+            *container["command"][1:],
+            "--unsafe-no-fsync",
+            "--log-level=error",
+            *unhurried,
+        ]
         for text, value in replaced.items():
             command = [part.replace(text, value) for part in command]
         given = {item["name"]: item["value"] for item in container["env"] if "value" in item}
         with (self._directory / f"{name}.log").open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output, env={**config["data"], **given})
+            return subprocess.Popen(
+                command, stdout=output, stderr=output, env={**config["data"], **given}
+            )
 
     def _member_secret(self) -> dict[str, bytes]:
-        found = self._scene.get(self._scene.core("secrets", names.etcd_secret("main", names.ETCD_MEMBERS)))
+        found = self._scene.get(
+            self._scene.core("secrets", names.etcd_secret("main", names.ETCD_MEMBERS))
+        )
         assert found is not None, "the certificate is there before the pod"
         return {file: base64.b64decode(content) for file, content in found["data"].items()}
 

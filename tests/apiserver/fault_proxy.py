@@ -1,9 +1,10 @@
 """An HTTP proxy before the API server that makes trouble by a seeded plan.
 
-Owns: `FaultProxy`: refusals (409, 429, 500, 503), dropped connections before and after the effect, late answers, watches that are cut or fall
-silent, lists from the past; the count of requests. Imports: aiohttp.
-Invariants: the same seeds draw the same faults for the same sequence of requests; requests about the Lease are only delayed, so that the operator
-under test goes on leading; after `heal` every request passes, and watches that had fallen silent are cut.
+Owns: `FaultProxy`: refusals (409, 429, 500, 503), dropped connections before and after the effect,
+late answers, watches that are cut or fall silent, lists from the past; the count of requests.
+Imports: aiohttp. Invariants: the same seeds draw the same faults for the same sequence of requests;
+requests about the Lease are only delayed, so that the operator under test goes on leading; after
+`heal` every request passes, and watches that had fallen silent are cut.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FaultProxy:
         self.requests = 0
         self.faults: Counter[str] = Counter()
 
-    # --- trouble ---------------------------------------------------------------------------------------------------------------
+    # --- trouble ----------------------------------------------------------------------------------
 
     def trouble(self, seed: int, share: float) -> None:
         """From now on that share of requests meets a fault drawn from `seed`."""
@@ -74,7 +75,7 @@ class FaultProxy:
         if request.transport is not None:
             request.transport.abort()
 
-    # --- serving ---------------------------------------------------------------------------------------------------------------
+    # --- serving ----------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FaultProxy]:
@@ -101,7 +102,9 @@ class FaultProxy:
                     self._abort(request)
                 await runner.cleanup()
 
-    async def _handle(self, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    async def _handle(
+        self, session: aiohttp.ClientSession, request: web.Request
+    ) -> web.StreamResponse:
         self.requests += 1
         body = await request.read()
         fault = self._draw(request)
@@ -115,9 +118,14 @@ class FaultProxy:
             return web.Response(body=self._past[request.path_qs], content_type="application/json")
         elif fault.isdigit():
             return _refusal(int(fault))
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP
+        }
         async with session.request(
-            request.method, f"{self._plane.url}{request.path_qs}", headers=headers, data=body or None
+            request.method,
+            f"{self._plane.url}{request.path_qs}",
+            headers=headers,
+            data=body or None,
         ) as answer:
             if request.query.get("watch"):
                 return await self._stream(request, answer)
@@ -126,11 +134,16 @@ class FaultProxy:
                 return self._dropped(request)
             if request.method == "GET" and "limit" in request.query and answer.status == 200:
                 self._past.setdefault(request.path_qs, content)
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            kept = {
+                name: value
+                for name, value in answer.headers.items()
+                if name.lower() not in HOP_BY_HOP
+            }
             return web.Response(body=content, status=answer.status, headers=kept)
 
     def _draw(self, request: web.Request) -> str:
-        """The fault of one request, "" = none. Faults are drawn as cards of a deck: each kind comes, however few requests a slow machine makes."""
+        """The fault of one request, "" = none. Faults are drawn as cards of a deck: each kind
+        comes, however few requests a slow machine makes."""
         if "/leases" in request.path:
             return ""
         if self._refuse_all:
@@ -148,8 +161,12 @@ class FaultProxy:
         self._abort(request)
         return web.Response(status=500)
 
-    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        stream = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
+    async def _stream(
+        self, request: web.Request, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        stream = web.StreamResponse(
+            status=answer.status, headers={"Content-Type": "application/json"}
+        )
         number = next(self._numbers)
         self._watches[number] = request
         try:
@@ -175,4 +192,9 @@ def _refusal(status: int) -> web.Response:
         "message": "by plan",
     }
     headers = {"Retry-After": "1"} if status == 429 else {}
-    return web.Response(body=json.dumps(document).encode(), status=status, content_type="application/json", headers=headers)
+    return web.Response(
+        body=json.dumps(document).encode(),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )

@@ -20,7 +20,12 @@ TIMEOUT_S = 120.0
 NAME = NamespaceName("acme", "orders")
 KEY = keys.namespace(NAME)
 TTL = "message_ttl_in_seconds"
-SPEC: dict[str, Any] = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders", "bundles": 2}
+SPEC: dict[str, Any] = {
+    "clusterRef": {"name": "main"},
+    "tenant": "acme",
+    "namespace": "orders",
+    "bundles": 2,
+}
 
 
 class Stage:
@@ -30,7 +35,9 @@ class Stage:
         self.scene, self.brokers = scene, brokers
 
     def make_cluster(self, etcd: EtcdProcess) -> None:
-        self.scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+        self.scene.create(
+            "BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}}
+        )
 
     def make(self, name: str, **spec: Any) -> str:
         """Create a resource; its path."""
@@ -42,7 +49,10 @@ class Stage:
 
         def found() -> dict[str, Any] | None:
             document = self.scene.get(path) or {}
-            state = [(found["status"], found["observedGeneration"]) for found in document.get("status", {}).get("conditions", [])]
+            state = [
+                (found["status"], found["observedGeneration"])
+                for found in document.get("status", {}).get("conditions", [])
+            ]
             return document if state == [("True", document["metadata"]["generation"])] else None
 
         result: dict[str, Any] = await until("Ready", found, TIMEOUT_S)
@@ -51,12 +61,18 @@ class Stage:
     async def reason(self, path: str, reason: str) -> str:
         """Wait for a reason of not being Ready; its message."""
         text: str = await until(
-            reason, lambda: (c := self.scene.condition(path)).get("reason") == reason and c["message"], TIMEOUT_S
+            reason,
+            lambda: (c := self.scene.condition(path)).get("reason") == reason and c["message"],
+            TIMEOUT_S,
         )
         return text
 
     async def event(self, reason: str, part: str) -> None:
-        await until(f"an event {reason} with {part}", lambda: part in " ".join(self.scene.events(reason)), TIMEOUT_S)
+        await until(
+            f"an event {reason} with {part}",
+            lambda: part in " ".join(self.scene.events(reason)),
+            TIMEOUT_S,
+        )
 
     def look_again(self, path: str) -> None:
         """What an event of the object does."""

@@ -38,7 +38,8 @@ class Request(NamedTuple):
 
     @property
     def rights(self) -> set[Right]:
-        """What it needed: a server-side apply that makes an object is a `patch` in the log, and needs `create` as well."""
+        """What it needed: a server-side apply that makes an object is a `patch` in the log, and
+        needs `create` as well."""
         made = self.right.verb == "patch" and self.status == 201
         return {self.right, self.right._replace(verb="create")} if made else {self.right}
 
@@ -51,7 +52,11 @@ def granted(rendered: str, account: str) -> set[Right]:
         for document in documents
         if document["kind"].endswith("RoleBinding") and document["subjects"][0]["name"] == account
     }
-    roles = [document for document in documents if document["kind"].endswith("Role") and document["metadata"]["name"] in bound]
+    roles = [
+        document
+        for document in documents
+        if document["kind"].endswith("Role") and document["metadata"]["name"] in bound
+    ]
     return set(flattened(rule for role in roles for rule in role["rules"]))
 
 
@@ -73,9 +78,22 @@ def requests(audit_log: Path, user: str) -> list[Request]:
                 break  # still being written
             event = json.loads(line)
             about = event.get("objectRef")
-            if event["user"]["username"] != user or about is None or event["stage"] not in ("ResponseComplete", "ResponseStarted"):
+            if (
+                event["user"]["username"] != user
+                or about is None
+                or event["stage"] not in ("ResponseComplete", "ResponseStarted")
+            ):
                 continue
-            resource = about["resource"] + (f"/{about['subresource']}" if "subresource" in about else "")
+            resource = about["resource"] + (
+                f"/{about['subresource']}" if "subresource" in about else ""
+            )
             right = Right(about.get("apiGroup", ""), resource, event["verb"])
-            found.append(Request(right, about.get("namespace", ""), event["responseStatus"]["code"], event["requestURI"]))
+            found.append(
+                Request(
+                    right,
+                    about.get("namespace", ""),
+                    event["responseStatus"]["code"],
+                    event["requestURI"],
+                )
+            )
     return found

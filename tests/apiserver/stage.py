@@ -1,7 +1,7 @@
 """The stage of the operator's tests: a running operator, and hands that play kubelet and brokers.
 
-Owns: `running_operator`, `Kubelet` (makes and readies the pods a StatefulSet asks for, nothing more), `Brokers` (records in the metadata
-store), `until`, `repeating`, `replaced`, `settled`.
+Owns: `running_operator`, `Kubelet` (makes and readies the pods a StatefulSet asks for, nothing
+more), `Brokers` (records in the metadata store), `until`, `repeating`, `replaced`, `settled`.
 Everything else is real: API server, etcd, operator.
 """
 
@@ -92,13 +92,20 @@ class Scene:
     namespace: str
 
     def path(self, plural: str, name: str = "", sub: str = "") -> str:
-        return "/".join([API, self.namespace, plural, *([name] if name else []), *([sub] if sub else [])])
+        return "/".join(
+            [API, self.namespace, plural, *([name] if name else []), *([sub] if sub else [])]
+        )
 
     def core(self, plural: str, name: str = "", group: str = "/api/v1") -> str:
         return "/".join([group, "namespaces", self.namespace, plural, *([name] if name else [])])
 
     def create(self, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        manifest = {"apiVersion": "magnetar.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        manifest = {
+            "apiVersion": "magnetar.io/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
         created: dict[str, Any] = self.plane.must("POST", self.path(f"{kind.lower()}s"), manifest)
         return created
 
@@ -133,7 +140,9 @@ class Scene:
         return [item["message"] for item in items if item["reason"] == reason]
 
     def merge(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = self.plane.must("PATCH", path, body, "application/merge-patch+json")
+        merged: dict[str, Any] = self.plane.must(
+            "PATCH", path, body, "application/merge-patch+json"
+        )
         return merged
 
     def delete(self, path: str) -> None:
@@ -147,7 +156,12 @@ def external(etcd: EtcdProcess, **spec: Any) -> dict[str, Any]:
 def make_lost_node(scene: Scene, node: str) -> None:
     """A node whose kubelet has been silent for long."""
     scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-    lost = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "NodeStatusUnknown"}
+    lost = {
+        "type": "Ready",
+        "status": "Unknown",
+        "lastTransitionTime": "2020-01-01T00:00:00Z",
+        "reason": "NodeStatusUnknown",
+    }
     scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [lost]}})
 
 
@@ -159,8 +173,11 @@ def bind(scene: Scene, pod: str, node: str) -> None:
 
 
 @asynccontextmanager
-async def repeating(step: Callable[[], Awaitable[None]], period_s: float = POLL_S) -> AsyncIterator[None]:
-    """Step again and again in the background. The last step is waited for: a thread of it would go on otherwise."""
+async def repeating(
+    step: Callable[[], Awaitable[None]], period_s: float = POLL_S
+) -> AsyncIterator[None]:
+    """Step again and again in the background. The last step is waited for: a thread of it would
+    go on otherwise."""
     stopping = asyncio.Event()
 
     async def repeat() -> None:
@@ -178,7 +195,8 @@ async def repeating(step: Callable[[], Awaitable[None]], period_s: float = POLL_
 
 
 async def replaced(scene: Scene, before: set[str], count: int) -> int:
-    """Wait until there are `count` pods and none with a uid of `before`; the smallest number that was seen meanwhile."""
+    """Wait until there are `count` pods and none with a uid of `before`; the smallest number
+    that was seen meanwhile."""
     fewest = count
 
     def all_new() -> bool:
@@ -204,11 +222,21 @@ class Kubelet:
         found = self._scene.stateful_set(self._name)
         if found is None:
             return
-        revision = hashlib.sha256(json.dumps(found["spec"]["template"], sort_keys=True).encode()).hexdigest()[:10]
-        wanted = {f"{found['metadata']['name']}-{ordinal}" for ordinal in range(found["spec"]["replicas"])}
-        pods = {pod["metadata"]["name"]: pod for pod in self._scene.pods() if pod["metadata"]["name"].startswith(f"{self._name}-")}
+        revision = hashlib.sha256(
+            json.dumps(found["spec"]["template"], sort_keys=True).encode()
+        ).hexdigest()[:10]
+        wanted = {
+            f"{found['metadata']['name']}-{ordinal}" for ordinal in range(found["spec"]["replicas"])
+        }
+        pods = {
+            pod["metadata"]["name"]: pod
+            for pod in self._scene.pods()
+            if pod["metadata"]["name"].startswith(f"{self._name}-")
+        }
         for name in set(pods) - wanted:
-            self._scene.plane.request("DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0})
+            self._scene.plane.request(
+                "DELETE", self._scene.core("pods", name), {"gracePeriodSeconds": 0}
+            )
         for name in wanted - set(pods):
             pods[name] = self._make(name, found, revision)
         for name in wanted:
@@ -224,7 +252,11 @@ class Kubelet:
     def _make(self, name: str, owner: dict[str, Any], revision: str) -> dict[str, Any]:
         template = owner["spec"]["template"]
         labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
-        metadata = {"name": name, "labels": labels, "annotations": template["metadata"].get("annotations", {})}
+        metadata = {
+            "name": name,
+            "labels": labels,
+            "annotations": template["metadata"].get("annotations", {}),
+        }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         made: dict[str, Any] = self._scene.plane.must("POST", self._scene.core("pods"), pod)
         return made
@@ -240,7 +272,10 @@ class Kubelet:
         }
         shown = {
             "phase": known.get("phase"),
-            "conditions": [{key: condition.get(key) for key in ready} for condition in known.get("conditions", [])],
+            "conditions": [
+                {key: condition.get(key) for key in ready}
+                for condition in known.get("conditions", [])
+            ],
             "containerStatuses": known.get("containerStatuses", []),
         }
         same_words = [status.get("state") for status in shown["containerStatuses"]] == [
@@ -250,7 +285,10 @@ class Kubelet:
         if same_words and (shown["phase"], shown["conditions"]) == (wanted["phase"], kinds):
             return
         self._scene.plane.request(
-            "PATCH", f"{self._scene.core('pods', name)}/status", {"status": wanted}, "application/merge-patch+json"
+            "PATCH",
+            f"{self._scene.core('pods', name)}/status",
+            {"status": wanted},
+            "application/merge-patch+json",
         )
 
     def at_work(self) -> AbstractAsyncContextManager[None]:
@@ -284,15 +322,26 @@ class Brokers:
 
     async def own_all(self, owners: dict[str, str]) -> None:
         """At one moment."""
-        records = {bundle: BundleRecord(state=BundleState.OWNED, epoch=1, incarnation=owner) for bundle, owner in owners.items()}
-        await self.store.transact((), [Put(f"{keys.BUNDLES}{bundle}", record.encode()) for bundle, record in records.items()])
+        records = {
+            bundle: BundleRecord(state=BundleState.OWNED, epoch=1, incarnation=owner)
+            for bundle, owner in owners.items()
+        }
+        await self.store.transact(
+            (),
+            [Put(f"{keys.BUNDLES}{bundle}", record.encode()) for bundle, record in records.items()],
+        )
 
     async def enter(self, topic: str, partitions: int = 0) -> None:
         """A topic comes to be, and its namespace with it."""
         name = TopicName.parse(topic)
-        namespace, entry = NamespaceRecord(initial_boundaries(1), {}), PartitionedTopicRecord(partitions, {})
+        namespace, entry = (
+            NamespaceRecord(initial_boundaries(1), {}),
+            PartitionedTopicRecord(partitions, {}),
+        )
         key = keys.namespace(name.namespace_name)
-        await self.store.transact((Compare(key, "create", "=", 0),), (Put(key, namespace.encode()),))
+        await self.store.transact(
+            (Compare(key, "create", "=", 0),), (Put(key, namespace.encode()),)
+        )
         await self.store.put(keys.partitioned_topic(name), entry.encode())
 
     async def cordon(self, broker: str) -> CordonRecord | None:
@@ -311,11 +360,16 @@ async def brokers_of(endpoint: str) -> AsyncIterator[Brokers]:
 
 
 def writes(operator: Operator) -> float:
-    """Requests that could change an object, and transactions in clusters' stores; the Lease and the sentinel go by the clock."""
+    """Requests that could change an object, and transactions in clusters' stores; the Lease and
+    the sentinel go by the clock."""
     total = 0.0
     for metric in operator.metrics.registry.collect():
         for sample in metric.samples:
-            if sample.name == "rest_client_requests_total" and sample.labels["method"] in ("PATCH", "POST", "DELETE"):
+            if sample.name == "rest_client_requests_total" and sample.labels["method"] in (
+                "PATCH",
+                "POST",
+                "DELETE",
+            ):
                 total += sample.value
             if sample.name == "magnetar_operator_store_writes_total":
                 total += sample.value
@@ -325,7 +379,8 @@ def writes(operator: Operator) -> float:
 
 
 async def settled(operator: Operator) -> None:
-    """Wait for a whole pass without a write: events and the control plane's own changes may still be on their way after the first."""
+    """Wait for a whole pass without a write: events and the control plane's own changes may
+    still be on their way after the first."""
     for _ in range(PASSES_MAX):
         before = writes(operator)
         await operator.controller.enqueue_all()

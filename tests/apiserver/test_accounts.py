@@ -1,6 +1,8 @@
-"""Every account of Magnetar's, and what a real API server lets it do: the table in docs/reference/rights.md is its answer.
+"""Every account of Magnetar's, and what a real API server lets it do: the table in
+docs/reference/rights.md is its answer.
 
-After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/apiserver/test_accounts.py, and read the diff.
+After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/apiserver/test_accounts.py, and
+read the diff.
 """
 
 from __future__ import annotations
@@ -52,25 +54,41 @@ OF_CLUSTERS = (
     Account("transaction coordinators", "transactions-coordinator"),
     Account("Spark's drivers and executors", "magnetar-spark"),
 )
-"""The operator makes these. Pods of etcd and of a restore have the namespace's `default`, whose token they do not mount either."""
+"""The operator makes these. Pods of etcd and of a restore have the namespace's `default`, whose
+token they do not mount either."""
 
 
 @pytest.fixture
 def places(control_plane: ControlPlane, namespace: str) -> tuple[str, str, str]:
     """A watched namespace, the release's, and another; the chart's roles are there."""
     for name in (SYSTEM, ELSEWHERE):
-        assert control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})[0] in (201, 409)
-    documents = yaml.safe_load_all(rendered("magnetar", SYSTEM, "--set", f"watchNamespaces={{{namespace}}}"))
-    roles = [document for document in documents if document and document["kind"].endswith(("Role", "RoleBinding"))]
+        assert control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})[
+            0
+        ] in (201, 409)
+    documents = yaml.safe_load_all(
+        rendered("magnetar", SYSTEM, "--set", f"watchNamespaces={{{namespace}}}")
+    )
+    roles = [
+        document
+        for document in documents
+        if document and document["kind"].endswith(("Role", "RoleBinding"))
+    ]
     applied = control_plane.kubectl("apply", "-f", "-", text_input=yaml.safe_dump_all(roles))
     assert applied.returncode == 0, applied.stderr
     return namespace, SYSTEM, ELSEWHERE
 
 
 def may(plane: ControlPlane, account: str, namespace: str) -> set[tuple[Right, str]]:
-    """Every right of an account in a namespace, with the name of the only object that it is for ("": it is for all)."""
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
-    status, answer = plane.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, account=account)
+    """Every right of an account in a namespace, with the name of the only object that it is for
+    ("": it is for all)."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    status, answer = plane.request(
+        "POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review, account=account
+    )
     assert status == 201, answer
     assert not answer["status"]["incomplete"]
     found = {
@@ -93,37 +111,53 @@ def lines(account: Account, rights: Iterable[set[tuple[Right, str]]]) -> list[st
         verbs: dict[str, list[str]] = {}
         for right, name in sorted(found):
             resource, slash, sub = right.resource.partition("/")
-            kind = f"{resource}{'.' + right.group if right.group else ''}{slash}{sub}" + (f" named {name}" if name else "")
+            kind = f"{resource}{'.' + right.group if right.group else ''}{slash}{sub}" + (
+                f" named {name}" if name else ""
+            )
             verbs.setdefault(kind, []).append(right.verb)
         for kind, listed in verbs.items():
             places.setdefault((kind, ", ".join(listed)), []).append(where)
     rows = [
-        f"| {account.who}: `{account.name}` | {kind} | {verbs} | {'everywhere' if len(where) == len(WHERE) else ', '.join(where)} |"
+        f"| {account.who}: `{account.name}` | {kind} | {verbs} | "
+        f"{'everywhere' if len(where) == len(WHERE) else ', '.join(where)} |"
         for (kind, verbs), where in sorted(places.items())
     ]
     return rows or [f"| {account.who}: `{account.name}` | nothing | | |"]
 
 
-def test_the_table_of_rights_is_what_the_api_server_says(control_plane: ControlPlane, places: tuple[str, str, str]) -> None:
+def test_the_table_of_rights_is_what_the_api_server_says(
+    control_plane: ControlPlane, places: tuple[str, str, str]
+) -> None:
     """Of every account, in every kind of place. No account of a cluster may do anything."""
     everybody = may(control_plane, of(ELSEWHERE, "nobody"), ELSEWHERE)
     rows = []
     for home, accounts in ((SYSTEM, OF_THE_RELEASE), (places[0], OF_CLUSTERS)):
         for account in accounts:
-            own = [may(control_plane, of(home, account.name), place) - everybody for place in places]
+            own = [
+                may(control_plane, of(home, account.name), place) - everybody for place in places
+            ]
             assert account not in OF_CLUSTERS or not any(own)
             rows += lines(account, own)
-    text = HEAD + "\n".join(["| account | what | verbs | where |", "|---|---|---|---|", *rows]) + "\n"
+    text = (
+        HEAD + "\n".join(["| account | what | verbs | where |", "|---|---|---|---|", *rows]) + "\n"
+    )
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(text)
-    assert text == PAGE.read_text(), "docs/reference/rights.md differs: UPDATE_GOLDEN=1 writes it again"
+    assert text == PAGE.read_text(), (
+        "docs/reference/rights.md differs: UPDATE_GOLDEN=1 writes it again"
+    )
 
 
-def test_no_other_account_is_made_and_no_pod_mounts_a_token(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_no_other_account_is_made_and_no_pod_mounts_a_token(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """Whatever the operator makes of a cluster with coordinators, a managed etcd and a job."""
 
     def all_made() -> bool:
-        made = {item["metadata"]["name"] for item in scene.plane.must("GET", scene.core("serviceaccounts"))["items"]} - {"default"}
+        made = {
+            item["metadata"]["name"]
+            for item in scene.plane.must("GET", scene.core("serviceaccounts"))["items"]
+        } - {"default"}
         return {account.name for account in OF_CLUSTERS} <= made
 
     async def scenario() -> None:
@@ -132,21 +166,37 @@ def test_no_other_account_is_made_and_no_pod_mounts_a_token(scene: Scene, cluste
             scene.create("BrokerCluster", "other", {})
             scene.create("TransactionCoordinator", "transactions", {"clusterRef": {"name": "main"}})
             await brokers.enter(TOPIC)
-            scene.create("DataJob", "prices", {"clusterRef": {"name": "main"}, "compaction": {"topic": TOPIC}})
+            scene.create(
+                "DataJob",
+                "prices",
+                {"clusterRef": {"name": "main"}, "compaction": {"topic": TOPIC}},
+            )
             await until("all accounts", all_made)
             await until("etcd's pods", lambda: scene.stateful_set("other-etcd"))
-            await until("coordinators' pods", lambda: scene.stateful_set("transactions-coordinator"))
+            await until(
+                "coordinators' pods", lambda: scene.stateful_set("transactions-coordinator")
+            )
             await until("brokers' pods", scene.stateful_set)
             await until("a driver", scene.pods)
 
     asyncio.run(scenario())
-    made = {item["metadata"]["name"] for item in scene.plane.must("GET", scene.core("serviceaccounts"))["items"]}
+    made = {
+        item["metadata"]["name"]
+        for item in scene.plane.must("GET", scene.core("serviceaccounts"))["items"]
+    }
     assert made - {"default", "other-broker"} == {account.name for account in OF_CLUSTERS}
     sets = scene.plane.must("GET", scene.core("statefulsets", group="/apis/apps/v1"))["items"]
-    specs = [item["spec"]["template"]["spec"] for item in sets] + [pod["spec"] for pod in scene.pods()]
+    specs = [item["spec"]["template"]["spec"] for item in sets] + [
+        pod["spec"] for pod in scene.pods()
+    ]
     assert len(specs) >= 4
     assert {spec["automountServiceAccountToken"] for spec in specs} == {False}
-    assert scene.plane.must("GET", scene.core("rolebindings", group="/apis/rbac.authorization.k8s.io/v1"))["items"] == []
+    assert (
+        scene.plane.must(
+            "GET", scene.core("rolebindings", group="/apis/rbac.authorization.k8s.io/v1")
+        )["items"]
+        == []
+    )
 
 
 CLAIM = {
@@ -158,7 +208,10 @@ POD = {"metadata": {"name": "mine"}, "spec": {"containers": [{"name": "c", "imag
 
 def attempts(namespace: str) -> list[tuple[str, str, Any]]:
     """What nobody of Magnetar's but the operator may try: reading, making and deleting."""
-    core, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    core, rbac = (
+        f"/api/v1/namespaces/{namespace}",
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}",
+    )
     return [
         ("GET", f"{core}/pods", None),
         ("GET", f"{core}/secrets/main-tokens", None),
@@ -167,12 +220,20 @@ def attempts(namespace: str) -> list[tuple[str, str, Any]]:
         ("DELETE", f"{core}/pods/main-broker-0", None),
         ("DELETE", f"{core}/pods", None),
         ("POST", f"{core}/configmaps", {"metadata": {"name": "mine"}}),
-        ("POST", f"{core}/services", {"metadata": {"name": "mine"}, "spec": {"ports": [{"port": 1}]}}),
+        (
+            "POST",
+            f"{core}/services",
+            {"metadata": {"name": "mine"}, "spec": {"ports": [{"port": 1}]}},
+        ),
         ("DELETE", f"{core}/persistentvolumeclaims/main-storage", None),
         ("DELETE", f"{core}/persistentvolumeclaims", None),
         ("GET", f"/apis/magnetar.io/v1alpha1/namespaces/{namespace}/brokerclusters", None),
         ("POST", f"{core}/serviceaccounts/magnetar-spark/token", {"spec": {}}),
-        ("POST", f"{rbac}/rolebindings", {"metadata": {"name": "mine"}, "roleRef": {"kind": "ClusterRole", "name": "admin"}}),
+        (
+            "POST",
+            f"{rbac}/rolebindings",
+            {"metadata": {"name": "mine"}, "roleRef": {"kind": "ClusterRole", "name": "admin"}},
+        ),
     ]
 
 
@@ -185,16 +246,24 @@ def test_what_an_account_of_a_cluster_tries_is_forbidden(
     control_plane.must("POST", core, CLAIM)
     for place in places:
         for method, path, body in attempts(place):
-            status, answer = control_plane.request(method, path, body, account=of(places[0], account))
+            status, answer = control_plane.request(
+                method, path, body, account=of(places[0], account)
+            )
             assert status == 403, (method, path, answer)
     assert control_plane.must("GET", f"{core}/main-storage")["metadata"]["name"] == "main-storage"
 
 
-def test_what_the_operator_must_not_is_forbidden(control_plane: ControlPlane, places: tuple[str, str, str]) -> None:
-    """Neither more than its work needs where it works, nor anything of secrets and pods elsewhere."""
+def test_what_the_operator_must_not_is_forbidden(
+    control_plane: ControlPlane, places: tuple[str, str, str]
+) -> None:
+    """Neither more than its work needs where it works, nor anything of secrets and pods
+    elsewhere."""
     operator = of(SYSTEM, "magnetar-operator")
     watched, _, elsewhere = places
-    core, rbac = f"/api/v1/namespaces/{watched}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{watched}"
+    core, rbac = (
+        f"/api/v1/namespaces/{watched}",
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/{watched}",
+    )
     clusters = f"/apis/magnetar.io/v1alpha1/namespaces/{watched}/brokerclusters"
     control_plane.must("POST", f"{core}/persistentvolumeclaims", CLAIM)
     forbidden = [
@@ -208,11 +277,20 @@ def test_what_the_operator_must_not_is_forbidden(control_plane: ControlPlane, pl
         (
             "POST",
             clusters,
-            {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "mine"}, "spec": {}},
+            {
+                "apiVersion": "magnetar.io/v1alpha1",
+                "kind": "BrokerCluster",
+                "metadata": {"name": "mine"},
+                "spec": {},
+            },
         ),
         ("DELETE", f"{clusters}/main", None),
         ("POST", f"{rbac}/roles", {"metadata": {"name": "mine"}, "rules": []}),
-        ("POST", f"{rbac}/rolebindings", {"metadata": {"name": "mine"}, "roleRef": {"kind": "ClusterRole", "name": "admin"}}),
+        (
+            "POST",
+            f"{rbac}/rolebindings",
+            {"metadata": {"name": "mine"}, "roleRef": {"kind": "ClusterRole", "name": "admin"}},
+        ),
         ("GET", "/api/v1/pods", None),
         ("DELETE", f"/api/v1/namespaces/{watched}", None),
         *attempts(elsewhere),
@@ -220,4 +298,6 @@ def test_what_the_operator_must_not_is_forbidden(control_plane: ControlPlane, pl
     for method, path, body in forbidden:
         status, answer = control_plane.request(method, path, body, account=operator)
         assert status == 403, (method, path, answer)
-    assert control_plane.request("GET", f"{core}/pods", account=operator)[0] == 200, "or this would prove nothing"
+    assert control_plane.request("GET", f"{core}/pods", account=operator)[0] == 200, (
+        "or this would prove nothing"
+    )

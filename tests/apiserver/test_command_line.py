@@ -28,11 +28,15 @@ PATIENCE_S = 240.0
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
+def scene(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Scene:
     """The operator has its own kubeconfig, the user at the command line another."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
     program = tmp_path / "kubectl"
-    program.write_text(f"#!/bin/sh\nexec '{binary('kubectl')}' --kubeconfig '{control_plane.kubeconfig}' \"$@\"\n")
+    program.write_text(
+        f"#!/bin/sh\nexec '{binary('kubectl')}' --kubeconfig '{control_plane.kubeconfig}' \"$@\"\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
     return Scene(control_plane, namespace)
@@ -44,13 +48,20 @@ def screen() -> tuple[Screen, io.StringIO]:
 
 
 def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path: Path) -> None:
-    """A new cluster, the same one, one with fewer brokers and other settings, and one that the API server would refuse."""
+    """A new cluster, the same one, one with fewer brokers and other settings, and one that the
+    API server would refuse."""
     path = tmp_path / "cluster.yaml"
     external = {"external": {"endpoints": ["etcd.example:2379"]}}
 
     def planned(code: int = 0, **spec: Any) -> dict[str, Any]:
-        document = {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "main"}}
-        path.write_text(yaml.safe_dump(document | {"spec": {"etcd": external, "replicas": 2, **spec}}))
+        document = {
+            "apiVersion": "magnetar.io/v1alpha1",
+            "kind": "BrokerCluster",
+            "metadata": {"name": "main"},
+        }
+        path.write_text(
+            yaml.safe_dump(document | {"spec": {"etcd": external, "replicas": 2, **spec}})
+        )
         result, shown = screen()
         assert run_plan(Kubectl(scene.namespace), result, path) == code
         (plan,) = json.loads(shown.getvalue())
@@ -61,7 +72,9 @@ def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path:
     assert (new["action"], new["joining"]) == ("create", ["main-broker-0", "main-broker-1"])
     assert scene.get(scene.path("brokerclusters", "main")) is None
     scene.create("BrokerCluster", "main", {"etcd": external, "replicas": 2})
-    brokers = [{"name": f"main-broker-{at}", "bundles": 3 + at, "phase": "Ready"} for at in range(2)]
+    brokers = [
+        {"name": f"main-broker-{at}", "bundles": 3 + at, "phase": "Ready"} for at in range(2)
+    ]
     scene.merge(scene.path("brokerclusters", "main", "status"), {"status": {"brokers": brokers}})
     same = planned()
     assert (same["action"], same["objects"], same["restarts"]) == ("none", [], [])
@@ -74,8 +87,11 @@ def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path:
     assert scene.cluster()["spec"]["replicas"] == 2
 
 
-def test_the_guides_commands_for_kubernetes_succeed(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path) -> None:
-    """drain --replace drains the pod first, ends when its successor is ready, and repeats nothing; --undo takes the request away."""
+def test_the_guides_commands_for_kubernetes_succeed(
+    scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    """drain --replace drains the pod first, ends when its successor is ready, and repeats
+    nothing; --undo takes the request away."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -95,34 +111,55 @@ def test_the_guides_commands_for_kubernetes_succeed(scene: Scene, cluster_etcd: 
             await brokers.own("public/default/0x00000000_0x80000000", lives[1])
             await guide
             assert _uid(scene) not in ("", before)
-            assert scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"] == f"main-broker-0@{before}"
+            assert (
+                scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
+                == f"main-broker-0@{before}"
+            )
             assert (tmp_path / "magnetar-report.tar.gz").stat().st_size > 1000
-            await brokers.own("public/default/0x00000000_0x80000000", lives[0])  # so that it cannot be over before it is taken back
+            # so that it cannot be over before it is taken back
+            await brokers.own("public/default/0x00000000_0x80000000", lives[0])
             await asyncio.to_thread(_undo, scene, before)
 
     asyncio.run(scenario())
 
 
-def test_status_finds_the_resources_of_the_brokers_it_asks(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """By the storage that both name, with what the operator says of them; a namespace without it has nothing to show."""
+def test_status_finds_the_resources_of_the_brokers_it_asks(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """By the storage that both name, with what the operator says of them; a namespace without it
+    has nothing to show."""
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
             storage_id = "5e" * 16  # what the played brokers registered
-            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "replicas": 0})
+            scene.create(
+                "BrokerCluster",
+                "main",
+                {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "replicas": 0},
+            )
             spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
             scene.create("TopicNamespace", "orders", spec)
             scene.create("TopicNamespace", "rival", spec)
 
             def both() -> list[dict[str, Any]] | None:
                 found, _ = look(scene.namespace, "", storage_id)
-                reasons = {one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get("Ready") for one in found}
-                return found if reasons == {"main": "AsDesired", "orders": "AsDesired", "rival": "Conflict"} else None
+                reasons = {
+                    one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get(
+                        "Ready"
+                    )
+                    for one in found
+                }
+                return (
+                    found
+                    if reasons == {"main": "AsDesired", "orders": "AsDesired", "rival": "Conflict"}
+                    else None
+                )
 
             found = await until("all three with their reasons", both, PATIENCE_S)
             (problem,) = problems_of(found)
             assert problem.startswith(
-                f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace {scene.namespace}/orders is older"
+                f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace "
+                f"{scene.namespace}/orders is older"
             )
             assert await asyncio.to_thread(look, "default", "", storage_id) == (
                 [],
@@ -142,7 +179,8 @@ def _run_guide(scene: Scene, files: Path) -> None:
     assert len(listed) >= 4
     for line in listed:
         words = [word.replace("/tmp/", f"{files}/") for word in shlex.split(line)[1:]]
-        # The examples' cluster would be a new one: the one here has an etcd of another kind, which it could not change into.
+        # The examples' cluster would be a new one: the one here has an etcd of another kind, which
+        # it could not change into.
         namespace = "default" if words[0] == "plan" else scene.namespace
         code = application([*words, "--namespace", namespace], standalone_mode=False)
         assert not code, line
@@ -150,8 +188,13 @@ def _run_guide(scene: Scene, files: Path) -> None:
 
 def _undo(scene: Scene, before: str) -> None:
     """Ask for the successor, then take the request back; the one whose pod is gone goes with it."""
-    kubectl, options = Kubectl(scene.namespace), {"dry_run": False, "force": False, "timeout_s": 1.0}
-    assert run_replace(kubectl, screen()[0], "main-broker-0", undo=False, wait=False, **options) == 0  # type: ignore[arg-type]
+    kubectl, options = (
+        Kubectl(scene.namespace),
+        {"dry_run": False, "force": False, "timeout_s": 1.0},
+    )
+    assert (
+        run_replace(kubectl, screen()[0], "main-broker-0", undo=False, wait=False, **options) == 0
+    )  # type: ignore[arg-type]
     asked = scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
     assert before not in asked
     assert run_replace(kubectl, screen()[0], "main-broker-0", undo=True, wait=False, **options) == 0  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""`TransactionCoordinator` against a real API server and a real etcd; the kubelet is played by hand, the claims are the processes' own code."""
+"""`TransactionCoordinator` against a real API server and a real etcd; the kubelet is played by
+hand, the claims are the processes' own code."""
 
 from __future__ import annotations
 
@@ -57,14 +58,20 @@ class Claims:
 
     async def step(self) -> None:
         pods = await asyncio.to_thread(self._scene.pods)
-        mine = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].startswith(self._prefix)}
+        mine = {
+            pod["metadata"]["uid"]: pod["metadata"]["name"]
+            for pod in pods
+            if pod["metadata"]["name"].startswith(self._prefix)
+        }
         for uid in set(self._claims) - set(mine):
             claim = self._claims.pop(uid)
             with suppress(Fenced):
                 await claim.release(self.open_transactions.get(claim.tcid, 0))
         for uid, name in mine.items():
             if uid not in self._claims:
-                identity = CoordinatorIdentity(tcid_of(name), name, f"{name}.{uid[:8]}", "pulsar://x:6650", "http://x:8080")
+                identity = CoordinatorIdentity(
+                    tcid_of(name), name, f"{name}.{uid[:8]}", "pulsar://x:6650", "http://x:8080"
+                )
                 claim = CoordinatorClaim(self._brokers.store, SystemClock(), identity, 0)
                 await claim.acquire(await self._brokers.store.grant_lease(LEASE_S))
                 self._claims[uid] = claim
@@ -87,15 +94,20 @@ def replicas(scene: Scene, name: str = "tx-coordinator") -> int | None:
 
 
 def announced(scene: Scene, count: int) -> dict[str, Any] | None:
-    """The resource, once one and the same status says that so many are announced and that it is Ready."""
+    """The resource, once one and the same status says that so many are announced and that it is
+    Ready."""
     found = scene.get(scene.path(PATH, "tx"))
     status = found["status"] if found is not None else {}
-    is_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in status.get("conditions", []))
+    is_ready = any(
+        (one["type"], one["status"]) == ("Ready", "True") for one in status.get("conditions", [])
+    )
     return found if is_ready and status.get("announced") == count else None
 
 
 def phases(scene: Scene) -> list[str]:
-    return [row["phase"] for row in (scene.get(scene.path(PATH, "tx")) or {})["status"]["coordinators"]]
+    return [
+        row["phase"] for row in (scene.get(scene.path(PATH, "tx")) or {})["status"]["coordinators"]
+    ]
 
 
 async def set_of(brokers: Brokers) -> CoordinatorSetRecord | None:
@@ -103,12 +115,18 @@ async def set_of(brokers: Brokers) -> CoordinatorSetRecord | None:
     return CoordinatorSetRecord.decode(item.value) if item is not None else None
 
 
-def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """Children by name and owner, the status by number, `kubectl scale` up at once."""
 
     async def scenario() -> None:
         kubelet = Kubelet(scene, "tx-coordinator")
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator, kubelet.at_work():
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace) as operator,
+            kubelet.at_work(),
+        ):
             claims = Claims(scene, brokers, "tx-coordinator")
             async with claims.at_work():
                 scene.create("BrokerCluster", "main", external(cluster_etcd))
@@ -119,15 +137,19 @@ def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(sc
                 assert found["metadata"]["ownerReferences"][0]["kind"] == "TransactionCoordinator"
                 assert scene.get(scene.core("services", "tx-coordinators")) is not None
                 assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
-                scaled = scene.plane.kubectl("scale", "-n", scene.namespace, "tc/tx", "--replicas=3")
+                scaled = scene.plane.kubectl(
+                    "scale", "-n", scene.namespace, "tc/tx", "--replicas=3"
+                )
                 assert scaled.returncode == 0, scaled.stderr
                 resource = await until("three are announced", lambda: announced(scene, 3))
                 status = resource["status"]
                 assert (status["replicas"], status["readyReplicas"]) == (3, 3)
-                assert [(row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]] == [
-                    (f"tx-coordinator-{tcid}", tcid, "Ready") for tcid in range(3)
-                ]
-                assert all(row["incarnation"].startswith(row["name"]) for row in status["coordinators"])
+                assert [
+                    (row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]
+                ] == [(f"tx-coordinator-{tcid}", tcid, "Ready") for tcid in range(3)]
+                assert all(
+                    row["incarnation"].startswith(row["name"]) for row in status["coordinators"]
+                )
                 labels = "app.kubernetes.io/component=coordinator,magnetar.io/cluster=main,magnetar.io/coordinators=tx"
                 assert status["selector"] == labels
             await settled(operator)
@@ -143,11 +165,16 @@ def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(sc
 def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a_time(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """The condition and an Event say what is waited for; the pod goes when its last transaction has ended; raising the number keeps it."""
+    """The condition and an Event say what is waited for; the pod goes when its last transaction
+    has ended; raising the number keeps it."""
 
     async def scenario() -> None:
         kubelet = Kubelet(scene, "tx-coordinator")
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            kubelet.at_work(),
+        ):
             claims = Claims(scene, brokers, "tx-coordinator")
             claims.open_transactions[2] = 7
             async with claims.at_work():
@@ -157,12 +184,17 @@ def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a
                 await until("Ready", lambda: ready(scene))
                 scene.merge(path, {"spec": {"replicas": 1}})
                 waiting = await until(
-                    "it waits", lambda: (one := scene.condition(path)).get("reason") == "TransactionsOpen" and one
+                    "it waits",
+                    lambda: (
+                        (one := scene.condition(path)).get("reason") == "TransactionsOpen" and one
+                    ),
                 )
                 assert "tx-coordinator-2 has 7 open transactions" in waiting["message"]
                 assert replicas(scene) == 3
                 assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
-                await until("both are retiring", lambda: phases(scene) == ["Ready", "Retiring", "Retiring"])
+                await until(
+                    "both are retiring", lambda: phases(scene) == ["Ready", "Retiring", "Retiring"]
+                )
                 await until("an Event", lambda: scene.events("TransactionsOpen"))
 
                 scene.merge(path, {"spec": {"replicas": 3}})
@@ -170,18 +202,29 @@ def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a
                 assert await set_of(brokers) == CoordinatorSetRecord(3, 3, f"{scene.namespace}/tx")
 
                 scene.merge(path, {"spec": {"replicas": 1}})
-                await until("it waits again", lambda: scene.condition(path).get("reason") == "TransactionsOpen")
+                await until(
+                    "it waits again",
+                    lambda: scene.condition(path).get("reason") == "TransactionsOpen",
+                )
                 claims.open_transactions[2] = 0
                 await until("one is left", lambda: replicas(scene) == 1 and ready(scene))
-                texts = lambda: [text for text in scene.events("Updated") if "spec.replicas: " in text]  # noqa: E731
+                texts = lambda: [  # noqa: E731
+                    text for text in scene.events("Updated") if "spec.replicas: " in text
+                ]
                 await until("Events of both steps", lambda: len(texts()) >= 2)
-                assert sorted(text.rpartition("spec.replicas: ")[2] for text in texts()) == ["2 -> 1", "3 -> 2"]
+                assert sorted(text.rpartition("spec.replicas: ")[2] for text in texts()) == [
+                    "2 -> 1",
+                    "3 -> 2",
+                ]
 
     asyncio.run(scenario())
 
 
-def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A missing cluster and a conflict are conditions with a remedy; deleting the resource keeps what the store knows."""
+def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """A missing cluster and a conflict are conditions with a remedy; deleting the resource keeps
+    what the store knows."""
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -195,10 +238,15 @@ def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(sc
 
             await asyncio.sleep(1.1)  # creation times have whole seconds
             scene.create("TransactionCoordinator", "later", {**SPEC, "replicas": 2})
-            conflict = await until("Conflict", lambda: (one := scene.condition(later)).get("reason") == "Conflict" and one)
+            conflict = await until(
+                "Conflict",
+                lambda: (one := scene.condition(later)).get("reason") == "Conflict" and one,
+            )
             assert f"{scene.namespace}/tx is older" in conflict["message"]
             assert replicas(scene, "later-coordinator") is None
-            assert (await set_of(brokers) or CoordinatorSetRecord(0, 0)).owner == f"{scene.namespace}/tx"
+            assert (
+                await set_of(brokers) or CoordinatorSetRecord(0, 0)
+            ).owner == f"{scene.namespace}/tx"
 
             scene.delete(path)
             await until("the other one serves", lambda: replicas(scene, "later-coordinator") == 2)
@@ -212,7 +260,8 @@ def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(sc
 def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Not while one holds its number; also when all of it went without an operator; made again, numbers go on and are announced again."""
+    """Not while one holds its number; also when all of it went without an operator; made again,
+    numbers go on and are announced again."""
 
     async def scenario() -> None:
         kubelet, path = Kubelet(scene, "tx-coordinator"), scene.path(PATH, "tx")
@@ -221,10 +270,15 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
             """What Kubernetes does with the children of what was deleted."""
             for kind in CHILDREN:
                 for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
-                    if any(owner["kind"] == "TransactionCoordinator" for owner in child["metadata"].get("ownerReferences", [])):
+                    if any(
+                        owner["kind"] == "TransactionCoordinator"
+                        for owner in child["metadata"].get("ownerReferences", [])
+                    ):
                         scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
             for pod in scene.plane.must("GET", scene.core("pods"))["items"]:
-                scene.plane.request("DELETE", scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0})
+                scene.plane.request(
+                    "DELETE", scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0}
+                )
 
         async def withdrawn() -> None:
             async with asyncio.timeout(TIMEOUT_S):
@@ -236,16 +290,23 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
             return [CoordinatorRecord.decode(item.value).epoch for item in found]
 
         # No pod is made while the others are collected: the kubelet works in between only.
-        async with brokers_of(cluster_etcd.endpoint) as brokers, Claims(scene, brokers, "tx-coordinator").at_work():
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            Claims(scene, brokers, "tx-coordinator").at_work(),
+        ):
             async with running_operator(scene.namespace) as operator:
                 async with kubelet.at_work():
                     scene.create("BrokerCluster", "main", external(cluster_etcd))
                     scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
                     await until("Ready", lambda: ready(scene))
                 scene.delete(path)
-                await until("it is forgotten", lambda: not operator.cache.count("TransactionCoordinator"))
+                await until(
+                    "it is forgotten", lambda: not operator.cache.count("TransactionCoordinator")
+                )
                 await quiet(operator)
-                assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx"), "two still serve"
+                assert await set_of(brokers) == CoordinatorSetRecord(
+                    2, 2, f"{scene.namespace}/tx"
+                ), "two still serve"
                 collect()
                 await withdrawn()
                 assert await epochs() == [1, 1]
@@ -269,7 +330,8 @@ def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_
 def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    """Also where no operator saw it gone, and where the other cluster announces it only after it was served, or its store was away then."""
+    """Also where no operator saw it gone, and where the other cluster announces it only after it
+    was served, or its store was away then."""
 
     async def known_by(brokers: Brokers, owner: str | None) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -277,10 +339,17 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
                 await asyncio.sleep(POLL_S)
 
     async def scenario() -> None:
-        elsewhere, owner, path = EtcdProcess(tmp_path / "elsewhere"), f"{scene.namespace}/tx", scene.path(PATH, "tx")
+        elsewhere, owner, path = (
+            EtcdProcess(tmp_path / "elsewhere"),
+            f"{scene.namespace}/tx",
+            scene.path(PATH, "tx"),
+        )
         try:
             elsewhere.start()
-            async with brokers_of(cluster_etcd.endpoint) as brokers, brokers_of(elsewhere.endpoint) as others:
+            async with (
+                brokers_of(cluster_etcd.endpoint) as brokers,
+                brokers_of(elsewhere.endpoint) as others,
+            ):
                 scene.create("BrokerCluster", "main", external(cluster_etcd))
                 scene.create("BrokerCluster", "other", external(elsewhere))
                 scene.create("TransactionCoordinator", "tx", SPEC)
@@ -292,18 +361,26 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
                 async with running_operator(scene.namespace) as operator:
                     await known_by(brokers, None)
                     await known_by(others, owner)
-                    await settled(operator)  # nobody collects what the former one owned here: each object is told of once
-                await brokers.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode())
+                    # nobody collects what the former one owned here: each object is told of once
+                    await settled(operator)
+                await brokers.store.put(
+                    keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode()
+                )
                 async with running_operator(scene.namespace):
                     await known_by(brokers, None)
                     await known_by(others, owner)
-                await brokers.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode())
+                await brokers.store.put(
+                    keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, owner).encode()
+                )
                 scene.delete(path)
                 scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "other"}})
                 async with running_operator(scene.namespace, resync_s=3600.0) as operator:
                     key = Key("TransactionCoordinator", scene.namespace, "tx")
                     with cluster_etcd.frozen():
-                        await until("it was asked in vain", lambda: operator.world.leftovers.get(key, 0.0) > 0)
+                        await until(
+                            "it was asked in vain",
+                            lambda: operator.world.leftovers.get(key, 0.0) > 0,
+                        )
                     await known_by(brokers, None)
                     await until("nothing is left", lambda: not operator.world.leftovers)
         finally:
@@ -312,7 +389,9 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
     asyncio.run(scenario())
 
 
-def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_it(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_it(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """At the end every pod has the new template; a paused resource is not touched."""
 
     async def scenario() -> None:
@@ -328,8 +407,16 @@ def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_
             path = scene.path(PATH, "tx")
             await until("Ready", lambda: ready(scene))
             before = {pod["metadata"]["uid"] for pod in scene.pods()}
-            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}, "spec": {"config": {"lease_ttl_s": 5}}})
-            await until("Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused")
+            scene.merge(
+                path,
+                {
+                    "metadata": {"annotations": {"magnetar.io/paused": "true"}},
+                    "spec": {"config": {"lease_ttl_s": 5}},
+                },
+            )
+            await until(
+                "Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused"
+            )
             config = scene.get(scene.core("configmaps", "tx-coordinator"))
             assert config is not None
             assert "MAGNETAR_LEASE_TTL_S" not in config["data"]
@@ -341,8 +428,11 @@ def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_
     asyncio.run(scenario())
 
 
-def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A successor could not take its number, and whoever looks for the number's transactions would find nobody."""
+def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """A successor could not take its number, and whoever looks for the number's transactions
+    would find nobody."""
     path = scene.path(PATH, "tx")
 
     def uids() -> set[str]:
@@ -350,7 +440,11 @@ def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away
 
     async def scenario() -> None:
         kubelet = Kubelet(scene, "tx-coordinator")
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            kubelet.at_work(),
+        ):
             claims = Claims(scene, brokers, "tx-coordinator")
             async with claims.at_work():
                 scene.create("BrokerCluster", "main", external(cluster_etcd))
@@ -371,13 +465,20 @@ def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away
     asyncio.run(scenario())
 
 
-def test_a_record_that_this_operator_cannot_read_holds_no_restart_of_coordinators(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """The store answers, so that a successor takes its number: the record may be one of a version that the operator does not know yet."""
+def test_a_record_that_this_operator_cannot_read_holds_no_restart_of_coordinators(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """The store answers, so that a successor takes its number: the record may be one of a
+    version that the operator does not know yet."""
     path = scene.path(PATH, "tx")
 
     async def scenario() -> None:
         kubelet = Kubelet(scene, "tx-coordinator")
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace), kubelet.at_work():
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace),
+            kubelet.at_work(),
+        ):
             async with Claims(scene, brokers, "tx-coordinator").at_work():
                 scene.create("BrokerCluster", "main", external(cluster_etcd))
                 scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})

@@ -1,4 +1,5 @@
-"""DataJobs against a real API server and a real etcd; kubelet, scheduler and drivers are played by hand."""
+"""DataJobs against a real API server and a real etcd; kubelet, scheduler and drivers are played
+by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from dev.testbed.control_plane import EtcdProcess
 from magnetar.metadata import keys
 from magnetar.metadata.records import JobRunRecord
 from magnetar.names import TopicName
-from tests.apiserver.stage import Brokers, Scene, bind, brokers_of, external, make_lost_node, quiet, running_operator, until
+from tests.apiserver.stage import (
+    Brokers,
+    Scene,
+    bind,
+    brokers_of,
+    external,
+    make_lost_node,
+    quiet,
+    running_operator,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +46,32 @@ class Jobs:
         return str(self._scene.create("DataJob", "prices", spec)["metadata"]["uid"])
 
     def driver(self, attempt: int = 1) -> dict[str, Any] | None:
-        items = self._scene.plane.must("GET", f"{self._scene.core('pods')}?labelSelector=magnetar.io/job=prices")["items"]
-        return next((pod for pod in items if pod["metadata"]["labels"].get("magnetar.io/attempt") == str(attempt)), None)
+        items = self._scene.plane.must(
+            "GET", f"{self._scene.core('pods')}?labelSelector=magnetar.io/job=prices"
+        )["items"]
+        return next(
+            (
+                pod
+                for pod in items
+                if pod["metadata"]["labels"].get("magnetar.io/attempt") == str(attempt)
+            ),
+            None,
+        )
 
     def end(self, pod: dict[str, Any], ended: dict[str, Any]) -> None:
         """A driver ends by itself."""
-        container = {"name": "driver", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        container = {
+            "name": "driver",
+            "image": "x",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+        }
         state = {"terminated": {"finishedAt": "2020-01-01T00:00:00Z", **ended}}
         status = {"phase": "Failed", "containerStatuses": [{**container, "state": state}]}
-        self._scene.merge(f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
+        self._scene.merge(
+            f"{self._scene.core('pods', pod['metadata']['name'])}/status", {"status": status}
+        )
 
     def report(self, pod: str, phase: str, *conditions: dict[str, Any], **more: Any) -> None:
         """What a kubelet or the scheduler says of a pod."""
@@ -53,7 +81,9 @@ class Jobs:
     def executors(self) -> dict[str, dict[str, Any]]:
         """By name."""
         selector = "magnetar.io/job=prices,app.kubernetes.io/component=executor"
-        items = self._scene.plane.must("GET", f"{self._scene.core('pods')}?labelSelector={selector}")["items"]
+        items = self._scene.plane.must(
+            "GET", f"{self._scene.core('pods')}?labelSelector={selector}"
+        )["items"]
         return {pod["metadata"]["name"]: pod for pod in items}
 
     async def says(self, reason: str, kind: str = "Degraded") -> str:
@@ -61,12 +91,18 @@ class Jobs:
 
         def found() -> str | None:
             condition = self._scene.condition(self.path, kind)
-            return condition["message"] if (condition.get("status"), condition.get("reason")) == ("True", reason) else None
+            return (
+                condition["message"]
+                if (condition.get("status"), condition.get("reason")) == ("True", reason)
+                else None
+            )
 
         return str(await until(f"{kind} for {reason}", found))
 
 
-async def begun(scene: Scene, brokers: Brokers, cluster_etcd: EtcdProcess) -> tuple[Jobs, dict[str, Any]]:
+async def begun(
+    scene: Scene, brokers: Brokers, cluster_etcd: EtcdProcess
+) -> tuple[Jobs, dict[str, Any]]:
     """The job of a cluster, and its first driver."""
     scene.create("BrokerCluster", "main", external(cluster_etcd))
     jobs = Jobs(scene, brokers)
@@ -75,10 +111,15 @@ async def begun(scene: Scene, brokers: Brokers, cluster_etcd: EtcdProcess) -> tu
 
 
 @pytest.mark.parametrize(
-    ("topic", "partitions"), [(TOPIC, 0), (TOPIC, 2), (f"{TOPIC}-partition-1", 2)], ids=["plain", "partitioned", "partition"]
+    ("topic", "partitions"),
+    [(TOPIC, 0), (TOPIC, 2), (f"{TOPIC}-partition-1", 2)],
+    ids=["plain", "partitioned", "partition"],
 )
-def test_a_job_waits_for_its_topic_and_then_begins(scene: Scene, cluster_etcd: EtcdProcess, topic: str, partitions: int) -> None:
-    """It names namespace or topic and what to do, and makes no driver, which would find nothing and succeed. An entry suffices."""
+def test_a_job_waits_for_its_topic_and_then_begins(
+    scene: Scene, cluster_etcd: EtcdProcess, topic: str, partitions: int
+) -> None:
+    """It names namespace or topic and what to do, and makes no driver, which would find nothing
+    and succeed. An entry suffices."""
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -86,11 +127,17 @@ def test_a_job_waits_for_its_topic_and_then_begins(scene: Scene, cluster_etcd: E
             jobs = Jobs(scene, brokers)
             jobs.create(topic)
             said = await jobs.says("NamespaceNotFound")
-            assert said.startswith("namespace public/default of topic persistent://public/default/prices")
-            assert scene.condition(jobs.path) | {"status": "False", "reason": "NamespaceNotFound"} == scene.condition(jobs.path)
+            assert said.startswith(
+                "namespace public/default of topic persistent://public/default/prices"
+            )
+            assert scene.condition(jobs.path) | {
+                "status": "False",
+                "reason": "NamespaceNotFound",
+            } == scene.condition(jobs.path)
             await brokers.enter("persistent://public/default/other")
             assert await jobs.says("TopicNotFound") == (
-                f"topic {topic} does not exist in this cluster; correct the name, or create the topic or publish to it first"
+                f"topic {topic} does not exist in this cluster; correct the name, or create the "
+                "topic or publish to it first"
             )
             assert scene.events("TopicNotFound")
             status = (scene.get(jobs.path) or {})["status"]
@@ -98,12 +145,17 @@ def test_a_job_waits_for_its_topic_and_then_begins(scene: Scene, cluster_etcd: E
             assert jobs.driver() is None
             await brokers.enter(TOPIC, partitions)
             await until("the first driver", jobs.driver)
-            await until("no complaint", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+            await until(
+                "no complaint",
+                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+            )
 
     asyncio.run(scenario())
 
 
-def test_a_topic_that_goes_between_attempts_is_named_as_well(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_a_topic_that_goes_between_attempts_is_named_as_well(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
             jobs, pod = await begun(scene, brokers, cluster_etcd)
@@ -117,8 +169,11 @@ def test_a_topic_that_goes_between_attempts_is_named_as_well(scene: Scene, clust
     asyncio.run(scenario())
 
 
-def test_a_job_waits_for_a_store_that_does_not_answer(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Whether the topic exists is not known then, and not guessed: no driver, and no topic that is said to be missing."""
+def test_a_job_waits_for_a_store_that_does_not_answer(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Whether the topic exists is not known then, and not guessed: no driver, and no topic that
+    is said to be missing."""
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -126,15 +181,24 @@ def test_a_job_waits_for_a_store_that_does_not_answer(scene: Scene, cluster_etcd
             scene.create("BrokerCluster", "main", nobody)
             jobs = Jobs(scene, brokers)
             await jobs.make()
-            assert (await jobs.says("MetadataStoreUnavailable")).startswith("neither the run's record nor its topic can be read")
+            assert (await jobs.says("MetadataStoreUnavailable")).startswith(
+                "neither the run's record nor its topic can be read"
+            )
             assert jobs.driver() is None
 
     asyncio.run(scenario())
 
 
-def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_a_pod_that_no_node_takes_is_named_until_one_does(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """First the driver's, then an executor's, while the driver is at work."""
-    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu"}
+    unschedulable = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes: Insufficient cpu",
+    }
     words = "not scheduled: Unschedulable: 0/1 nodes: Insufficient cpu. "
 
     async def scenario() -> None:
@@ -145,7 +209,10 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
             assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
             assert scene.condition(jobs.path)["reason"] == "PodUnschedulable"
             jobs.report(name, "Running", podIP="10.1.2.3")
-            await until("the driver is at work", lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running")
+            await until(
+                "the driver is at work",
+                lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running",
+            )
             assert scene.condition(jobs.path, "Degraded")["status"] == "False"
 
             await until("its executor", jobs.executors)
@@ -154,14 +221,24 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(scene: Scene, cluster_
             assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
             assert scene.events("PodUnschedulable")
             jobs.report(f"{name}-exec-1", "Running")
-            await until("all is well", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+            await until(
+                "all is well",
+                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+            )
 
     asyncio.run(scenario())
 
 
-def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """There is no pod to look at. They come when there is room."""
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few"},
+        "spec": {"hard": {"pods": "1"}},
+    }
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -178,16 +255,25 @@ def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(scene: S
             assert [pod["metadata"]["name"] for pod in scene.pods()] == [name]
             scene.delete(scene.core("resourcequotas", "few"))
             await until("its executor", jobs.executors)
-            await until("all is well", lambda: scene.condition(jobs.path, "Degraded").get("status") == "False")
+            await until(
+                "all is well",
+                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+            )
 
     asyncio.run(scenario())
 
 
-def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Nobody but the operator makes them: a driver has no rights. One that is evicted is made again; they reach nobody but each other."""
+def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Nobody but the operator makes them: a driver has no rights. One that is evicted is made
+    again; they reach nobody but each other."""
 
     async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace) as operator,
+        ):
             scene.create("BrokerCluster", "main", external(cluster_etcd))
             jobs = Jobs(scene, brokers)
             await brokers.enter(TOPIC)
@@ -200,14 +286,20 @@ def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(scene: Scene, 
             assert jobs.executors() == {}, "without an address of its driver no executor finds it"
 
             jobs.report(name, "Running", podIP="10.1.2.3")
-            made = await until("both executors", lambda: len(found := jobs.executors()) == 2 and found)
+            made = await until(
+                "both executors", lambda: len(found := jobs.executors()) == 2 and found
+            )
             assert set(made) == {first, second}
             for pod in (driver, *made.values()):
                 assert pod["spec"]["automountServiceAccountToken"] is False
-            assert [owner["uid"] for pod in made.values() for owner in pod["metadata"]["ownerReferences"]] == 2 * [
-                driver["metadata"]["uid"]
-            ]
-            policy = scene.get(scene.core("networkpolicies", "prices-spark", "/apis/networking.k8s.io/v1"))
+            assert [
+                owner["uid"]
+                for pod in made.values()
+                for owner in pod["metadata"]["ownerReferences"]
+            ] == 2 * [driver["metadata"]["uid"]]
+            policy = scene.get(
+                scene.core("networkpolicies", "prices-spark", "/apis/networking.k8s.io/v1")
+            )
             assert policy is not None
             assert policy["metadata"]["ownerReferences"][0]["kind"] == "DataJob"
 
@@ -215,7 +307,10 @@ def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(scene: Scene, 
                 jobs.report(pod, "Running")
             uid = made[second]["metadata"]["uid"]
             jobs.report(second, "Failed", reason="Evicted")
-            await until("it is made again", lambda: jobs.executors().get(second, made[second])["metadata"]["uid"] != uid)
+            await until(
+                "it is made again",
+                lambda: jobs.executors().get(second, made[second])["metadata"]["uid"] != uid,
+            )
             assert jobs.executors()[first]["metadata"]["uid"] == made[first]["metadata"]["uid"]
 
             jobs.end(driver, {"exitCode": 1, "reason": "Error"})
@@ -230,7 +325,9 @@ def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(scene: Scene, 
     asyncio.run(scenario())
 
 
-def test_a_job_of_a_cluster_that_does_not_exist_says_so(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_a_job_of_a_cluster_that_does_not_exist_says_so(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
             jobs = Jobs(scene, brokers)
@@ -243,7 +340,8 @@ def test_a_job_of_a_cluster_that_does_not_exist_says_so(scene: Scene, cluster_et
 
 
 def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A failed pod is followed by another attempt; the record of a success counts although the pod has vanished; a new token runs again."""
+    """A failed pod is followed by another attempt; the record of a success counts although the
+    pod has vanished; a new token runs again."""
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
@@ -255,7 +353,14 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
             arguments = pod["spec"]["containers"][0]["args"]
             run = f"once-{uid[:8]}"
             assert arguments[arguments.index("--run") + 1] == run
-            jobs.end(pod, {"exitCode": 1, "reason": "Error", "message": "a log\nStorageError: the disk is full"})
+            jobs.end(
+                pod,
+                {
+                    "exitCode": 1,
+                    "reason": "Error",
+                    "message": "a log\nStorageError: the disk is full",
+                },
+            )
             second = await until("the second driver", lambda: jobs.driver(2))
 
             saying = "it ended with exit code 1 (Error), saying: StorageError: the disk is full"
@@ -265,7 +370,12 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
             await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
             scene.delete(scene.core("pods", second["metadata"]["name"]))
             done = await until(
-                "Succeeded", lambda: (found := scene.get(jobs.path)) and found["status"]["state"] == "Succeeded" and found
+                "Succeeded",
+                lambda: (
+                    (found := scene.get(jobs.path))
+                    and found["status"]["state"] == "Succeeded"
+                    and found
+                ),
             )
             assert done["status"]["history"][0]["result"] == {"keys": "7"}
             assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
@@ -273,23 +383,37 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
             scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
             third = await until(
                 "a driver of the new run",
-                lambda: jobs.driver(1) if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"] else None,
+                lambda: (
+                    jobs.driver(1)
+                    if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"]
+                    else None
+                ),
             )
             assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
             scene.merge(jobs.path, {"spec": {"suspend": True}})
             await until(
-                "Suspended", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Suspended" and jobs.driver(1) is None
+                "Suspended",
+                lambda: (
+                    (scene.get(jobs.path) or {})["status"]["state"] == "Suspended"
+                    and jobs.driver(1) is None
+                ),
             )
 
     asyncio.run(scenario())
 
 
-def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Its pod would stay Running for ever, and with it the attempt; until it is told to go nobody touches it."""
+def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Its pod would stay Running for ever, and with it the attempt; until it is told to go
+    nobody touches it."""
 
     async def scenario() -> None:
         node = f"node-{scene.namespace}"
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace) as operator:
+        async with (
+            brokers_of(cluster_etcd.endpoint) as brokers,
+            running_operator(scene.namespace) as operator,
+        ):
             make_lost_node(scene, node)
             scene.create("BrokerCluster", "main", external(cluster_etcd))
             jobs = Jobs(scene, brokers)
@@ -299,8 +423,13 @@ def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(scene: 
             name = first["metadata"]["name"]
             bind(scene, name, node)
             unready = {"type": "Ready", "status": "False"}
-            scene.merge(f"{scene.core('pods', name)}/status", {"status": {"phase": "Running", "conditions": [unready]}})
-            await until("at work", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Running")
+            scene.merge(
+                f"{scene.core('pods', name)}/status",
+                {"status": {"phase": "Running", "conditions": [unready]}},
+            )
+            await until(
+                "at work", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Running"
+            )
             await operator.controller.enqueue_all()
             await quiet(operator)
             assert not scene.events("NodeLost")

@@ -1,4 +1,5 @@
-"""Certificates and credentials of clusters' etcds, against a real API server: made, repaired, renewed, taken over, and never shown."""
+"""Certificates and credentials of clusters' etcds, against a real API server: made, repaired,
+renewed, taken over, and never shown."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ async def look(scene: Scene, operator: Operator, what: str, reached: Any) -> Any
         nudging.cancel()
 
 
-def test_secrets_are_made_repaired_and_renewed_and_never_shown(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_made_repaired_and_renewed_and_never_shown(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def scenario() -> list[dict[str, Any]]:
         async with running_operator(scene.namespace) as operator:
             scene.create("BrokerCluster", "main", {})
@@ -82,17 +85,34 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(scene: Scene, cap
             wanted = subjects(BrokerCluster.model_validate(scene.cluster()))
             for part, subject in wanted.items():
                 assert leaf_problem(pair_of(first[part]), authority, subject, CLOCK.wall_ms()) == ""
-            await until("status", lambda: scene.cluster().get("status", {}).get("etcdSecurity") == "TLS")
+            await until(
+                "status", lambda: scene.cluster().get("status", {}).get("etcdSecurity") == "TLS"
+            )
 
             scene.delete(scene.core("secrets", "main-etcd-job"))
             again = await look(scene, operator, "the job's secret", lambda: secret(scene, "job"))
             assert again["data"]["tls.key"] != first["job"]["data"]["tls.key"]
-            scene.plane.must("PATCH", scene.core("secrets", "main-etcd-broker"), {"data": {"ca.crt": "eA=="}}, MERGE)
-            await look(scene, operator, "repair", lambda: secret(scene, "broker")["data"] == first["broker"]["data"])  # type: ignore[index]
+            scene.plane.must(
+                "PATCH",
+                scene.core("secrets", "main-etcd-broker"),
+                {"data": {"ca.crt": "eA=="}},
+                MERGE,
+            )
+            await look(
+                scene,
+                operator,
+                "repair",
+                lambda: secret(scene, "broker")["data"] == first["broker"]["data"],
+            )  # type: ignore[index]
 
             old = issue(authority, Subject(names.COORDINATOR_USER), CLOCK.wall_ms() - 300 * DAY_MS)
-            data = {"tls.crt": base64.b64encode(old.certificate).decode(), "tls.key": base64.b64encode(old.key).decode()}
-            scene.plane.must("PATCH", scene.core("secrets", "main-etcd-coordinator"), {"data": data}, MERGE)
+            data = {
+                "tls.crt": base64.b64encode(old.certificate).decode(),
+                "tls.key": base64.b64encode(old.key).decode(),
+            }
+            scene.plane.must(
+                "PATCH", scene.core("secrets", "main-etcd-coordinator"), {"data": data}, MERGE
+            )
             await look(
                 scene,
                 operator,
@@ -102,7 +122,9 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(scene: Scene, cap
             await until("an Event", lambda: scene.events("CertificateRenewed"))
             assert "two thirds of its life are over" in scene.events("CertificateRenewed")[0]
             await until("an Event", lambda: scene.events("DriftCorrected"))
-            assert scene.events("DriftCorrected") == ["Secret main-etcd-broker: data.ca.crt had been changed"]
+            assert scene.events("DriftCorrected") == [
+                "Secret main-etcd-broker: data.ca.crt had been changed"
+            ]
 
             kept = all_secrets(scene)
             await settled(operator)
@@ -114,7 +136,9 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(scene: Scene, cap
     assert_nothing_is_told(scene, output.out + output.err, *secrets)
 
 
-def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced_unasked(scene: Scene) -> None:
+def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced_unasked(
+    scene: Scene,
+) -> None:
     async def scenario() -> None:
         async with running_operator(scene.namespace) as operator:
             scene.create("BrokerCluster", "main", {})
@@ -132,30 +156,52 @@ def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced
             scene.delete(scene.core("secrets", "main-etcd-ca"))
             path = scene.path("brokerclusters", "main")
             await look(
-                scene, operator, "a condition", lambda: scene.condition(path, "Degraded").get("reason") == "EtcdAuthorityLost"
+                scene,
+                operator,
+                "a condition",
+                lambda: scene.condition(path, "Degraded").get("reason") == "EtcdAuthorityLost",
             )
-            assert "Restore the secret from a backup" in scene.condition(path, "Degraded")["message"]
+            assert (
+                "Restore the secret from a backup" in scene.condition(path, "Degraded")["message"]
+            )
             assert secret(scene, "ca") is None
             data = {"data": first["ca"]["data"], "type": first["ca"]["type"]}
             metadata = {"name": "main-etcd-ca", "labels": first["ca"]["metadata"]["labels"]}
             scene.plane.must("POST", scene.core("secrets"), {"metadata": metadata, **data})
-            await look(scene, operator, "health", lambda: scene.condition(path, "Degraded").get("reason") != "EtcdAuthorityLost")
+            await look(
+                scene,
+                operator,
+                "health",
+                lambda: scene.condition(path, "Degraded").get("reason") != "EtcdAuthorityLost",
+            )
 
     asyncio.run(scenario())
 
 
-def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(scene: Scene, tmp_path: Path) -> None:
-    """Missing, malformed, right, and replaced together with etcd's own authority: each is told or taken without a restart."""
+def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """Missing, malformed, right, and replaced together with etcd's own authority: each is told
+    or taken without a restart."""
     guarded = Guarded(tmp_path)
     guarded.server.start()
-    external = {"endpoints": [guarded.server.endpoint], "tls": {"secretRef": {"name": "etcd-client"}}}
+    external = {
+        "endpoints": [guarded.server.endpoint],
+        "tls": {"secretRef": {"name": "etcd-client"}},
+    }
     record = ClusterRecord(storage_id="5e" * 16, restore=0, format_version=1).encode()
     path = scene.path("brokerclusters", "main")
 
     def data(key: bytes | None = None) -> dict[str, Any]:
         material = guarded.material("somebody")
-        files = {"ca.crt": material.authority, "tls.crt": material.certificate, "tls.key": key or material.key}
-        return {"data": {name: base64.b64encode(content).decode() for name, content in files.items()}}
+        files = {
+            "ca.crt": material.authority,
+            "tls.crt": material.certificate,
+            "tls.key": key or material.key,
+        }
+        return {
+            "data": {name: base64.b64encode(content).decode() for name, content in files.items()}
+        }
 
     async def seeded() -> None:
         store = guarded.store("somebody")
@@ -168,18 +214,35 @@ def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(scene: S
         await seeded()
         async with running_operator(scene.namespace) as operator:
             scene.create("BrokerCluster", "main", {"etcd": {"external": external}})
-            await until("a condition", lambda: scene.condition(path).get("reason") == "EtcdCredentialsMissing")
+            await until(
+                "a condition",
+                lambda: scene.condition(path).get("reason") == "EtcdCredentialsMissing",
+            )
             told = scene.condition(path)["message"]
             assert "secretRef: secret etcd-client does not exist" in told
             scene.plane.must(
-                "POST", scene.core("secrets"), {"metadata": {"name": "etcd-client"}, **data(make_authority("x", 1).key)}
+                "POST",
+                scene.core("secrets"),
+                {"metadata": {"name": "etcd-client"}, **data(make_authority("x", 1).key)},
             )
-            await look(scene, operator, "what is wrong", lambda: "does not belong" in scene.condition(path)["message"])
+            await look(
+                scene,
+                operator,
+                "what is wrong",
+                lambda: "does not belong" in scene.condition(path)["message"],
+            )
             scene.plane.must("PATCH", scene.core("secrets", "etcd-client"), data(), MERGE)
-            await look(scene, operator, "the store's word", lambda: scene.cluster()["status"].get("storageId") == "5e" * 16)
+            await look(
+                scene,
+                operator,
+                "the store's word",
+                lambda: scene.cluster()["status"].get("storageId") == "5e" * 16,
+            )
             pod = await until("brokers", scene.stateful_set)
             mounted = [
-                volume["secret"]["secretName"] for volume in pod["spec"]["template"]["spec"]["volumes"] if "secret" in volume
+                volume["secret"]["secretName"]
+                for volume in pod["spec"]["template"]["spec"]["volumes"]
+                if "secret" in volume
             ]
             assert mounted == ["etcd-client"]
 
@@ -187,10 +250,19 @@ def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(scene: S
             guarded.authority = make_authority("its successor", CLOCK.wall_ms())
             guarded.write(issue(guarded.authority, Subject(MEMBER, HERE), CLOCK.wall_ms()))
             await asyncio.to_thread(guarded.server.start)
-            scene.create("TopicNamespace", "orders", {"clusterRef": {"name": "main"}, "tenant": "shop", "namespace": "orders"})
+            scene.create(
+                "TopicNamespace",
+                "orders",
+                {"clusterRef": {"name": "main"}, "tenant": "shop", "namespace": "orders"},
+            )
             scene.plane.must("PATCH", scene.core("secrets", "etcd-client"), data(), MERGE)
             orders = scene.path("topicnamespaces", "orders")
-            await look(scene, operator, "a namespace in the store", lambda: scene.condition(orders).get("status") == "True")
+            await look(
+                scene,
+                operator,
+                "a namespace in the store",
+                lambda: scene.condition(orders).get("status") == "True",
+            )
 
     try:
         asyncio.run(scenario())
@@ -200,12 +272,17 @@ def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(scene: S
 
 def plain(command: list[str]) -> list[str]:
     """As an operator without TLS rendered it."""
-    kept = [part for part in command if "cert" not in part and "key-file" not in part and "-ca-file" not in part]
+    kept = [
+        part
+        for part in command
+        if "cert" not in part and "key-file" not in part and "-ca-file" not in part
+    ]
     return [part.replace("https://", "http://") for part in kept]
 
 
 def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(scene: Scene) -> None:
-    """Both on one port first; brokers one by one, once that is so; TLS alone when no broker speaks plain any more."""
+    """Both on one port first; brokers one by one, once that is so; TLS alone when no broker
+    speaks plain any more."""
     etcd = scene.core("statefulsets", "main-etcd", "/apis/apps/v1")
     kubelet = Kubelet(scene)
 
@@ -213,12 +290,17 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
         found = scene.get(etcd)
         assert found is not None
         command = found["spec"]["template"]["spec"]["containers"][0]["command"]
-        urls = next(part for part in command if part.startswith("--listen-client-urls=")).partition("=")[2]
+        urls = next(part for part in command if part.startswith("--listen-client-urls=")).partition(
+            "="
+        )[2]
         return {url.partition("://")[0] for url in urls.split(",")}
 
     def pods_with_tls() -> list[bool]:
         pods = scene.pods()
-        return [any(volume["name"] == names.ETCD_TLS_VOLUME for volume in pod["spec"]["volumes"]) for pod in pods]
+        return [
+            any(volume["name"] == names.ETCD_TLS_VOLUME for volume in pod["spec"]["volumes"])
+            for pod in pods
+        ]
 
     def security() -> str:
         return str(scene.cluster()["status"].get("etcdSecurity", ""))
@@ -226,7 +308,10 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
     def told_brokers() -> bool:
         found = scene.stateful_set()
         assert found is not None
-        return any(volume["name"] == names.ETCD_TLS_VOLUME for volume in found["spec"]["template"]["spec"]["volumes"])
+        return any(
+            volume["name"] == names.ETCD_TLS_VOLUME
+            for volume in found["spec"]["template"]["spec"]["volumes"]
+        )
 
     def settle(ready: int) -> None:
         found = scene.get(etcd)
@@ -248,17 +333,34 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
         found = scene.get(etcd)
         assert found is not None
         container = found["spec"]["template"]["spec"]["containers"][0]
-        template = {"spec": {"template": {"spec": {"containers": [{**container, "command": plain(container["command"])}]}}}}
+        template = {
+            "spec": {
+                "template": {
+                    "spec": {"containers": [{**container, "command": plain(container["command"])}]}
+                }
+            }
+        }
         scene.merge(etcd, template)
         for part in PARTS:
             scene.delete(scene.core("secrets", f"main-etcd-{part}"))
-        scene.merge(f"{scene.path('brokerclusters', 'main')}/status", {"status": {"etcdSecurity": "", "storageId": "5e" * 16}})
+        scene.merge(
+            f"{scene.path('brokerclusters', 'main')}/status",
+            {"status": {"etcdSecurity": "", "storageId": "5e" * 16}},
+        )
         brokers = scene.core("statefulsets", "main-broker", "/apis/apps/v1")
         template = scene.get(brokers)["spec"]["template"]  # type: ignore[index]
-        volumes = [volume for volume in template["spec"]["volumes"] if volume["name"] != names.ETCD_TLS_VOLUME]
+        volumes = [
+            volume
+            for volume in template["spec"]["volumes"]
+            if volume["name"] != names.ETCD_TLS_VOLUME
+        ]
         broker = template["spec"]["containers"][0]
-        broker["volumeMounts"] = [mount for mount in broker["volumeMounts"] if mount["name"] != names.ETCD_TLS_VOLUME]
-        scene.merge(brokers, {"spec": {"template": {"spec": {"volumes": volumes, "containers": [broker]}}}})
+        broker["volumeMounts"] = [
+            mount for mount in broker["volumeMounts"] if mount["name"] != names.ETCD_TLS_VOLUME
+        ]
+        scene.merge(
+            brokers, {"spec": {"template": {"spec": {"volumes": volumes, "containers": [broker]}}}}
+        )
         kubelet.step()
         assert pods_with_tls() == [False]
 
@@ -269,10 +371,13 @@ def test_an_etcd_of_an_earlier_operator_changes_over_while_everything_is_told(sc
             assert pods_with_tls() == [False]
             settle(ready=1)
             await look(scene, operator, "brokers that are told", told_brokers)
-            # There is no etcd behind the name: a broker that is well would wait for it. Whoever was told is not sent back because it is away.
+            # There is no etcd behind the name: a broker that is well would wait for it. Whoever was
+            # told is not sent back because it is away.
             settle(ready=0)
             kubelet.sick.add("main-broker-0")
-            await look(scene, operator, "a broker with a certificate", lambda: pods_with_tls() == [True])
+            await look(
+                scene, operator, "a broker with a certificate", lambda: pods_with_tls() == [True]
+            )
             kubelet.sick.clear()
             await look(scene, operator, "TLS alone", lambda: schemes() == {"https"})
             await look(scene, operator, "a status", lambda: security() == "TLS")

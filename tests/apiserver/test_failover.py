@@ -25,19 +25,32 @@ class Stage:
 
     def __init__(self, plane: ControlPlane, scene: Scene, etcd: EtcdProcess) -> None:
         self.plane, self.scene = plane, scene
-        scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+        scene.create(
+            "BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}}
+        )
 
     def transitions(self) -> int:
         return int(self.plane.must("GET", LEASE)["spec"]["leaseTransitions"])
 
     async def works(self, name: str) -> None:
         """A namespace made now becomes Ready."""
-        self.scene.create("TopicNamespace", name, {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": name})
+        self.scene.create(
+            "TopicNamespace",
+            name,
+            {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": name},
+        )
         path = self.scene.path("topicnamespaces", name)
-        await until(f"{name} is Ready", lambda: self.scene.condition(path).get("status") == "True", PATIENCE_S)
+        await until(
+            f"{name} is Ready",
+            lambda: self.scene.condition(path).get("status") == "True",
+            PATIENCE_S,
+        )
 
-    async def hand_over(self, leader: OperatorProcess, number: signal.Signals, standby: OperatorProcess) -> float:
-        """Send the leader a signal; seconds until the standby leads. The Lease changes hands once, and work goes on."""
+    async def hand_over(
+        self, leader: OperatorProcess, number: signal.Signals, standby: OperatorProcess
+    ) -> float:
+        """Send the leader a signal; seconds until the standby leads. The Lease changes hands
+        once, and work goes on."""
         await until(f"{standby.identity} is warm", standby.is_ready, PATIENCE_S)
         assert leader.leads()
         before, began = self.transitions(), time.monotonic()
@@ -50,9 +63,14 @@ class Stage:
 
 
 def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
-    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    control_plane: ControlPlane,
+    namespace: str,
+    cluster_etcd: EtcdProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One that was paused wakes with its Lease in another's hands and gives way: neither Lease nor the store's term is its own any more."""
+    """One that was paused wakes with its Lease in another's hands and gives way: neither Lease
+    nor the store's term is its own any more."""
     scene = Scene(control_plane, namespace)
 
     async def scenario() -> None:
@@ -60,7 +78,9 @@ def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
             with ExitStack() as lives:
 
                 def started(name: str) -> OperatorProcess:
-                    life = lives.enter_context(OperatorProcess(control_plane, tmp_path / f"{name}.log", name, namespace))
+                    life = lives.enter_context(
+                        OperatorProcess(control_plane, tmp_path / f"{name}.log", name, namespace)
+                    )
                     life.start()
                     return life
 
@@ -83,6 +103,10 @@ def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
 
                 crashed_s = await stage.hand_over(third, signal.SIGKILL, second)
                 with capsys.disabled():
-                    print(f" [planned {planned_s:.2f} s, paused {paused_s:.2f} s, crashed {crashed_s:.2f} s] ", end="")
+                    print(
+                        f" [planned {planned_s:.2f} s, paused {paused_s:.2f} s, crashed "
+                        f"{crashed_s:.2f} s] ",
+                        end="",
+                    )
 
     asyncio.run(scenario())

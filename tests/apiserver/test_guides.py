@@ -29,14 +29,27 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_command_of_the_guide_succeeds(chart_plane: ControlPlane, tools: Path, guide: str) -> None:
-    """As a person would paste them: one block after the other, from the checkout's root. Nothing is left behind for the next guide."""
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "KUBECONFIG": str(chart_plane.kubeconfig)}
+def test_every_command_of_the_guide_succeeds(
+    chart_plane: ControlPlane, tools: Path, guide: str
+) -> None:
+    """As a person would paste them: one block after the other, from the checkout's root. Nothing
+    is left behind for the next guide."""
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "KUBECONFIG": str(chart_plane.kubeconfig),
+    }
     blocks = _BLOCK.findall((ROOT / "docs" / guide).read_text())
     assert len(blocks) >= 5
     for block in blocks:
         command = ["bash", "-euo", "pipefail", "-c", block]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=BLOCK_TIMEOUT_S
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=BLOCK_TIMEOUT_S,
         )
         assert done.returncode == 0, f"{guide}:\n{block}\n{done.stdout}{done.stderr}"

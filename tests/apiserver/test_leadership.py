@@ -59,7 +59,12 @@ def _kubeconfig(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def config_map(namespace: str) -> Manifest:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "effect", "namespace": namespace}, "data": {"a": "b"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "effect", "namespace": namespace},
+        "data": {"a": "b"},
+    }
 
 
 def test_a_holder_that_cannot_renew_stops_writing_before_another_may_begin(namespace: str) -> None:

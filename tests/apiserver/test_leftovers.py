@@ -23,14 +23,20 @@ CONTENT: dict[str, dict[str, Any]] = {
     "PodDisruptionBudget": {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"a": "b"}}}},
 }
 KEPT: dict[str, dict[str, Any]] = {
-    "PersistentVolumeClaim": {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}},
+    "PersistentVolumeClaim": {
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    },
 }
 
 
 def test_children_of_another_version_are_removed_and_claims_are_not(
-    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane,
+    namespace: str,
+    cluster_etcd: EtcdProcess,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of every kind that holds no data; what is not the cluster's own stays, and so does every claim."""
+    """Of every kind that holds no data; what is not the cluster's own stays, and so does every
+    claim."""
     assert set(CONTENT) <= set(DELETABLE_KINDS)
     monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
     scene = Scene(control_plane, namespace)
@@ -41,11 +47,18 @@ def test_children_of_another_version_are_removed_and_claims_are_not(
         if owner is not None:
             metadata["ownerReferences"] = [owner]
         content = {**CONTENT, **KEPT}[kind]
-        manifest = {"apiVersion": resource.api_version, "kind": kind, "metadata": metadata, **content}
+        manifest = {
+            "apiVersion": resource.api_version,
+            "kind": kind,
+            "metadata": metadata,
+            **content,
+        }
         control_plane.must("POST", resource.path(namespace), manifest)
         return resource.path(namespace, name)
 
-    cluster = scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
+    cluster = scene.create(
+        "BrokerCluster", "main", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}}
+    )
     owner = {
         "apiVersion": cluster["apiVersion"], "kind": "BrokerCluster", "name": "main", "uid": cluster["metadata"]["uid"],
         "controller": True, "blockOwnerDeletion": True,
@@ -57,7 +70,9 @@ def test_children_of_another_version_are_removed_and_claims_are_not(
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint), running_operator(namespace):
             await until("they are gone", lambda: all(scene.get(path) is None for path in leftovers))
-            await until("Events tell of each", lambda: len(scene.events("Removed")) == len(leftovers))
+            await until(
+                "Events tell of each", lambda: len(scene.events("Removed")) == len(leftovers)
+            )
 
     asyncio.run(scenario())
     assert all(scene.get(path) is not None for path in strangers)

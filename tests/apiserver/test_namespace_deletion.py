@@ -1,4 +1,5 @@
-"""Deleting TopicNamespaces against a real API server and a real etcd: nothing that holds data goes, and every resource is let go in time."""
+"""Deleting TopicNamespaces against a real API server and a real etcd: nothing that holds data
+goes, and every resource is let go in time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.slow
 def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """deletionPolicy Delete counts the topics and waits for them to go, not for ever; bundles that brokers serve do not stand in the way."""
+    """deletionPolicy Delete counts the topics and waits for them to go, not for ever; bundles
+    that brokers serve do not stand in the way."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
@@ -39,10 +41,17 @@ def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
             said = await stage.reason(path, "NotEmpty")
             assert "acme/orders has 1 topic; delete them first" in said
             gone = scene.get(path)["metadata"]["deletionTimestamp"]  # type: ignore[index]
-            assert f"waits until {timestamp(wall_ms_of(gone) + 120_000)} (120 s), then this resource goes" in said
+            assert (
+                f"waits until {timestamp(wall_ms_of(gone) + 120_000)} (120 s), then this resource "
+                "goes" in said
+            )
             await stage.event("NotEmpty", "magnetar.io/skip-finalizer=true ends that now")
             await stage.brokers.store.delete(topic)
-            await until("another reason", lambda: "not served" in scene.condition(path).get("message", ""), TIMEOUT_S)
+            await until(
+                "another reason",
+                lambda: "not served" in scene.condition(path).get("message", ""),
+                TIMEOUT_S,
+            )
             served = replace(unserved, state=BundleState.OWNED)
             await stage.brokers.store.put(bundle, served.encode())
             await until("the resource is gone", lambda: scene.get(path) is None, TIMEOUT_S)
@@ -70,7 +79,11 @@ def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
             cluster_gone = stage.make("late", deletionPolicy="Delete")
             await stage.ready(cluster_gone)
             scene.delete(scene.path("brokerclusters", "main"))
-            await until("the cluster is gone", lambda: scene.get(scene.path("brokerclusters", "main")) is None, TIMEOUT_S)
+            await until(
+                "the cluster is gone",
+                lambda: scene.get(scene.path("brokerclusters", "main")) is None,
+                TIMEOUT_S,
+            )
             scene.delete(cluster_gone)
             await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
 
@@ -80,7 +93,8 @@ def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
 def test_what_cannot_be_read_is_let_go_all_the_same(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The annotation and the bound hold where the resource does not fit the model, or its cluster does not; Retain never waits. All data stays."""
+    """The annotation and the bound hold where the resource does not fit the model, or its
+    cluster does not; Retain never waits. All data stays."""
     skip = {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}}
     stored = lambda answer: "spec" in answer  # noqa: E731
 
@@ -96,9 +110,28 @@ def test_what_cannot_be_read_is_let_go_all_the_same(
 
     async def scenario() -> None:
         monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 1e6)
-        many = changed_spec(scene, "TopicNamespace", "bundles", {"type": "integer"}, {**SPEC, "bundles": 5000}, stored)
-        zero = changed_spec(scene, "BrokerCluster", "drainTimeoutSeconds", {"type": "integer"}, {"drainTimeoutSeconds": 0}, stored)
-        async with stage_of(scene, cluster_etcd) as stage, many, zero, running_operator(scene.namespace):
+        many = changed_spec(
+            scene,
+            "TopicNamespace",
+            "bundles",
+            {"type": "integer"},
+            {**SPEC, "bundles": 5000},
+            stored,
+        )
+        zero = changed_spec(
+            scene,
+            "BrokerCluster",
+            "drainTimeoutSeconds",
+            {"type": "integer"},
+            {"drainTimeoutSeconds": 0},
+            stored,
+        )
+        async with (
+            stage_of(scene, cluster_etcd) as stage,
+            many,
+            zero,
+            running_operator(scene.namespace),
+        ):
             path = stage.make("orders", deletionPolicy="Delete")
             await stage.ready(path)
             scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": "true"}}})
@@ -106,23 +139,34 @@ def test_what_cannot_be_read_is_let_go_all_the_same(
             scene.merge(path, {"spec": {"deletionPolicy": "Retain"}})
             scene.delete(path)
             await gone(path)
-            await stage.event("Retained", "acme/orders stays as it is: spec.deletionPolicy is Retain")
+            await stage.event(
+                "Retained", "acme/orders stays as it is: spec.deletionPolicy is Retain"
+            )
             await stage.becomes("released", stage.is_nobodys)
 
             path = await unreadable(stage)
-            await until("it says for how long", lambda: "the deletion waits until" in scene.condition(path)["message"], TIMEOUT_S)
+            await until(
+                "it says for how long",
+                lambda: "the deletion waits until" in scene.condition(path)["message"],
+                TIMEOUT_S,
+            )
             scene.merge(path, skip)
             await gone(path)
             await stage.event("Retained", "stays as it is: magnetar.io/skip-finalizer is set")
 
-            first, second = (stage.make(name, namespace=name, deletionPolicy="Delete") for name in ("first", "second"))
+            first, second = (
+                stage.make(name, namespace=name, deletionPolicy="Delete")
+                for name in ("first", "second")
+            )
             await stage.ready(first)
             await stage.ready(second)
             cluster = scene.path("brokerclusters", "main")
             scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 0}})
             await stage.reason(cluster, "InvalidSpec")
             scene.delete(first)
-            assert f"BrokerCluster {scene.namespace}/main cannot be read" in await stage.reason(first, "InvalidSpec")
+            assert f"BrokerCluster {scene.namespace}/main cannot be read" in await stage.reason(
+                first, "InvalidSpec"
+            )
             scene.merge(first, skip)
             await gone(first)
 

@@ -1,4 +1,5 @@
-"""Who may reach a cluster, against a real API server: policies it takes, words in the status, refusals."""
+"""Who may reach a cluster, against a real API server: policies it takes, words in the status,
+refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ pytestmark = pytest.mark.slow
 SHOP = {"namespaceSelector": {"matchLabels": {"team": "shop"}}}
 
 
-def test_policies_follow_the_spec_and_the_status_says_who_may_administer(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A steady state costs no write; a policy that somebody else changed is changed back; one that is no longer wanted goes."""
+def test_policies_follow_the_spec_and_the_status_says_who_may_administer(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """A steady state costs no write; a policy that somebody else changed is changed back; one
+    that is no longer wanted goes."""
     path = scene.core("networkpolicies", "main-broker", "/apis/networking.k8s.io/v1")
 
     def rest() -> dict[str, Any]:
@@ -33,26 +37,46 @@ def test_policies_follow_the_spec_and_the_status_says_who_may_administer(scene: 
             assert (said["status"], said["reason"]) == ("False", "OpenToAll")
             await settled(operator)
 
-            scene.merge(cluster, {"spec": {"networkPolicy": {"restFrom": [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]}}})
+            scene.merge(
+                cluster,
+                {
+                    "spec": {
+                        "networkPolicy": {"restFrom": [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]}
+                    }
+                },
+            )
             await until("REST is for some", lambda: rest().get("from"))
             assert rest()["from"] == [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
             await until(
                 "the status says so",
-                lambda: "spec.networkPolicy.restFrom admits" in scene.condition(cluster, "Protected")["message"],
+                lambda: (
+                    "spec.networkPolicy.restFrom admits"
+                    in scene.condition(cluster, "Protected")["message"]
+                ),
             )
             await settled(operator)
 
             scene.merge(path, {"spec": {"ingress": [{}]}})
-            await until("it is changed back", lambda: len((scene.get(path) or {})["spec"]["ingress"]) == 3)
+            await until(
+                "it is changed back", lambda: len((scene.get(path) or {})["spec"]["ingress"]) == 3
+            )
             scene.merge(cluster, {"spec": {"networkPolicy": {"enabled": False}}})
             await until("it is gone", lambda: scene.get(path) is None)
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("peer", [{}, {**SHOP, "ipBlock": {"cidr": "10.0.0.0/8"}}], ids=["nobody", "both"])
-def test_a_peer_that_says_nothing_or_two_things_is_refused(scene: Scene, peer: dict[str, Any]) -> None:
-    manifest = {"apiVersion": "magnetar.io/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "main"}}
+@pytest.mark.parametrize(
+    "peer", [{}, {**SHOP, "ipBlock": {"cidr": "10.0.0.0/8"}}], ids=["nobody", "both"]
+)
+def test_a_peer_that_says_nothing_or_two_things_is_refused(
+    scene: Scene, peer: dict[str, Any]
+) -> None:
+    manifest = {
+        "apiVersion": "magnetar.io/v1alpha1",
+        "kind": "BrokerCluster",
+        "metadata": {"name": "main"},
+    }
     manifest["spec"] = {"networkPolicy": {"clientsFrom": [peer]}}  # type: ignore[assignment]
     status, answer = scene.plane.request("POST", scene.path("brokerclusters"), manifest)
     assert status == 422

@@ -44,8 +44,11 @@ METRICS = (
 )
 
 
-def test_the_command_serves_works_and_leaves_its_lease(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    """Ready once its own sentinel came back through the watches; a cluster anywhere gets its children; SIGTERM ends it with 0."""
+def test_the_command_serves_works_and_leaves_its_lease(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """Ready once its own sentinel came back through the watches; a cluster anywhere gets its
+    children; SIGTERM ends it with 0."""
     with OperatorProcess(control_plane, tmp_path / "operator.log") as operator:
         operator.start()
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -68,5 +71,9 @@ def test_the_command_serves_works_and_leaves_its_lease(control_plane: ControlPla
         assert "forbidden" not in operator.log().lower()
         # Clusters of other tests are there as well.
         about = f"BrokerCluster {namespace}/main"
-        made = next(line for line in lines if line["event"] == "event" and line["object"] == about and line["reason"] == "Created")
+        made = next(
+            line
+            for line in lines
+            if line["event"] == "event" and line["object"] == about and line["reason"] == "Created"
+        )
         assert made["reconcile_id"]

@@ -1,4 +1,5 @@
-"""Scaling, autoscaling and replacement against a real API server and a real etcd; kubelet and brokers are played by hand."""
+"""Scaling, autoscaling and replacement against a real API server and a real etcd; kubelet and
+brokers are played by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +15,18 @@ from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, LoadRecord
 from magnetar_operator.main import Operator
-from tests.apiserver.stage import Brokers, Kubelet, Scene, brokers_of, quiet, repeating, running_operator, settled, until, writes
+from tests.apiserver.stage import (
+    Brokers,
+    Kubelet,
+    Scene,
+    brokers_of,
+    quiet,
+    repeating,
+    running_operator,
+    settled,
+    until,
+    writes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +76,8 @@ class Theatre:
 
     @asynccontextmanager
     async def reporting(self, count: int, cpu: float) -> AsyncIterator[None]:
-        """Load reports of `count` brokers, again and again as brokers write them; the first are there at once."""
+        """Load reports of `count` brokers, again and again as brokers write them; the first are
+        there at once."""
 
         async def report() -> None:
             for ordinal in range(count):
@@ -77,7 +90,8 @@ class Theatre:
             yield
 
     def look_again(self, word: str) -> None:
-        """Make the operator look at once: time passes faster in a test than the operator's periods."""
+        """Make the operator look at once: time passes faster in a test than the operator's
+        periods."""
         self.scene.merge(self.path, {"metadata": {"annotations": {"look": word}}})
 
     def uid(self, ordinal: int) -> str:
@@ -92,8 +106,11 @@ async def theatre(stack: AsyncExitStack, scene: Scene, etcd: EtcdProcess) -> The
     return Theatre(scene, brokers, operator)
 
 
-def test_describe_tells_the_whole_story_of_a_scale_down(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """`kubectl describe` shows every chapter in order with its numbers; while it lasts the condition and `kubectl get` say how far it is."""
+def test_describe_tells_the_whole_story_of_a_scale_down(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """`kubectl describe` shows every chapter in order with its numbers; while it lasts the
+    condition and `kubectl get` say how far it is."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -107,30 +124,55 @@ def test_describe_tells_the_whole_story_of_a_scale_down(scene: Scene, cluster_et
             progress = await until(
                 "a condition with the number",
                 lambda: (
-                    (found := scene.condition(play.path, "Progressing")).get("message", "").startswith("main-broker-2 has 4")
+                    (found := scene.condition(play.path, "Progressing"))
+                    .get("message", "")
+                    .startswith("main-broker-2 has 4")
                     and found
                 ),
             )
-            assert progress["message"] == "main-broker-2 has 4 bundles left to hand over; 3 brokers now, 2 are wanted"
+            assert (
+                progress["message"]
+                == "main-broker-2 has 4 bundles left to hand over; 3 brokers now, 2 are wanted"
+            )
             assert play.status()["scaling"]["action"] == "ScaleDown"
             await play.bundles({0: 0, 1: 1, 2: 0})
             await until("a drain that has halved", lambda: len(scene.events("Draining")) == 2)
             await play.bundle(3, 1)
             await until("the end", lambda: scene.events("Settled"))
             await play.ready(2)
-            shown = await asyncio.to_thread(scene.plane.kubectl, "describe", "-n", scene.namespace, "brokercluster/main")
+            shown = await asyncio.to_thread(
+                scene.plane.kubectl, "describe", "-n", scene.namespace, "brokercluster/main"
+            )
             assert shown.returncode == 0, shown.stderr
-            chapters = [line.split()[1] for line in shown.stdout.partition("Events:")[2].splitlines()[3:] if line.strip()]
-            story = ["ScalingDown", "Cordoned", "Draining", "Draining", "Drained", "Removing", "Removed", "Settled"]
+            chapters = [
+                line.split()[1]
+                for line in shown.stdout.partition("Events:")[2].splitlines()[3:]
+                if line.strip()
+            ]
+            story = [
+                "ScalingDown",
+                "Cordoned",
+                "Draining",
+                "Draining",
+                "Drained",
+                "Removing",
+                "Removed",
+                "Settled",
+            ]
             assert [word for word in chapters if word in story] == story
             assert "handed 4 bundles over in" in shown.stdout
-            await until("nothing is under way", lambda: "action" not in play.status().get("scaling", {}))
+            await until(
+                "nothing is under way", lambda: "action" not in play.status().get("scaling", {})
+            )
 
     asyncio.run(scenario())
 
 
-def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """The condition names the bundles and the remedy; the person's cordons stay, and the wish can be taken back."""
+def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """The condition names the bundles and the remedy; the person's cordons stay, and the wish
+    can be taken back."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -140,12 +182,21 @@ def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(scene
             await play.bundle(5, 1)
             persons = CordonRecord(drain=False, reason="rack 4 is noisy")
             for ordinal in (0, 1):
-                await play.brokers.store.put(keys.cordon(f"main-broker-{ordinal}"), persons.encode())
+                await play.brokers.store.put(
+                    keys.cordon(f"main-broker-{ordinal}"), persons.encode()
+                )
             scene.merge(f"{play.path}/scale", {"spec": {"replicas": 1}})
             stuck = await until(
-                "DrainStuck", lambda: (found := scene.condition(play.path, "Degraded")).get("reason") == "DrainStuck" and found
+                "DrainStuck",
+                lambda: (
+                    (found := scene.condition(play.path, "Degraded")).get("reason") == "DrainStuck"
+                    and found
+                ),
             )
-            assert "public/default/0x50000000_0x60000000 (Owned); no other broker takes bundles" in stuck["message"]
+            assert (
+                "public/default/0x50000000_0x60000000 (Owned); no other broker takes bundles"
+                in stuck["message"]
+            )
             assert scene.replicas() == 2
             scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
             await until("it is called off", lambda: scene.events("ScaleDownCalledOff"))
@@ -156,8 +207,11 @@ def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(scene
     asyncio.run(scenario())
 
 
-def test_a_pod_is_replaced_on_request_and_never_its_successor(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Cordoned, drained, deleted, back, uncordoned; the same annotation does nothing to the new pod, and the others stay."""
+def test_a_pod_is_replaced_on_request_and_never_its_successor(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Cordoned, drained, deleted, back, uncordoned; the same annotation does nothing to the new
+    pod, and the others stay."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -167,7 +221,9 @@ def test_a_pod_is_replaced_on_request_and_never_its_successor(scene: Scene, clus
             await play.bundle(0, 0)
             before = [play.uid(0), play.uid(1)]
             annotation = f"main-broker-0@{before[0]}"
-            scene.merge(play.path, {"metadata": {"annotations": {"magnetar.io/replace": annotation}}})
+            scene.merge(
+                play.path, {"metadata": {"annotations": {"magnetar.io/replace": annotation}}}
+            )
             await until("the drain is told", lambda: scene.events("Draining"))
             assert play.uid(0) == before[0]
             assert await play.brokers.cordon("main-broker-0") is not None
@@ -193,28 +249,47 @@ def metric(operator: Operator, name: str, **labels: str) -> float | None:
     """One of the autoscaler's series of `main`."""
     namespace = operator.settings.namespaces[0]
     cluster = f"{namespace}/main"
-    return operator.metrics.registry.get_sample_value(f"magnetar_operator_autoscaling_{name}", {"cluster": cluster, **labels})
+    return operator.metrics.registry.get_sample_value(
+        f"magnetar_operator_autoscaling_{name}", {"cluster": cluster, **labels}
+    )
 
 
-def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """A dry run only says it; then replicas are written through /scale; then an HPA's write makes the operator step back, with a condition."""
+def test_brokers_follow_their_load_until_another_one_writes_the_number(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """A dry run only says it; then replicas are written through /scale; then an HPA's write
+    makes the operator step back, with a condition."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             play = await theatre(stack, scene, cluster_etcd)
-            autoscaling = {"enabled": True, "dryRun": True, "maxReplicas": 3, "scaleUp": {"stabilizationWindowSeconds": 0}}
+            autoscaling = {
+                "enabled": True,
+                "dryRun": True,
+                "maxReplicas": 3,
+                "scaleUp": {"stabilizationWindowSeconds": 0},
+            }
             await play.serve(cluster_etcd, 1, autoscaling=autoscaling)
             await play.register(1)
-            waits = lambda: scene.condition(play.path, "Autoscaling").get("reason") == "LoadReportsMissing"  # noqa: E731
+            waits = lambda: (  # noqa: E731
+                scene.condition(play.path, "Autoscaling").get("reason") == "LoadReportsMissing"
+            )
             await until("reports are missed", waits)
             await stack.enter_async_context(play.reporting(1, 1.0))
             play.look_again("with reports")
-            await until("the decision is shown", lambda: play.status().get("autoscaling", {}).get("decision") == "ScaleUp")
+            await until(
+                "the decision is shown",
+                lambda: play.status().get("autoscaling", {}).get("decision") == "ScaleUp",
+            )
             shown = play.status()["autoscaling"]
-            assert shown["message"].startswith("would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %")
+            assert shown["message"].startswith(
+                "would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %"
+            )
             assert scene.replicas() == 1
             await until("an Event", lambda: scene.events("AutoscalingDecision"))
-            await until("a metric", lambda: metric(play.operator, "decision", decision="ScaleUp") == 1)
+            await until(
+                "a metric", lambda: metric(play.operator, "decision", decision="ScaleUp") == 1
+            )
             await settled(play.operator)
             assert len(scene.events("AutoscalingDecision")) == 1
             assert metric(play.operator, "wanted_replicas") == 2
@@ -228,7 +303,11 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             await until("two brokers are wanted", lambda: scene.cluster()["spec"]["replicas"] == 2)
             assert play.status()["autoscaling"].get("lastScale", "1 -> 2") == "1 -> 2"
             managed = scene.cluster()["metadata"]["managedFields"]
-            ours = [entry for entry in managed if entry["manager"] == "magnetar-operator" and entry.get("subresource") == "scale"]
+            ours = [
+                entry
+                for entry in managed
+                if entry["manager"] == "magnetar-operator" and entry.get("subresource") == "scale"
+            ]
             assert ours
             await play.register(2)
             await play.ready(2)
@@ -237,12 +316,19 @@ def test_brokers_follow_their_load_until_another_one_writes_the_number(scene: Sc
             path = f"{play.path}/scale?fieldManager=kube-controller-manager"
             scene.plane.must("PATCH", path, scale, "application/merge-patch+json")
             await until(
-                "it steps back", lambda: scene.condition(play.path, "Autoscaling").get("reason") == "ReplicasOwnedElsewhere"
+                "it steps back",
+                lambda: (
+                    scene.condition(play.path, "Autoscaling").get("reason")
+                    == "ReplicasOwnedElsewhere"
+                ),
             )
             message = scene.condition(play.path, "Autoscaling")["message"]
             assert "kube-controller-manager (scale) writes spec.replicas" in message
             await until("the other one's wish comes true", lambda: scene.replicas() == 1)
             scene.delete(play.path)
-            await until("nothing is told of a cluster that is gone", lambda: metric(play.operator, "replicas") is None)
+            await until(
+                "nothing is told of a cluster that is gone",
+                lambda: metric(play.operator, "replicas") is None,
+            )
 
     asyncio.run(scenario())

@@ -1,4 +1,5 @@
-"""TopicNamespaces against a real API server and a real etcd: records converge field by field, owners are respected, and nothing is lost."""
+"""TopicNamespaces against a real API server and a real etcd: records converge field by field,
+owners are respected, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -38,24 +39,48 @@ PROMPT_S = 25.0
 """Sooner than anything here is looked at without a reason."""
 
 
-def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Creation; each owned field changed and taken away behind the operator; others' fields stay; a field that the spec drops goes."""
+def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Creation; each owned field changed and taken away behind the operator; others' fields
+    stay; a field that the spec drops goes."""
 
     async def scenario() -> None:
-        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace) as operator:
-            path = stage.make("orders", policies=FULL, permissions={"alice": ["produce"]}, properties={"team": "blue"})
+        async with (
+            stage_of(scene, cluster_etcd) as stage,
+            running_operator(scene.namespace) as operator,
+        ):
+            path = stage.make(
+                "orders",
+                policies=FULL,
+                permissions={"alice": ["produce"]},
+                properties={"team": "blue"},
+            )
             document = await stage.ready(path)
-            assert document["status"]["appliedGeneration"] == document["metadata"]["generation"] == 1
+            assert (
+                document["status"]["appliedGeneration"] == document["metadata"]["generation"] == 1
+            )
             record = await stage.record()
             assert record.boundaries == initial_boundaries(2)
             assert record.owner == f"{scene.namespace}/orders"
             assert record.owned == tuple(sorted(record.owned))
-            assert {"permissions.alice", "properties.team", "policies.backlog_quota_map.message_age"} < set(record.owned)
+            assert {
+                "permissions.alice",
+                "properties.team",
+                "policies.backlog_quota_map.message_age",
+            } < set(record.owned)
             assert len(record.owned) == len(FULL) + 1 + 2
 
-            theirs = {"properties.cost": "low", "permissions.bob": ["consume"], "policies.anti_affinity": "g"}
+            theirs = {
+                "properties.cost": "low",
+                "permissions.bob": ["consume"],
+                "policies.anti_affinity": "g",
+            }
             for lost in (False, True):
-                drift = with_fields(record.policies, {**dict.fromkeys(record.owned, None if lost else "drift"), **theirs})
+                drift = with_fields(
+                    record.policies,
+                    {**dict.fromkeys(record.owned, None if lost else "drift"), **theirs},
+                )
                 await stage.brokers.store.put(KEY, replace(record, policies=drift).encode())
                 stage.look_again(path)
                 expected = with_fields(record.policies, theirs)
@@ -72,7 +97,15 @@ def test_every_owned_field_converges_and_drift_is_corrected_field_by_field(scene
                 await quiet(operator)
             assert writes(operator) == before
 
-            scene.merge(path, {"spec": {"policies": {TTL: 5, "retention_policies": None}, "permissions": {"alice": None}}})
+            scene.merge(
+                path,
+                {
+                    "spec": {
+                        "policies": {TTL: 5, "retention_policies": None},
+                        "permissions": {"alice": None},
+                    }
+                },
+            )
             await stage.event("Updated", f"policies.{TTL}: 3600 -> 5")
             await stage.event("Updated", 'permissions.alice: ["produce"] -> unset')
             policies = (await stage.record()).policies
@@ -87,8 +120,11 @@ async def _has(stage: Stage, policies: dict[str, Any]) -> bool:
     return (await stage.record()).policies == policies
 
 
-def test_the_oldest_of_two_resources_acts_and_the_other_takes_over_when_it_goes(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Also where the younger one was there first; what the older one had set stays when it goes, and is nobody's then."""
+def test_the_oldest_of_two_resources_acts_and_the_other_takes_over_when_it_goes(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """Also where the younger one was there first; what the older one had set stays when it goes,
+    and is nobody's then."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, AsyncExitStack() as stack:
@@ -98,22 +134,35 @@ def test_the_oldest_of_two_resources_acts_and_the_other_takes_over_when_it_goes(
             await stack.enter_async_context(running_operator(scene.namespace))
             await stage.ready(older)
             assert (await stage.record()).boundaries == initial_boundaries(2)
-            assert f"{scene.namespace}/older is older and owns acme/orders" in await stage.reason(younger, "Conflict")
-            usurped = NamespaceRecord(initial_boundaries(2), {TTL: 7}, f"{scene.namespace}/younger", (f"policies.{TTL}",))
+            assert f"{scene.namespace}/older is older and owns acme/orders" in await stage.reason(
+                younger, "Conflict"
+            )
+            usurped = NamespaceRecord(
+                initial_boundaries(2), {TTL: 7}, f"{scene.namespace}/younger", (f"policies.{TTL}",)
+            )
             await stage.brokers.store.put(KEY, usurped.encode())
             stage.look_again(older)
-            await stage.event("DriftCorrected", f'owner: "{scene.namespace}/younger" -> "{scene.namespace}/older"')
+            await stage.event(
+                "DriftCorrected", f'owner: "{scene.namespace}/younger" -> "{scene.namespace}/older"'
+            )
 
             scene.delete(older)
-            await stage.becomes("the younger one acts", lambda: _has(stage, {TTL: 7, "deduplicationEnabled": True}))
+            await stage.becomes(
+                "the younger one acts", lambda: _has(stage, {TTL: 7, "deduplicationEnabled": True})
+            )
             await stage.ready(younger)
             record = await stage.record()
-            assert (record.owner, record.owned) == (f"{scene.namespace}/younger", (f"policies.{TTL}",))
+            assert (record.owner, record.owned) == (
+                f"{scene.namespace}/younger",
+                (f"policies.{TTL}",),
+            )
 
     asyncio.run(scenario())
 
 
-def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+def test_a_resource_that_goes_owns_nothing_any_more(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
     """Retain: values stay and are anybody's; also if the resource went while no operator ran."""
 
     async def scenario() -> None:
@@ -122,7 +171,12 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
             async def is_released() -> bool:
                 record, tenant = await stage.record(), await stage.tenant()
                 values_stay = record.policies == {TTL: 60} and tenant.admin_roles == ("root",)
-                return values_stay and (record.owner, record.owned, tenant.owner, tenant.owned) == ("", (), "", ())
+                return values_stay and (record.owner, record.owned, tenant.owner, tenant.owned) == (
+                    "",
+                    (),
+                    "",
+                    (),
+                )
 
             spec = {"policies": {TTL: 60}, "tenantConfig": {"adminRoles": ["root"]}}
             async with running_operator(scene.namespace):
@@ -143,11 +197,15 @@ def test_a_resource_that_goes_owns_nothing_any_more(scene: Scene, cluster_etcd: 
 def test_a_namespace_says_that_its_cluster_is_gone_and_nothing_of_it_stays_owned_when_that_is_back(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """At once, long before the next resync: of a resource that went while its cluster was gone nobody else is asked to edit it."""
+    """At once, long before the next resync: of a resource that went while its cluster was gone
+    nobody else is asked to edit it."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
-            kept, gone = stage.make("kept"), stage.make("gone", namespace="gone", policies={TTL: 60})
+            kept, gone = (
+                stage.make("kept"),
+                stage.make("gone", namespace="gone", policies={TTL: 60}),
+            )
             await stage.ready(kept)
             await stage.ready(gone)
             scene.delete(scene.path("brokerclusters", "main"))
@@ -170,13 +228,18 @@ def test_a_namespace_says_that_its_cluster_is_gone_and_nothing_of_it_stays_owned
 def test_what_an_owner_in_no_watched_namespace_has_left_is_freed_by_a_resource_that_comes_and_goes(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """As docs/install.md says of a namespace that was deleted with what it held: every value stays, and is anybody's."""
+    """As docs/install.md says of a namespace that was deleted with what it held: every value
+    stays, and is anybody's."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
             await stage.ready(stage.make("other", namespace="other"))
-            left = NamespaceRecord(initial_boundaries(2), {TTL: 60}, "payments/orders", (f"policies.{TTL}",))
-            owned_tenant = TenantRecord(("root",), ("standalone",), "payments/orders", ("tenantConfig.adminRoles",))
+            left = NamespaceRecord(
+                initial_boundaries(2), {TTL: 60}, "payments/orders", (f"policies.{TTL}",)
+            )
+            owned_tenant = TenantRecord(
+                ("root",), ("standalone",), "payments/orders", ("tenantConfig.adminRoles",)
+            )
             await stage.brokers.store.put(KEY, left.encode())
             await stage.brokers.store.put(keys.tenant("acme"), owned_tenant.encode())
             path = stage.make("orders", tenantConfig={"adminRoles": ["root"]})
@@ -194,7 +257,8 @@ def test_what_an_owner_in_no_watched_namespace_has_left_is_freed_by_a_resource_t
 def test_what_goes_before_the_watches_have_opened_is_noticed(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the operator's list nor the one that a watch begins with tells of it; nobody waits for the next resync."""
+    """Neither the operator's list nor the one that a watch begins with tells of it; nobody waits
+    for the next resync."""
     opened = informers.watch
 
     async def scenario() -> None:
@@ -223,7 +287,8 @@ def test_what_goes_before_the_watches_have_opened_is_noticed(
 def test_what_a_resource_spoke_for_before_it_was_made_again_is_released(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nobody ever saw it gone: no operator ran, or deletion and creation were one piece of news. Values stay."""
+    """Also where nobody ever saw it gone: no operator ran, or deletion and creation were one
+    piece of news. Values stay."""
     real, may_pass = RECONCILERS["TopicNamespace"], asyncio.Event()
 
     async def gated(world: World, key: Key) -> float | None:
@@ -268,13 +333,17 @@ def test_what_a_resource_spoke_for_before_it_was_made_again_is_released(
                 await make_again(namespace="receipts", tenantConfig={"adminRoles": ["joe"]})
                 await stage.ready(path)
                 assert (await stage.record("namespaces/acme/receipts")).owner == owner
-                await stage.becomes("released", lambda: stage.is_nobodys("namespaces/acme/invoices"))
+                await stage.becomes(
+                    "released", lambda: stage.is_nobodys("namespaces/acme/invoices")
+                )
                 assert await _tenant_is(stage, owner)
                 await settled(operator)
 
                 await make_again(namespace="receipts", clusterRef={"name": "missing"})
                 await stage.reason(path, "ClusterNotFound")
-                await stage.becomes("released", lambda: stage.is_nobodys("namespaces/acme/receipts"))
+                await stage.becomes(
+                    "released", lambda: stage.is_nobodys("namespaces/acme/receipts")
+                )
                 await stage.becomes("the tenant is released", lambda: _tenant_is(stage, ""))
 
     asyncio.run(scenario())
@@ -288,8 +357,11 @@ async def _tenant_is(stage: Stage, owner: str) -> bool:
     return (await stage.tenant()).owner == owner
 
 
-def test_a_namespace_that_vanished_is_made_again_around_its_messages(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """With the bundles as they have been split since, and nothing in them expires; told in an Event."""
+def test_a_namespace_that_vanished_is_made_again_around_its_messages(
+    scene: Scene, cluster_etcd: EtcdProcess
+) -> None:
+    """With the bundles as they have been split since, and nothing in them expires; told in an
+    Event."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
@@ -307,13 +379,16 @@ def test_a_namespace_that_vanished_is_made_again_around_its_messages(scene: Scen
             again = await stage.record()
             assert again.boundaries == (0, 0x40000000, 0x80000000, 0xFFFFFFFF)
             assert again.policies == {**KEPT_POLICIES, TTL: 60}
-            await until("status", lambda: (scene.get(path) or {})["status"]["bundles"] == 3, TIMEOUT_S)
+            await until(
+                "status", lambda: (scene.get(path) or {})["status"]["bundles"] == 3, TIMEOUT_S
+            )
 
     asyncio.run(scenario())
 
 
 def test_the_oldest_resource_decides_on_the_tenant(scene: Scene, cluster_etcd: EtcdProcess) -> None:
-    """Another one that says the same is fine, one that says otherwise is told so and still has its namespace; taking it out hands over."""
+    """Another one that says the same is fine, one that says otherwise is told so and still has
+    its namespace; taking it out hands over."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
@@ -325,15 +400,27 @@ def test_the_oldest_resource_decides_on_the_tenant(scene: Scene, cluster_etcd: E
             await asyncio.sleep(1.1)  # creation times have whole seconds
             same = stage.make("same", namespace="same", tenantConfig={"adminRoles": ["root"]})
             assert (await stage.ready(same))["status"]["ownsTenant"] is False
-            other = stage.make("other", namespace="other", tenantConfig={"adminRoles": ["joe"]}, policies={TTL: 5})
+            other = stage.make(
+                "other", namespace="other", tenantConfig={"adminRoles": ["joe"]}, policies={TTL: 5}
+            )
             message = await stage.reason(other, "TenantConflict")
-            assert f"{scene.namespace}/older is older and decides on tenant acme; set tenantConfig.adminRoles as it does" in message
+            assert (
+                f"{scene.namespace}/older is older and decides on tenant acme; set "
+                "tenantConfig.adminRoles as it does" in message
+            )
             assert (await stage.record("namespaces/acme/other")).policies == {TTL: 5}
 
-            drifted = TenantRecord(("them",), ("standalone", "west"), f"{scene.namespace}/older", ("tenantConfig.adminRoles",))
+            drifted = TenantRecord(
+                ("them",),
+                ("standalone", "west"),
+                f"{scene.namespace}/older",
+                ("tenantConfig.adminRoles",),
+            )
             await stage.brokers.store.put(keys.tenant("acme"), drifted.encode())
             stage.look_again(older)
-            await stage.event("DriftCorrected", 'tenant acme, tenantConfig.adminRoles: ["them"] -> ["root"]')
+            await stage.event(
+                "DriftCorrected", 'tenant acme, tenantConfig.adminRoles: ["them"] -> ["root"]'
+            )
             assert (await stage.tenant()).allowed_clusters == ("standalone", "west")
 
             scene.delete(same)
@@ -347,11 +434,19 @@ def test_the_oldest_resource_decides_on_the_tenant(scene: Scene, cluster_etcd: E
 def test_an_answer_that_is_lost_at_any_step_costs_nothing(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write of a pass is done and then reported as failed, one after the other: records and status end up the same."""
+    """Every write of a pass is done and then reported as failed, one after the other: records
+    and status end up the same."""
 
     async def scenario() -> None:
-        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace) as operator:
-            await until("the cluster", lambda: scene.condition(scene.path("brokerclusters", "main")), TIMEOUT_S)
+        async with (
+            stage_of(scene, cluster_etcd) as stage,
+            running_operator(scene.namespace) as operator,
+        ):
+            await until(
+                "the cluster",
+                lambda: scene.condition(scene.path("brokerclusters", "main")),
+                TIMEOUT_S,
+            )
             await settled(operator)
             lost = _lose_answers(operator, monkeypatch)
             done, number = False, 0
@@ -360,7 +455,11 @@ def test_an_answer_that_is_lost_at_any_step_costs_nothing(
                 lost.arm(number)
                 tenant = f"tenant{number}"
                 path = stage.make(
-                    tenant, tenant=tenant, deletionPolicy="Delete", policies={TTL: 5}, tenantConfig={"adminRoles": ["root"]}
+                    tenant,
+                    tenant=tenant,
+                    deletionPolicy="Delete",
+                    policies={TTL: 5},
+                    tenantConfig={"adminRoles": ["root"]},
                 )
                 document = await stage.ready(path)
                 done = not lost.happened
@@ -402,7 +501,11 @@ def _lose_answers(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> LostAn
 
         async def losing(*arguments: Any, **options: Any) -> Any:
             result = await real(*arguments, **options)
-            if not arguments or not isinstance(arguments[0], dict) or "sentinel" not in str(arguments[0].get("metadata", "")):
+            if (
+                not arguments
+                or not isinstance(arguments[0], dict)
+                or "sentinel" not in str(arguments[0].get("metadata", ""))
+            ):
                 lost.done()
             return result
 
@@ -414,8 +517,11 @@ def _lose_answers(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> LostAn
     return lost
 
 
-def test_a_real_broker_refuses_to_change_what_a_resource_owns(scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path) -> None:
-    """Operator and broker on one etcd: REST shows what the resource sets, and changes everything else; an edit of the resource arrives."""
+def test_a_real_broker_refuses_to_change_what_a_resource_owns(
+    scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
+) -> None:
+    """Operator and broker on one etcd: REST shows what the resource sets, and changes everything
+    else; an edit of the resource arrives."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage:
@@ -428,10 +534,14 @@ def test_a_real_broker_refuses_to_change_what_a_resource_owns(scene: Scene, clus
                     rest_over(tmp_path, broker) as rest,
                     running_operator(scene.namespace),
                 ):
-                    path = stage.make("orders", policies={TTL: 60}, permissions={"alice": ["consume"]})
+                    path = stage.make(
+                        "orders", policies={TTL: 60}, permissions={"alice": ["consume"]}
+                    )
                     await stage.ready(path)
                     base = f"/admin/v2/namespaces/{NAME}"
-                    await stage.becomes("the broker knows", lambda: _answers(rest, f"{base}/messageTTL", 60))
+                    await stage.becomes(
+                        "the broker knows", lambda: _answers(rest, f"{base}/messageTTL", 60)
+                    )
                     assert await rest.get(f"{base}/permissions") == {"alice": ["consume"]}
                     for method, part, body in (
                         ("POST", "messageTTL", 5), ("DELETE", "messageTTL", None), ("DELETE", "permissions/alice", None),
@@ -442,7 +552,9 @@ def test_a_real_broker_refuses_to_change_what_a_resource_owns(scene: Scene, clus
                     await rest("POST", f"{base}/maxProducersPerTopic", 3)
                     scene.merge(path, {"spec": {"policies": {TTL: 90}}})
                     await stage.event("Updated", f"policies.{TTL}: 60 -> 90")
-                    await stage.becomes("the broker knows", lambda: _answers(rest, f"{base}/messageTTL", 90))
+                    await stage.becomes(
+                        "the broker knows", lambda: _answers(rest, f"{base}/messageTTL", 90)
+                    )
                     assert await rest.get(f"{base}/maxProducersPerTopic") == 3
                     scene.delete(path)
                     await stage.becomes("released", stage.is_nobodys)

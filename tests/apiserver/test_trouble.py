@@ -1,4 +1,5 @@
-"""The operator while the API server makes trouble: it converges afterwards, whatever was refused, lost, late or old; and it never hammers."""
+"""The operator while the API server makes trouble: it converges afterwards, whatever was
+refused, lost, late or old; and it never hammers."""
 
 from __future__ import annotations
 
@@ -32,24 +33,40 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @asynccontextmanager
 async def trouble_for(
-    plane: ControlPlane, scene: Scene, etcd: EtcdProcess, directory: Path, monkeypatch: pytest.MonkeyPatch, resync_s: float = 2.0
+    plane: ControlPlane,
+    scene: Scene,
+    etcd: EtcdProcess,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resync_s: float = 2.0,
 ) -> AsyncIterator[tuple[FaultProxy, Brokers, Operator]]:
     """An operator behind a proxy, with one cluster."""
-    async with brokers_of(etcd.endpoint) as brokers, FaultProxy(plane, directory / "kubeconfig").running() as proxy:
+    async with (
+        brokers_of(etcd.endpoint) as brokers,
+        FaultProxy(plane, directory / "kubeconfig").running() as proxy,
+    ):
         monkeypatch.setenv("KUBECONFIG", str(proxy.kubeconfig))
         async with running_operator(scene.namespace, resync_s=resync_s) as operator:
-            scene.create("BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
+            scene.create(
+                "BrokerCluster", "main", {"etcd": {"external": {"endpoints": [etcd.endpoint]}}}
+            )
             await until("the cluster is worked on", scene.stateful_set, PATIENCE_S)
             yield proxy, brokers, operator
 
 
 def topic_namespaces(scene: Scene) -> dict[str, dict[str, Any]]:
-    return {item["metadata"]["name"]: item for item in scene.plane.must("GET", scene.path("topicnamespaces"))["items"]}
+    return {
+        item["metadata"]["name"]: item
+        for item in scene.plane.must("GET", scene.path("topicnamespaces"))["items"]
+    }
 
 
 def is_converged(item: dict[str, Any]) -> bool:
     status = item.get("status", {})
-    ready = any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions", []))
+    ready = any(
+        found["type"] == "Ready" and found["status"] == "True"
+        for found in status.get("conditions", [])
+    )
     return ready and status["observedGeneration"] == item["metadata"]["generation"]
 
 
@@ -71,10 +88,14 @@ def act(scene: Scene, dice: random.Random) -> None:
         scene.plane.request("DELETE", scene.path("topicnamespaces", name))
     else:
         body = {"spec": {"policies": {"message_ttl_in_seconds": dice.randrange(1, 10_000)}}}
-        scene.plane.request("PATCH", scene.path("topicnamespaces", name), body, "application/merge-patch+json")
+        scene.plane.request(
+            "PATCH", scene.path("topicnamespaces", name), body, "application/merge-patch+json"
+        )
 
 
-async def wave(scene: Scene, proxy: FaultProxy, operator: Operator, brokers: Brokers, seed: int) -> None:
+async def wave(
+    scene: Scene, proxy: FaultProxy, operator: Operator, brokers: Brokers, seed: int
+) -> None:
     """Faults while a user works; then none, and everything comes to rest as it should be."""
     dice = random.Random(seed)
     proxy.trouble(seed, dice.uniform(0.1, 0.6))
@@ -100,7 +121,9 @@ async def wave(scene: Scene, proxy: FaultProxy, operator: Operator, brokers: Bro
         record = await brokers.store.get(f"{keys.NAMESPACES}acme/{name}")
         assert record is not None, f"seed {seed}: {name} has no record"
         ttl = item["spec"].get("policies", {}).get("message_ttl_in_seconds")
-        assert ttl is None or f'"message_ttl_in_seconds":{ttl}' in record.value.decode().replace(" ", ""), f"seed {seed}: {name}"
+        assert ttl is None or f'"message_ttl_in_seconds":{ttl}' in record.value.decode().replace(
+            " ", ""
+        ), f"seed {seed}: {name}"
 
 
 def versions_of(operator: Operator) -> dict[str, int]:
@@ -108,13 +131,22 @@ def versions_of(operator: Operator) -> dict[str, int]:
 
 
 def test_it_converges_after_any_trouble_with_the_api_server(
-    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane,
+    namespace: str,
+    cluster_etcd: EtcdProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seeds of conflicts, throttling, errors, lost answers, silent or cut watches and old lists; at the end a steady state that writes nothing."""
+    """Seeds of conflicts, throttling, errors, lost answers, silent or cut watches and old lists;
+    at the end a steady state that writes nothing."""
     scene = Scene(control_plane, namespace)
 
     async def scenario() -> None:
-        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (proxy, brokers, operator):
+        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (
+            proxy,
+            brokers,
+            operator,
+        ):
             for seed in range(SEEDS):
                 await wave(scene, proxy, operator, brokers, seed)
             for fault in (
@@ -129,7 +161,9 @@ def test_it_converges_after_any_trouble_with_the_api_server(
                 "watch cut",
                 "watch silent",
             ):
-                assert proxy.faults[fault] or SEEDS < 10, f"the plans never made this trouble: {fault}"
+                assert proxy.faults[fault] or SEEDS < 10, (
+                    f"the plans never made this trouble: {fault}"
+                )
             await calm(operator)
             before = writes(operator)
             await operator.controller.enqueue_all()
@@ -155,16 +189,25 @@ async def calm(operator: Operator) -> None:
 
 
 def test_while_everything_is_refused_requests_become_few(
-    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane,
+    namespace: str,
+    cluster_etcd: EtcdProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Thirty objects that want a write, and every request answered by an error: pauses grow, and afterwards all is done."""
+    """Thirty objects that want a write, and every request answered by an error: pauses grow, and
+    afterwards all is done."""
     scene = Scene(control_plane, namespace)
 
     async def scenario() -> None:
-        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch, 300.0) as (proxy, _, _operator):
+        async with trouble_for(
+            control_plane, scene, cluster_etcd, tmp_path, monkeypatch, 300.0
+        ) as (proxy, _, _operator):
             spec = {"clusterRef": {"name": "main"}, "tenant": "acme"}
             for number in range(30):
-                scene.create("TopicNamespace", f"many-{number}", {**spec, "namespace": f"many-{number}"})
+                scene.create(
+                    "TopicNamespace", f"many-{number}", {**spec, "namespace": f"many-{number}"}
+                )
             ready = lambda: all(map(is_converged, topic_namespaces(scene).values()))  # noqa: E731
             await until("all are Ready", ready, PATIENCE_S)
             for status in (500, 429):
@@ -189,7 +232,11 @@ def of_two_clusters(scene: Scene, away: EtcdProcess, there: EtcdProcess) -> list
     for name, etcd in (("away", away), ("main", there)):
         scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
     for name, cluster in (*((name, "away") for name in many), ("served", "main")):
-        scene.create("TopicNamespace", name, {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name})
+        scene.create(
+            "TopicNamespace",
+            name,
+            {"clusterRef": {"name": cluster}, "tenant": "acme", "namespace": name},
+        )
     return many
 
 
@@ -201,7 +248,8 @@ def is_ready(scene: Scene, name: str) -> bool:
 def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    """A new leader meets hundreds of namespaces of a cluster whose etcd is away before one of another cluster; when etcd is back, all are served.
+    """A new leader meets hundreds of namespaces of a cluster whose etcd is away before one of
+    another cluster; when etcd is back, all are served.
 
     If each of them waited for its own timeout, the other one would have its turn after minutes.
     """
@@ -210,12 +258,18 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
-            await until("the other cluster's namespace is served", lambda: is_ready(scene, "served"))
+            await until(
+                "the other cluster's namespace is served", lambda: is_ready(scene, "served")
+            )
             assert not is_ready(scene, many[0])
             try:
                 await asyncio.to_thread(away.start)
                 all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.word)
-                await until("all are served", lambda: operator.cache.standings()[all_ready] == AWAY + 1, PATIENCE_S)
+                await until(
+                    "all are served",
+                    lambda: operator.cache.standings()[all_ready] == AWAY + 1,
+                    PATIENCE_S,
+                )
                 assert is_ready(scene, many[-1])
             finally:
                 away.stop()
@@ -226,14 +280,18 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
 def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    """Hundreds of its namespaces are edited, a moment later one of another cluster; the records are known, so that only their writes are in vain."""
+    """Hundreds of its namespaces are edited, a moment later one of another cluster; the records
+    are known, so that only their writes are in vain."""
     away = EtcdProcess(tmp_path / "away")
     away.start()
     many = of_two_clusters(scene, away, cluster_etcd)
 
     def edit_all() -> None:
         for name in (*many, "served"):
-            scene.merge(scene.path("topicnamespaces", name), {"spec": {"policies": {"message_ttl_in_seconds": 60}}})
+            scene.merge(
+                scene.path("topicnamespaces", name),
+                {"spec": {"policies": {"message_ttl_in_seconds": 60}}},
+            )
 
     async def scenario() -> None:
         async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
@@ -241,7 +299,9 @@ def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
             await until("all are Ready", all_ready, PATIENCE_S)
             with away.frozen():
                 await asyncio.to_thread(edit_all)
-                await until("the other cluster's namespace follows", lambda: is_ready(scene, "served"))
+                await until(
+                    "the other cluster's namespace follows", lambda: is_ready(scene, "served")
+                )
                 assert not is_ready(scene, many[0])
             await until("all follow", all_ready, PATIENCE_S)
 
@@ -252,11 +312,17 @@ def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
 
 
 def test_definitions_that_are_deleted_and_made_again_are_served_again(
-    control_plane: ControlPlane, namespace: str, cluster_etcd: EtcdProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane,
+    namespace: str,
+    cluster_etcd: EtcdProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The operator goes on with its other kinds meanwhile, forgets what went with the definition, and needs no restart."""
+    """The operator goes on with its other kinds meanwhile, forgets what went with the
+    definition, and needs no restart."""
     scene = Scene(control_plane, namespace)
-    name = "datajobs.magnetar.io"  # no object of this kind has a finalizer, which would keep the definition
+    # no object of this kind has a finalizer, which would keep the definition
+    name = "datajobs.magnetar.io"
     manifest = yaml.safe_load((ROOT / "crds" / f"{name}.yaml").read_text())
     topic = "persistent://public/default/prices"
     spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": topic}, "suspend": True}
@@ -269,18 +335,38 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
         return found is not None and found.get("status", {}).get("state") == "Suspended"
 
     async def scenario() -> None:
-        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (_, _brokers, operator):
+        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (
+            _,
+            _brokers,
+            operator,
+        ):
             scene.create("DataJob", "prices", spec)
             await until("the job is worked on", is_worked_on, PATIENCE_S)
             control_plane.must("DELETE", f"{DEFINITIONS}/{name}")
             await until("the definition is gone", lambda: not exists(), PATIENCE_S)
-            await until("its objects are forgotten", lambda: not operator.cache.count("DataJob"), PATIENCE_S)
-            scene.create("BrokerCluster", "other", {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}})
-            await until("the other cluster is worked on", lambda: scene.stateful_set("other-broker"), PATIENCE_S)
+            await until(
+                "its objects are forgotten", lambda: not operator.cache.count("DataJob"), PATIENCE_S
+            )
+            scene.create(
+                "BrokerCluster",
+                "other",
+                {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}},
+            )
+            await until(
+                "the other cluster is worked on",
+                lambda: scene.stateful_set("other-broker"),
+                PATIENCE_S,
+            )
             control_plane.must("POST", DEFINITIONS, manifest)
-            established = control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s")
+            established = control_plane.kubectl(
+                "wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s"
+            )
             assert established.returncode == 0, established.stderr
-            await until("jobs can be made", lambda: control_plane.request("GET", scene.path("datajobs"))[0] == 200, PATIENCE_S)
+            await until(
+                "jobs can be made",
+                lambda: control_plane.request("GET", scene.path("datajobs"))[0] == 200,
+                PATIENCE_S,
+            )
             scene.create("DataJob", "prices", spec)
             await until("the job is worked on again", is_worked_on, PATIENCE_S)
 
@@ -289,4 +375,6 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
     finally:
         if not exists():
             control_plane.request("POST", DEFINITIONS, manifest)
-            control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s")
+            control_plane.kubectl(
+                "wait", "--for=condition=Established", f"crd/{name}", "--timeout=120s"
+            )

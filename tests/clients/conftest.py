@@ -1,7 +1,7 @@
 """Servers for the tests with real clients.
 
-Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and foreign clients beside a failure.
-Imports: dev.server_process, foreign, places, rest.
+Owns: fixtures that start real processes and stop them by their own handle; the logs of servers and
+foreign clients beside a failure. Imports: dev.server_process, foreign, places, rest.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failure shows what the servers it used had to say."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         for used in dict.fromkeys(
-            value for value in item.funcargs.values() if isinstance(value, Cluster | ServerProcess | Driver | Place)
+            value
+            for value in item.funcargs.values()
+            if isinstance(value, Cluster | ServerProcess | Driver | Place)
         ):
             if isinstance(used, Cluster):
                 report.sections.append(("broker logs", used.log_dump()))
@@ -65,7 +69,9 @@ def client(server: ServerProcess) -> Iterator[pulsar.Client]:
 
 
 @pytest.fixture(scope="session", params=["java", "go"])
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+def driver(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
     """The program with the official Java or Go client; one for all tests."""
     program = Driver(request.param, tmp_path_factory.mktemp(request.param))
     yield program
@@ -74,7 +80,8 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A standalone server for the tests of one module, each with topics of its own: they restart it often enough."""
+    """A standalone server for the tests of one module, each with topics of its own: they restart
+    it often enough."""
     process = ServerProcess(tmp_path_factory.mktemp("server"), environment=QUICK_SETTINGS)
     yield process
     process.stop()
@@ -98,7 +105,8 @@ def module_plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture
 def plain_server(module_plain_server: ServerProcess) -> ServerProcess:
-    """The module's plain server, ready, also after a test that failed between killing and starting it."""
+    """The module's plain server, ready, also after a test that failed between killing and
+    starting it."""
     if not module_plain_server.running:
         module_plain_server.start()
     return module_plain_server
@@ -114,7 +122,8 @@ def foreign(shared_server: ServerProcess, driver: Driver) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Place]]:
-    """Where transactions run, by name, started when it is asked for; it stays up for the module. What did not start is stopped as well."""
+    """Where transactions run, by name, started when it is asked for; it stays up for the module.
+    What did not start is stopped as well."""
     started: dict[str, Place] = {}
     with ExitStack() as stack:
 
@@ -135,7 +144,9 @@ def place(request: pytest.FixtureRequest, places: Callable[[str], Place]) -> Pla
     if request.param == "apache":
         if request.node.originalname.endswith("_crash"):
             pytest.skip("the reference wipes its data when it starts")
-        differs = REFERENCE_DIFFERS.get(request.node.originalname) or REFERENCE_DIFFERS.get(request.node.name)
+        differs = REFERENCE_DIFFERS.get(request.node.originalname) or REFERENCE_DIFFERS.get(
+            request.node.name
+        )
         if differs:
             request.applymarker(pytest.mark.xfail(strict=True, reason=differs))
     return places(request.param)

@@ -1,7 +1,8 @@
 """Transaction coordinators for the tests of clients.
 
-Owns: `outcomes_survive`, a promise kept by coordinators of every kind; `Wire`, a client that speaks the bare protocol; `Stage`: brokers, their
-etcd, and coordinators by number. Imports: the cluster of the tests.
+Owns: `outcomes_survive`, a promise kept by coordinators of every kind; `Wire`, a client that speaks
+the bare protocol; `Stage`: brokers, their etcd, and coordinators by number. Imports: the cluster of
+the tests.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PARKED_S = "2"
 
 
 async def outcomes_survive(service_url: str, lose: Callable[[], None]) -> None:
-    """Whatever `lose` does to the coordinator: the same client goes on, asks for outcomes again, and is told what it was told before; ids go on."""
+    """Whatever `lose` does to the coordinator: the same client goes on, asks for outcomes again,
+    and is told what it was told before; ids go on."""
     async with asyncio.timeout(CHANGE_S), Client(service_url) as client:
         committed, aborted, left_open = [client.transaction(timeout_s=600) for _ in range(3)]
         for txn in (committed, aborted, left_open):
@@ -100,11 +102,18 @@ class Wire:
 
 
 class Stage:
-    """Brokers (one unless said), their etcd, and coordinators by number; `environment` holds for all of them."""
+    """Brokers (one unless said), their etcd, and coordinators by number; `environment` holds for
+    all of them."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str] = {}, *, brokers: int = 1) -> None:
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str] = {}, *, brokers: int = 1
+    ) -> None:
         self._environment = {**SETTINGS, **environment}
-        self.cluster = Cluster(directory, brokers=brokers, environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S, **environment})
+        self.cluster = Cluster(
+            directory,
+            brokers=brokers,
+            environment={"MAGNETAR_PARK_TIMEOUT_S": PARKED_S, **environment},
+        )
         self.coordinators = [self.coordinator(tcid) for tcid in range(2)]
 
     def coordinator(self, tcid: int) -> ServerProcess:

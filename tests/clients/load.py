@@ -1,7 +1,8 @@
 """Traffic of the official Python client, and the proof that none of it was lost.
 
-Owns: publishers in threads with their receipts, Shared and Exclusive consumers beside them, the comparison with what is read back in the end.
-Imports: pulsar. Invariants: a message counts as acknowledged only by its receipt; every receipt's id must name exactly its message.
+Owns: publishers in threads with their receipts, Shared and Exclusive consumers beside them, the
+comparison with what is read back in the end. Imports: pulsar. Invariants: a message counts as
+acknowledged only by its receipt; every receipt's id must name exactly its message.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ SEND_TIMEOUT_MS = 120_000
 PENDING_MAX = 500
 INTERVAL_S = 0.005
 PADDING = b" " * 2000
-"""Makes the traffic large enough for log files to roll and for recovery chains to need checkpoints."""
+"""Makes the traffic large enough for log files to roll and for recovery chains to need
+checkpoints."""
 READ_TIMEOUT_MS = 60_000
 CATCH_UP_S = 120.0
 Identifier = tuple[int, int, int]
@@ -88,7 +90,10 @@ class Publisher(threading.Thread):
         """The longest time without a receipt that overlaps [since, until], in seconds."""
         times = [receipt.at for receipt in list(self.receipts)]
         pairs = zip([since, *times], [*times, until], strict=True)
-        return max((after - before for before, after in pairs if after >= since and before <= until), default=until - since)
+        return max(
+            (after - before for before, after in pairs if after >= since and before <= until),
+            default=until - since,
+        )
 
 
 @dataclass(slots=True)
@@ -112,13 +117,15 @@ def number_of(message: pulsar.Message) -> int:
 
 
 class Load:
-    """A publisher, two Shared consumers and an Exclusive one per topic, for as long as the `with` block lasts.
+    """A publisher, two Shared consumers and an Exclusive one per topic, for as long as the `with`
+    block lasts.
 
     Afterwards `verify` compares.
     """
 
     def __init__(self, service_url: str, topics: list[str], client_log: Path) -> None:
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, str(client_log))  # its reconnects are expected: kept apart
+        # its reconnects are expected: kept apart
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Info, str(client_log))
         self._client = pulsar.Client(service_url, operation_timeout_seconds=120, logger=logger)
         self.topics = topics
         self.shared = {topic: Received() for topic in topics}
@@ -128,9 +135,14 @@ class Load:
             self._consume(topic, "shared", pulsar.ConsumerType.Shared, self.shared[topic])
             self._consume(topic, "shared", pulsar.ConsumerType.Shared, self.shared[topic])
             self._consume(topic, "exclusive", pulsar.ConsumerType.Exclusive, self.exclusive[topic])
-        self.publishers = {topic: Publisher(self._client, topic, batching=number % 2 == 1) for number, topic in enumerate(topics)}
+        self.publishers = {
+            topic: Publisher(self._client, topic, batching=number % 2 == 1)
+            for number, topic in enumerate(topics)
+        }
 
-    def _consume(self, topic: str, subscription: str, kind: pulsar.ConsumerType, received: Received) -> None:
+    def _consume(
+        self, topic: str, subscription: str, kind: pulsar.ConsumerType, received: Received
+    ) -> None:
         consumer = self._client.subscribe(
             topic,
             subscription,
@@ -145,7 +157,12 @@ class Load:
             publisher.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is not None:  # the test has failed: show why, do not wait for receipts
             for publisher in self.publishers.values():
                 publisher.stop()
@@ -159,17 +176,23 @@ class Load:
 
     def silent(self, since: float) -> list[str]:
         """Topics without a receipt after `since`."""
-        return [t for t, publisher in self.publishers.items() if not publisher.receipts or publisher.receipts[-1].at <= since]
+        return [
+            t
+            for t, publisher in self.publishers.items()
+            if not publisher.receipts or publisher.receipts[-1].at <= since
+        ]
 
     def gap(self, topics: list[str], since: float, until: float) -> float:
         """The longest time without a receipt of any of `topics`, in seconds."""
         return max(self.publishers[topic].gap(since, until) for topic in topics)
 
     def verify(self, duplicates_max: int = 0) -> None:
-        """Stop the traffic, then compare: no failed send, nothing lost, order kept, ids true, everything consumed.
+        """Stop the traffic, then compare: no failed send, nothing lost, order kept, ids true,
+        everything consumed.
 
-        `duplicates_max` bounds the messages of one topic that are stored twice: after a kill a client repeats what had no receipt. With
-        deduplication (0) the receipt of such a repetition says only that the message is stored: its id is (-1, -1).
+        `duplicates_max` bounds the messages of one topic that are stored twice: after a kill a
+        client repeats what had no receipt. With deduplication (0) the receipt of such a repetition
+        says only that the message is stored: its id is (-1, -1).
         """
         try:
             for publisher in self.publishers.values():
@@ -186,32 +209,62 @@ class Load:
         stored = read_all(self._client, publisher.topic)
         by_identifier = dict(stored)
         assert len(by_identifier) == len(stored), f"{publisher.topic}: an id names two messages"
-        assert list(by_identifier) == sorted(by_identifier), f"{publisher.topic}: ids do not increase"
-        confirmed = [receipt for receipt in publisher.receipts if receipt.identifier[0] >= 0 or duplicates_max > 0]
-        wrong = [receipt for receipt in confirmed if by_identifier.get(receipt.identifier) != receipt.number]
-        assert not wrong, f"{publisher.topic}: {len(wrong)} acknowledged messages are not where their receipts say: {wrong[:3]}"
+        assert list(by_identifier) == sorted(by_identifier), (
+            f"{publisher.topic}: ids do not increase"
+        )
+        confirmed = [
+            receipt
+            for receipt in publisher.receipts
+            if receipt.identifier[0] >= 0 or duplicates_max > 0
+        ]
+        wrong = [
+            receipt
+            for receipt in confirmed
+            if by_identifier.get(receipt.identifier) != receipt.number
+        ]
+        assert not wrong, (
+            f"{publisher.topic}: {len(wrong)} acknowledged messages are not where their receipts "
+            f"say: {wrong[:3]}"
+        )
         check_order(publisher.topic, [number for _, number in stored], duplicates_max)
 
     def _compare_consumed(self) -> None:
         deadline = time.monotonic() + CATCH_UP_S
         for topic, publisher in self.publishers.items():
             expected = set(range(publisher.sent))
-            for name, received in (("shared", self.shared[topic]), ("exclusive", self.exclusive[topic])):
+            for name, received in (
+                ("shared", self.shared[topic]),
+                ("exclusive", self.exclusive[topic]),
+            ):
                 while not expected.issubset(received.numbers) and time.monotonic() < deadline:
                     time.sleep(0.05)
                 missing = sorted(expected.difference(received.numbers))
-                assert not missing, f"{topic}: subscription {name} did not get {len(missing)} messages: {missing[:5]}"
-                assert not received.acknowledge_errors, (topic, name, received.acknowledge_errors[:3])
+                assert not missing, (
+                    f"{topic}: subscription {name} did not get {len(missing)} messages: "
+                    f"{missing[:5]}"
+                )
+                assert not received.acknowledge_errors, (
+                    topic,
+                    name,
+                    received.acknowledge_errors[:3],
+                )
             first = list(dict.fromkeys(self.exclusive[topic].numbers))
-            assert first == sorted(first), f"{topic}: the Exclusive consumer got messages out of order"
+            assert first == sorted(first), (
+                f"{topic}: the Exclusive consumer got messages out of order"
+            )
 
 
 def check_order(topic: str, numbers: list[int], duplicates_max: int) -> None:
-    """First occurrences are in order and without holes; at most `duplicates_max` repetitions, each an exact run again."""
+    """First occurrences are in order and without holes; at most `duplicates_max` repetitions,
+    each an exact run again."""
     first = list(dict.fromkeys(numbers))
-    assert first == list(range(len(first))), f"{topic}: order or a message is lost near {next_break(first)}"
+    assert first == list(range(len(first))), (
+        f"{topic}: order or a message is lost near {next_break(first)}"
+    )
     duplicates = len(numbers) - len(first)
-    assert duplicates <= duplicates_max, f"{topic}: {duplicates} messages are stored twice, at most {duplicates_max} may be"
+    assert duplicates <= duplicates_max, (
+        f"{topic}: {duplicates} messages are stored twice, at most {duplicates_max} may be"
+    )
 
 
 def next_break(numbers: list[int]) -> list[int]:

@@ -1,8 +1,9 @@
 """Where transactions run: the servers under the tests of foreign clients.
 
-Owns: `Place` and its `KINDS`: a standalone server, brokers with coordinators, and Apache Pulsar as the reference; what differs there.
-Imports: coordinators (the cluster), dev.bench (Apache Pulsar), dev.server_process.
-Invariants: only processes started here are stopped, by their own handle; after `restart` a place is on the same data and ports, and serves.
+Owns: `Place` and its `KINDS`: a standalone server, brokers with coordinators, and Apache Pulsar as
+the reference; what differs there. Imports: coordinators (the cluster), dev.bench (Apache Pulsar),
+dev.server_process. Invariants: only processes started here are stopped, by their own handle; after
+`restart` a place is on the same data and ports, and serves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ COMMIT, ABORT = 0, 1
 NAMES = ["standalone", "cluster", *(["apache"] if os.environ.get("PEER") == "1" else [])]
 FORGETS = "it forgets an outcome at once: TransactionNotFound"
 LEAKS = (
-    "what the Go client sends in an aborted transaction is delivered: the name of the transaction is not in the message's metadata"
+    "what the Go client sends in an aborted transaction is delivered: the name of the transaction "
+    "is not in the message's metadata"
 )
 REFERENCE_DIFFERS = {
     "test_ordinary_messages_pass_an_open_transaction": "they wait for the transaction to end",
@@ -42,10 +44,14 @@ REFERENCE_DIFFERS = {
     "test_ids_of_receipts_say_where_to_begin[go-apache]": LEAKS,
     "test_moves_under_open_transactions[go-apache]": LEAKS,
     "test_a_message_in_chunks[go-apache]": LEAKS,
-    "test_a_batch_with_the_name_of_an_ended_transaction": "such batches are taken, as parts of a transaction that has ended",
-    "test_a_producer_outlives_a_refused_message": "such messages are taken, as parts of a transaction that has ended",
-    "test_parts_of_a_batch[go-apache]": "an abort gives nothing back: the Go client does not tell the size of the batch",
-    "test_a_table_shows_what_is_committed[go-apache]": "the schema of the Go client's view is refused beside a producer without one",
+    "test_a_batch_with_the_name_of_an_ended_transaction": "such batches are taken, as parts of a "
+    "transaction that has ended",
+    "test_a_producer_outlives_a_refused_message": "such messages are taken, as parts of a "
+    "transaction that has ended",
+    "test_parts_of_a_batch[go-apache]": "an abort gives nothing back: the Go client does not tell "
+    "the size of the batch",
+    "test_a_table_shows_what_is_committed[go-apache]": "the schema of the Go client's view is "
+    "refused beside a producer without one",
 }
 """Test (and perhaps client) -> what Apache Pulsar 4.0.8 does instead."""
 
@@ -55,7 +61,11 @@ class Place(ABC):
 
     def __init__(self, service_url: str, http_url: str, coordinator_ports: Sequence[int]) -> None:
         """`coordinator_ports`: where the coordinator of each number is served."""
-        self.service_url, self.http_url, self.coordinator_ports = service_url, http_url, coordinator_ports
+        self.service_url, self.http_url, self.coordinator_ports = (
+            service_url,
+            http_url,
+            coordinator_ports,
+        )
 
     @abstractmethod
     def start(self) -> None:
@@ -74,8 +84,12 @@ class Place(ABC):
         wire = Wire(self.coordinator_ports[txn.most])
         try:
             wire.connect()
-            wire.ask(Type.TC_CLIENT_CONNECT_REQUEST, api.CommandTcClientConnectRequest(tc_id=txn.most))
-            body = api.CommandEndTxn(txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action)  # type: ignore[arg-type]
+            wire.ask(
+                Type.TC_CLIENT_CONNECT_REQUEST, api.CommandTcClientConnectRequest(tc_id=txn.most)
+            )
+            body = api.CommandEndTxn(
+                txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action
+            )  # type: ignore[arg-type]
             answer: api.CommandEndTxnResponse = wire.ask(Type.END_TXN, body)
             return answer
         finally:
@@ -91,7 +105,9 @@ class Standalone(Place):
 
     def __init__(self, directory: Path) -> None:
         self._server = ServerProcess(directory, environment=SETTINGS)
-        super().__init__(self._server.service_url, self._server.http_url, [self._server.broker_port])
+        super().__init__(
+            self._server.service_url, self._server.http_url, [self._server.broker_port]
+        )
 
     def start(self) -> None:
         self._server.start()
@@ -121,11 +137,17 @@ class BrokersAndCoordinators(Place):
             coordinator.start(wait=False)
         for coordinator in self._stage.coordinators:
             coordinator.wait_ready()
-        wait_for("clients are told of both coordinators", lambda: self._stage.announced() == 2, CHANGE_S)
+        wait_for(
+            "clients are told of both coordinators", lambda: self._stage.announced() == 2, CHANGE_S
+        )
 
     def restart(self) -> None:
         """Both coordinators and the broker that clients are not told of."""
-        hurt = [broker for broker in self._stage.cluster.brokers.values() if broker is not self._stage.broker]
+        hurt = [
+            broker
+            for broker in self._stage.cluster.brokers.values()
+            if broker is not self._stage.broker
+        ]
         for process in (*self._stage.coordinators, *hurt):
             process.kill()
         for process in (*self._stage.coordinators, *hurt):
@@ -138,11 +160,17 @@ class BrokersAndCoordinators(Place):
         self._stage.stop()
 
     def log_tail(self) -> str:
-        return "\n".join([*(coordinator.log_tail() for coordinator in self._stage.coordinators), self._stage.cluster.log_dump()])
+        return "\n".join(
+            [
+                *(coordinator.log_tail() for coordinator in self._stage.coordinators),
+                self._stage.cluster.log_dump(),
+            ]
+        )
 
 
 class ApachePulsar(Place):
-    """The reference: not a tier of the tests, since it needs a download of 245 MB and 3 GB of memory."""
+    """The reference: not a tier of the tests, since it needs a download of 245 MB and 3 GB of
+    memory."""
 
     def __init__(self, directory: Path) -> None:
         self._peer = PulsarPeer(ensure(), directory, TRANSACTIONS)
@@ -152,7 +180,11 @@ class ApachePulsar(Place):
         """Its health says nothing of its coordinators, which it makes afterwards."""
         self._peer.start()
         partitions = f"{self.http_url}/admin/v2/persistent/pulsar/system/transaction_coordinator_assign/partitions"
-        wait_for("it has coordinators", lambda: request("GET", partitions)[1].get("partitions", 0) > 0, PEER_READY_S)
+        wait_for(
+            "it has coordinators",
+            lambda: request("GET", partitions)[1].get("partitions", 0) > 0,
+            PEER_READY_S,
+        )
 
     def restart(self) -> None:
         raise NotImplementedError("the reference wipes its data when it starts")
@@ -164,4 +196,8 @@ class ApachePulsar(Place):
         return self._peer.log_tail()
 
 
-KINDS: dict[str, Callable[[Path], Place]] = {"standalone": Standalone, "cluster": BrokersAndCoordinators, "apache": ApachePulsar}
+KINDS: dict[str, Callable[[Path], Place]] = {
+    "standalone": Standalone,
+    "cluster": BrokersAndCoordinators,
+    "apache": ApachePulsar,
+}

@@ -1,7 +1,8 @@
 """The command line, as the tests run it.
 
-Owns: `Program`: `magnetar` with the addresses of one cluster, its output and its exit code. Imports: magnetar.cli.
-Invariant: the environment and the working directory are as before when a command has ended.
+Owns: `Program`: `magnetar` with the addresses of one cluster, its output and its exit code.
+Imports: magnetar.cli. Invariant: the environment and the working directory are as before when a
+command has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Done(NamedTuple):
 class Program:
     """`magnetar` with the addresses of one cluster in its environment.
 
-    Commands run in this process, which starts none of the two hundred interpreters; with `text` as their standard input, in one of their own.
+    Commands run in this process, which starts none of the two hundred interpreters; with `text` as
+    their standard input, in one of their own.
     """
 
     def __init__(self, url: str, service_url: str) -> None:
@@ -46,11 +48,22 @@ class Program:
             command = [sys.executable, "-m", "magnetar", *arguments]
             environment = {**os.environ, **self._environment}
             done = subprocess.run(
-                command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment, cwd=ROOT
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+                env=environment,
+                cwd=ROOT,
             )
             return Done(done.returncode, done.stdout, done.stderr)
         out, err, code = io.StringIO(), io.StringIO(), 0
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             for name, value in self._environment.items():
                 patch.setenv(name, value)
             patch.chdir(ROOT)
@@ -71,7 +84,8 @@ class Program:
         return json.loads(self.ok(*arguments, "--output", "json"))
 
     def refused(self, *arguments: str, code: int = 1) -> str:
-        """The error of a command that must fail: at most two lines, the first begins with the program's name."""
+        """The error of a command that must fail: at most two lines, the first begins with the
+        program's name."""
         done = self.run(*arguments)
         assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
         assert done.stderr.startswith("magnetar: "), done.stderr

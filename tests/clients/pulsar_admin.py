@@ -1,7 +1,8 @@
 """The official pulsar-admin as seen by a test.
 
 Owns: `PulsarAdmin`: one JVM that runs command lines one after another. Imports: foreign_build.
-Invariants: a command line is exactly what a person would type behind `pulsar-admin`; each has a deadline; the JVM is ended by its own handle.
+Invariants: a command line is exactly what a person would type behind `pulsar-admin`; each has a
+deadline; the JVM is ended by its own handle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class PulsarAdmin:
         self._log = directory / "pulsar-admin.log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*foreign_build.pulsar_admin(), http_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                [*foreign_build.pulsar_admin(), http_url],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
 
     def run(self, command: str) -> Outcome:

@@ -31,10 +31,13 @@ def before_and_after(server: ServerProcess) -> Iterator[None]:
 
 
 def await_consumers(server: ServerProcess, topic: str, subscription: str, count: int) -> None:
-    """Wait until so many consumers are attached to a subscription, as REST tells: clients come back when they like."""
+    """Wait until so many consumers are attached to a subscription, as REST tells: clients come
+    back when they like."""
     deadline, seen = time.monotonic() + ATTACHED_S, -1
     while seen != count:
-        assert time.monotonic() < deadline, f"{seen} consumers instead of {count} after {ATTACHED_S} s"
+        assert time.monotonic() < deadline, (
+            f"{seen} consumers instead of {count} after {ATTACHED_S} s"
+        )
         try:
             with urllib.request.urlopen(
                 f"{server.http_url}/admin/v2/persistent/public/default/{topic}/stats", timeout=60

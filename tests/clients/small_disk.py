@@ -1,7 +1,8 @@
 """A file system of its own for a test, which it can fill up and freeze.
 
-Owns: `small_disk`, mounting and unmounting one; `fill`; `frozen`. Imports: pytest.
-Invariant: where none can be mounted (no root, no loop devices) the test fails and says so: a full disk is not tested by a skipped test.
+Owns: `small_disk`, mounting and unmounting one; `fill`; `frozen`. Imports: pytest. Invariant: where
+none can be mounted (no root, no loop devices) the test fails and says so: a full disk is not tested
+by a skipped test.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ KINDS = (MEMORY_DISK, "ext4")
 def _run(*command: str) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
-        pytest.fail(f"{' '.join(command)}: {found.stderr.strip()}: a small file system is needed, so run this as root")
+        pytest.fail(
+            f"{' '.join(command)}: {found.stderr.strip()}: a small file system is needed, so run "
+            "this as root"
+        )
 
 
 @contextlib.contextmanager
 def small_disk(kind: str, directory: Path, size: int) -> Iterator[Path]:
-    """A file system of `size` bytes mounted below `directory`: in memory, or ext4 on a loop device."""
+    """A file system of `size` bytes mounted below `directory`: in memory, or ext4 on a loop
+    device."""
     root = directory / "disk"
     root.mkdir()
     if kind == MEMORY_DISK:

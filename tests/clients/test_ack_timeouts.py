@@ -1,7 +1,9 @@
-"""The official clients with several topics and an acknowledgement timeout: everything unacknowledged comes again.
+"""The official clients with several topics and an acknowledgement timeout: everything
+unacknowledged comes again.
 
-The clients (C++, and so Python, and Java) keep track of what they have delivered by ledger and entry alone, in one table for all topics of a
-consumer: it is right because no two topics share an id. (The Go client has no acknowledgement timeout.)
+The clients (C++, and so Python, and Java) keep track of what they have delivered by ledger and
+entry alone, in one table for all topics of a consumer: it is right because no two topics share an
+id. (The Go client has no acknowledgement timeout.)
 """
 
 from __future__ import annotations
@@ -44,8 +46,11 @@ LEFT = {value for number in range(0, TOPICS, 2) for value in payloads(number)}
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_what_the_python_client_leaves_unacknowledged_comes_again(client: pulsar.Client, topic: str, how: str) -> None:
-    """With named topics and with a pattern: acknowledging the messages of one topic takes none of another off the client's table."""
+def test_what_the_python_client_leaves_unacknowledged_comes_again(
+    client: pulsar.Client, topic: str, how: str
+) -> None:
+    """With named topics and with a pattern: acknowledging the messages of one topic takes none
+    of another off the client's table."""
     topics = names_of(topic)
     for number, name in enumerate(topics):
         producer = client.create_producer(name)
@@ -78,13 +83,21 @@ def test_what_the_python_client_leaves_unacknowledged_comes_again(client: pulsar
 @pytest.mark.java
 @pytest.mark.parametrize("driver", ["java"], indirect=True)
 @pytest.mark.parametrize("how", HOW)
-def test_what_the_java_client_leaves_unacknowledged_comes_again(foreign: Client, topic: str, how: str) -> None:
+def test_what_the_java_client_leaves_unacknowledged_comes_again(
+    foreign: Client, topic: str, how: str
+) -> None:
     """As above."""
     topics = names_of(topic)
     for number, name in enumerate(topics):
         foreign.producer(name).send_all(sorted(payloads(number)))
-    where = {"topics": topics} if how == "topics" else {"pattern": f"persistent://public/default/{topic}-.*"}
-    consumer = foreign.consumer(None, "s", type="Shared", position="Earliest", ack_timeout_ms=TIMEOUT_MS, **where)
+    where = (
+        {"topics": topics}
+        if how == "topics"
+        else {"pattern": f"persistent://public/default/{topic}-.*"}
+    )
+    consumer = foreign.consumer(
+        None, "s", type="Shared", position="Earliest", ack_timeout_ms=TIMEOUT_MS, **where
+    )
     got = consumer.receive(len(ALL))
     assert {message.value for message in got} == ALL
     consumer.ack(*(message for message in got if message.value not in LEFT))

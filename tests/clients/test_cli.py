@@ -1,4 +1,5 @@
-"""The command line against three real brokers on a real etcd, and against a standalone server: every command, its words and its JSON.
+"""The command line against three real brokers on a real etcd, and against a standalone server:
+every command, its words and its JSON.
 
 Cluster first: names of topics are each test's own, the cluster is shared and healthy between tests.
 """
@@ -27,8 +28,11 @@ pytestmark = [pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Nobody but the tests moves bundles; leases last for as long as a busy machine may need to look at what an end of a broker looks like."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), environment={**STILL, "MAGNETAR_LEASE_TTL_S": "10"}) as running:
+    """Nobody but the tests moves bundles; leases last for as long as a busy machine may need to
+    look at what an end of a broker looks like."""
+    with Cluster(
+        tmp_path_factory.mktemp("cluster"), environment={**STILL, "MAGNETAR_LEASE_TTL_S": "10"}
+    ) as running:
         yield running
 
 
@@ -36,7 +40,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def program(cluster: Cluster) -> Program:
     """Knows all brokers by REST, the first of which does not exist."""
     cluster.repair()
-    urls = [f"http://127.0.0.1:{free_port()}", *(broker.http_url for broker in cluster.brokers.values())]
+    urls = [
+        f"http://127.0.0.1:{free_port()}",
+        *(broker.http_url for broker in cluster.brokers.values()),
+    ]
     return Program(",".join(urls), cluster.service_url)
 
 
@@ -61,17 +68,24 @@ def at_rest(program: Program) -> None:
     wait_for("no bundle is on its way", lambda: bool(seen(program)["healthy"]))
 
 
-# --- topics, subscriptions, messages ---------------------------------------------------------------------------------------------
+# --- topics, subscriptions, messages --------------------------------------------------------------
 
 
 def test_topics_from_birth_to_end(program: Program) -> None:
-    """Create, list, grow, stats, terminate, delete; with and without partitions, wherever they are served."""
+    """Create, list, grow, stats, terminate, delete; with and without partitions, wherever they
+    are served."""
     program.ok("topics", "create", "cli-plain", "--property", "team=a")
     program.ok("topics", "create", "cli-parts", "-p", "3")
     listed = {row["topic"]: row["partitions"] for row in program.json("topics", "list")}
-    assert (listed["persistent://public/default/cli-plain"], listed["persistent://public/default/cli-parts"]) == (0, 3)
+    assert (
+        listed["persistent://public/default/cli-plain"],
+        listed["persistent://public/default/cli-parts"],
+    ) == (0, 3)
     assert program.json("topics", "partitions", "cli-parts", "--set", "4")["partitions"] == 4
-    assert program.ok("produce", "cli-parts", "-m", "a", "-m", "b", "-n", "4") == "8 messages published and durable\n"
+    assert (
+        program.ok("produce", "cli-parts", "-m", "a", "-m", "b", "-n", "4")
+        == "8 messages published and durable\n"
+    )
     assert "cli-parts-partition-3" in program.ok("topics", "list", "--partitions")
     stats = program.json("topics", "stats", "cli-parts")
     assert (stats["msgInCounter"], stats["metadata"]["partitions"]) == (8, 4)
@@ -87,23 +101,56 @@ def test_topics_from_birth_to_end(program: Program) -> None:
 
 
 def test_what_was_produced_is_consumed(program: Program) -> None:
-    """Stdin and arguments, keys and properties, types, a timeout that is a failure, messages that stay when they are not acknowledged."""
-    program.ok("produce", "cli-messages", "-k", "k", "--property", "p=1", "--rate", "1000", text="one\ntwo\n\xfc")
+    """Stdin and arguments, keys and properties, types, a timeout that is a failure, messages
+    that stay when they are not acknowledged."""
+    program.ok(
+        "produce",
+        "cli-messages",
+        "-k",
+        "k",
+        "--property",
+        "p=1",
+        "--rate",
+        "1000",
+        text="one\ntwo\n\xfc",
+    )
     peeked = program.json("topics", "peek", "cli-messages", "-n", "5")
     assert [row["value"] for row in peeked] == ["one", "two", "ü"]
-    program.ok("consume", "cli-messages", "-s", "s", "-p", "earliest", "-n", "2", "--no-ack", "-t", "shared")
-    lines = program.ok("consume", "cli-messages", "-s", "s", "-n", "2", "-t", "shared", "-o", "json").splitlines()
+    program.ok(
+        "consume",
+        "cli-messages",
+        "-s",
+        "s",
+        "-p",
+        "earliest",
+        "-n",
+        "2",
+        "--no-ack",
+        "-t",
+        "shared",
+    )
+    lines = program.ok(
+        "consume", "cli-messages", "-s", "s", "-n", "2", "-t", "shared", "-o", "json"
+    ).splitlines()
     rows = [json.loads(line) for line in lines]
-    assert [(row["value"], row["key"], row["properties"]) for row in rows] == [("one", "k", {"p": "1"}), ("two", "k", {"p": "1"})]
-    assert [row["value"] for row in program.json("topics", "peek", "cli-messages", "-s", "s", "-n", "9")] == ["ü"]
-    assert program.ok("consume", "cli-messages", "-s", "s", "-t", "shared", "--timeout", "10").endswith(" ü\n")
+    assert [(row["value"], row["key"], row["properties"]) for row in rows] == [
+        ("one", "k", {"p": "1"}),
+        ("two", "k", {"p": "1"}),
+    ]
+    assert [
+        row["value"] for row in program.json("topics", "peek", "cli-messages", "-s", "s", "-n", "9")
+    ] == ["ü"]
+    assert program.ok(
+        "consume", "cli-messages", "-s", "s", "-t", "shared", "--timeout", "10"
+    ).endswith(" ü\n")
     assert "0 of 1 messages came" in program.refused(
         "consume", "cli-messages", "-s", "s", "-t", "shared", "-n", "1", "--timeout", "0.5"
     )
 
 
 def test_subscriptions_go_where_they_are_told(program: Program) -> None:
-    """Create at both ends and at an id, skip, clear, back by time, stats, delete; names of what is missing."""
+    """Create at both ends and at an id, skip, clear, back by time, stats, delete; names of what
+    is missing."""
     program.ok("produce", "cli-cursors", text="".join(f"{number}\n" for number in range(10)))
     name = "cli-cursors"
     program.ok("subscriptions", "create", name, "begin", "--from", "earliest", "--property", "a=b")
@@ -113,7 +160,9 @@ def test_subscriptions_go_where_they_are_told(program: Program) -> None:
     assert program.json("subscriptions", "list", name) == ["begin", "end", "hour"]
 
     def backlog(subscription: str) -> int:
-        return int(program.json("subscriptions", "stats", name, subscription)[subscription]["msgBacklog"])
+        return int(
+            program.json("subscriptions", "stats", name, subscription)[subscription]["msgBacklog"]
+        )
 
     assert (backlog("begin"), backlog("end"), backlog("hour")) == (10, 0, 10)
     program.ok("subscriptions", "skip", name, "begin", "-n", "4")
@@ -133,12 +182,26 @@ def test_subscriptions_go_where_they_are_told(program: Program) -> None:
 
 
 def test_namespaces_and_their_policies(program: Program) -> None:
-    """Create, list, policies set, got and taken away, a value that is refused with its bounds, delete."""
+    """Create, list, policies set, got and taken away, a value that is refused with its bounds,
+    delete."""
     program.ok("namespaces", "create", "cli-tenant/n", "--bundles", "3")
-    assert {row["namespace"]: row["bundles"] for row in program.json("namespaces", "list", "cli-tenant")} == {"cli-tenant/n": 3}
-    program.ok("namespaces", "policies", "set", "cli-tenant/n", "message_ttl_in_seconds=60", "deduplicationEnabled=true")
+    assert {
+        row["namespace"]: row["bundles"] for row in program.json("namespaces", "list", "cli-tenant")
+    } == {"cli-tenant/n": 3}
     program.ok(
-        "namespaces", "policies", "set", "cli-tenant/n", "retention_policies={retentionTimeInMinutes: 5, retentionSizeInMB: 6}"
+        "namespaces",
+        "policies",
+        "set",
+        "cli-tenant/n",
+        "message_ttl_in_seconds=60",
+        "deduplicationEnabled=true",
+    )
+    program.ok(
+        "namespaces",
+        "policies",
+        "set",
+        "cli-tenant/n",
+        "retention_policies={retentionTimeInMinutes: 5, retentionSizeInMB: 6}",
     )
     assert program.json("namespaces", "policies", "get", "cli-tenant/n") == {
         "message_ttl_in_seconds": 60,
@@ -146,7 +209,9 @@ def test_namespaces_and_their_policies(program: Program) -> None:
         "retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 6},
     }
     program.ok("namespaces", "policies", "set", "cli-tenant/n", "deduplicationEnabled=null")
-    assert "not set" in program.ok("namespaces", "policies", "get", "cli-tenant/n", "deduplicationEnabled")
+    assert "not set" in program.ok(
+        "namespaces", "policies", "get", "cli-tenant/n", "deduplicationEnabled"
+    )
     assert "message_ttl_in_seconds" in program.refused(
         "namespaces", "policies", "set", "cli-tenant/n", "message_ttl_in_seconds=soon"
     )
@@ -156,11 +221,12 @@ def test_namespaces_and_their_policies(program: Program) -> None:
     assert "does not exist" in program.refused("topics", "list", "cli-tenant/n")
 
 
-# --- bundles, moves, health ------------------------------------------------------------------------------------------------------
+# --- bundles, moves, health -----------------------------------------------------------------------
 
 
 def test_bundles_move_where_they_are_sent(program: Program, cluster: Cluster) -> None:
-    """A topic, a bundle and a whole namespace leave their owners; what has no owner is said to be unused."""
+    """A topic, a bundle and a whole namespace leave their owners; what has no owner is said to
+    be unused."""
     program.ok("namespaces", "create", "cli-moves/n", "--bundles", "8")
     topics = [f"persistent://cli-moves/n/t{number}" for number in range(6)]
     for topic in topics:
@@ -168,27 +234,44 @@ def test_bundles_move_where_they_are_sent(program: Program, cluster: Cluster) ->
     first = program.json("bundles", "owner", topics[0])
     target = next(name for name in cluster.brokers if name != first["broker"])
     moved = program.json("unload", topics[0], "--to", target)
-    assert [(row["bundle"], row["from"], row["to"]) for row in moved["bundles"]] == [(first["bundle"], first["broker"], target)]
+    assert [(row["bundle"], row["from"], row["to"]) for row in moved["bundles"]] == [
+        (first["bundle"], first["broker"], target)
+    ]
     at_rest(program)
     again = program.json("unload", topics[0], "--to", target)
-    assert [(row["from"], row["to"], row["moved"]) for row in again["bundles"]] == [(target, target, False)]
-    assert any(f"pinned to {target} for another 2" in sentence for sentence in program.json("explain", first["bundle"])["why"])
+    assert [(row["from"], row["to"], row["moved"]) for row in again["bundles"]] == [
+        (target, target, False)
+    ]
+    assert any(
+        f"pinned to {target} for another 2" in sentence
+        for sentence in program.json("explain", first["bundle"])["why"]
+    )
     program.ok("bundles", "unpin", topics[0])
     assert not program.json("bundles", "owner", topics[0])["pinned_until_ms"]
     assert "is pinned" in program.ok("bundles", "pin", first["bundle"], "--seconds", "60")
     assert program.json("bundles", "unload", first["bundle"])["bundles"][0]["from"] == target
     at_rest(program)
-    used = {row["bundle"] for row in program.json("bundles", "list", "cli-moves/n") if row["state"] == "Owned"}
+    used = {
+        row["bundle"]
+        for row in program.json("bundles", "list", "cli-moves/n")
+        if row["state"] == "Owned"
+    }
     result = program.json("unload", "cli-moves/n")
     assert {row["bundle"] for row in result["bundles"]} == used
-    assert set(result["unused"]) == {row["bundle"] for row in program.json("bundles", "list", "cli-moves/n")} - used
+    assert (
+        set(result["unused"])
+        == {row["bundle"] for row in program.json("bundles", "list", "cli-moves/n")} - used
+    )
     assert "is not a live broker" in program.refused("unload", topics[0], "--to", "nobody")
-    assert "cli-moves/n/0x" in program.ok("bundles", "list", "--broker", target) + program.ok("bundles", "list", "cli-moves/n")
+    assert "cli-moves/n/0x" in program.ok("bundles", "list", "--broker", target) + program.ok(
+        "bundles", "list", "cli-moves/n"
+    )
     assert "name a topic" in program.refused("bundles", "owner", "cli-moves/n", code=2).lower()
 
 
 def test_a_bundle_is_split_under_its_topics(program: Program) -> None:
-    """In the middle, then at a given place; topics stay where they were, explanations name the parent."""
+    """In the middle, then at a given place; topics stay where they were, explanations name the
+    parent."""
     program.ok("namespaces", "create", "cli-splits/n", "--bundles", "1")
     topic = "persistent://cli-splits/n/t"
     program.ok("produce", topic, "-m", "before")
@@ -196,25 +279,38 @@ def test_a_bundle_is_split_under_its_topics(program: Program) -> None:
     children = program.json("bundles", "split", owner["bundle"])["children"]
     assert children == ["cli-splits/n/0x00000000_0x7fffffff", "cli-splits/n/0x7fffffff_0xffffffff"]
     at_rest(program)
-    wait_for("the split is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 2)
+    wait_for(
+        "the split is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 2
+    )
     part = program.json("bundles", "owner", topic)
     assert (part["bundle"] in children, part["broker"]) == (True, owner["broker"])
     found = program.json("explain", topic)
-    assert (found["bundle"], found["bundles"], found["owned"]["topic"]["entries"]) == (part["bundle"], 2, 1)
+    assert (found["bundle"], found["bundles"], found["owned"]["topic"]["entries"]) == (
+        part["bundle"],
+        2,
+        1,
+    )
     assert "which was split" in " ".join(found["why"])
     program.ok("bundles", "split", children[0], "--at", "0x10000000", "--at", "0x20000000")
-    wait_for("the split is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 4)
+    wait_for(
+        "the split is known", lambda: len(program.json("bundles", "list", "cli-splits/n")) == 4
+    )
     assert program.refused("bundles", "split", children[0])
     assert [row["value"] for row in program.json("topics", "peek", topic, "-n", "5")] == ["before"]
 
 
 def test_a_broker_is_drained_and_comes_back(program: Program, cluster: Cluster) -> None:
-    """A plan first, then all of its bundles leave, status says cordoned, and undo lets it take some again."""
+    """A plan first, then all of its bundles leave, status says cordoned, and undo lets it take
+    some again."""
     for number in range(6):
         program.ok("topics", "create", f"cli-drain-{number}")
     name = next(row["broker"] for row in seen(program)["brokers"] if row["bundles"])
     plan = program.json("drain", name, "--dry-run")
-    assert (plan["possible"], name in plan["candidates"], len(plan["bundles"]) > 0) == (True, False, True)
+    assert (plan["possible"], name in plan["candidates"], len(plan["bundles"]) > 0) == (
+        True,
+        False,
+        True,
+    )
     assert program.json("drain", name)["drained"] is True
     wait_for("everybody knows that it is empty", lambda: cluster.owned_by(name) == [])
     states = lambda: {row["broker"]: row["state"] for row in seen(program)["brokers"]}  # noqa: E731
@@ -238,7 +334,12 @@ def test_status_is_health(program: Program, cluster: Cluster) -> None:
     """Healthy is exit 0; a broker that died is a problem until its bundles are owned again."""
     at_rest(program)
     value = seen(program)
-    assert (value["healthy"], value["problems"], value["damage"], value["unreachable"]) == (True, [], [], [])
+    assert (value["healthy"], value["problems"], value["damage"], value["unreachable"]) == (
+        True,
+        [],
+        [],
+        [],
+    )
     assert {row["broker"] for row in value["brokers"]} == set(cluster.brokers)
     assert "healthy" in program.ok("status", "--bundles")
     for row in value["brokers"]:
@@ -256,23 +357,32 @@ def test_status_is_health(program: Program, cluster: Cluster) -> None:
     wait_for("the others own everything", healthy)
 
 
-# --- explain ---------------------------------------------------------------------------------------------------------------------
+# --- explain --------------------------------------------------------------------------------------
 
 
 def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Cluster) -> None:
-    """The same facts at every broker, loaded or absent topic, after a lookup, after a move, after a death."""
+    """The same facts at every broker, loaded or absent topic, after a lookup, after a move,
+    after a death."""
     topic = "persistent://public/default/cli-explained"
     absent = program.json("explain", "cli-absent-topic")
-    assert (absent["exists"], "No such topic exists" in " ".join(absent["summary"])) == (False, True)
-    assert {row["bundle"] for row in program.json("bundles", "list", "public/default")} >= {absent["bundle"]}
+    assert (absent["exists"], "No such topic exists" in " ".join(absent["summary"])) == (
+        False,
+        True,
+    )
+    assert {row["bundle"] for row in program.json("bundles", "list", "public/default")} >= {
+        absent["bundle"]
+    }
     program.ok("produce", topic, "-m", "a", "-m", "b")
     program.ok("subscriptions", "create", topic, "slow", "--from", "earliest")
     owner = cluster.owner("cli-explained")
     answers: list[Any] = []
 
     def alike() -> bool:
-        """Whether every broker has heard of the same record: a checkpoint may have changed it between two questions."""
-        asked = [Program(broker.http_url, cluster.service_url) for broker in cluster.brokers.values()]
+        """Whether every broker has heard of the same record: a checkpoint may have changed it
+        between two questions."""
+        asked = [
+            Program(broker.http_url, cluster.service_url) for broker in cluster.brokers.values()
+        ]
         answers[:] = [one.json("explain", topic) for one in asked]
         return len({json.dumps(found["record"]) for found in answers}) == 1
 
@@ -288,7 +398,10 @@ def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Clus
         assert found["recovery"]["chain"][-1]["incarnation"] == found["owner"]["incarnation"]
         assert found["leader"]["broker"] in cluster.brokers
         assert [row["name"] for row in found["owned"]["topic"]["subscriptions"]] == ["slow"]
-        assert any("subscription slow has not acknowledged 2 entries" in sentence for sentence in found["kept"])
+        assert any(
+            "subscription slow has not acknowledged 2 entries" in sentence
+            for sentence in found["kept"]
+        )
     target = next(name for name in cluster.brokers if name != owner and name != cluster.entry)
     program.ok("unload", topic, "--to", target)
     program.ok("produce", topic, "-m", "c")
@@ -296,22 +409,34 @@ def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Clus
     moved = program.json("explain", topic)
     assert moved["owner"]["broker"] == target
     assert len(moved["owned"]["topic"]["ledgers"]) == 2
-    assert any("unloaded" in sentence and owner in sentence for sentence in moved["why"]), moved["why"]
+    assert any("unloaded" in sentence and owner in sentence for sentence in moved["why"]), moved[
+        "why"
+    ]
     cluster.brokers[target].kill()
-    wait_for("the dead owner's bundle is taken over", lambda: cluster.owner("cli-explained") != target)
+    wait_for(
+        "the dead owner's bundle is taken over", lambda: cluster.owner("cli-explained") != target
+    )
     at_rest(program)
     after = program.json("explain", topic)
     assert after["record"]["epoch"] > moved["record"]["epoch"]
     assert any(f"{target} had it and died" in sentence for sentence in after["why"]), after["why"]
     shown = program.ok("explain", topic)
-    for words in ("Log chain", "Ledgers", "Cursors", "What keeps its log files", "If its owner died now", topic):
+    for words in (
+        "Log chain",
+        "Ledgers",
+        "Cursors",
+        "What keeps its log files",
+        "If its owner died now",
+        topic,
+    ):
         assert words in shown
     by_bundle = program.json("explain", after["bundle"])
     assert (by_bundle["topic"], by_bundle["bundle"]) == (None, after["bundle"])
 
 
 def test_explain_without_its_owner(program: Program, cluster: Cluster) -> None:
-    """A paused owner does not answer: everything that store and volume know is told all the same."""
+    """A paused owner does not answer: everything that store and volume know is told all the
+    same."""
     topic = "persistent://public/default/cli-silent"
     program.ok("produce", topic, "-m", "a")
     owner = cluster.owner("cli-silent")
@@ -328,49 +453,81 @@ def test_explain_without_its_owner(program: Program, cluster: Cluster) -> None:
 
 
 def test_explain_of_what_cannot_be_meant(program: Program) -> None:
-    """A namespace is wrong usage; one that is not there, or a bundle that is none, is refused with what to do."""
+    """A namespace is wrong usage; one that is not there, or a bundle that is none, is refused
+    with what to do."""
     assert "is a namespace" in program.refused("explain", "public/default", code=2)
     assert "does not exist" in program.refused("explain", "persistent://no/where/t")
-    assert "is not one of the 4" in program.refused("explain", "public/default/0x00000000_0x10000000")
+    assert "is not one of the 4" in program.refused(
+        "explain", "public/default/0x00000000_0x10000000"
+    )
 
 
-# --- errors, standalone ----------------------------------------------------------------------------------------------------------
+# --- errors, standalone ---------------------------------------------------------------------------
 
 
 def test_errors_say_what_to_do(program: Program) -> None:
     """Nobody there is 3, wrong usage 2, refusals 1; a remedy each time."""
     nowhere = f"127.0.0.1:{free_port()}"
     for command in (("status",), ("topics", "list"), ("explain", "t")):
-        assert "Is the server running" in program.refused(*command, "--url", f"http://{nowhere}", code=3)
-    assert "Is the server running" in program.refused("produce", "t", "-m", "x", "--service-url", f"pulsar://{nowhere}", code=3)
+        assert "Is the server running" in program.refused(
+            *command, "--url", f"http://{nowhere}", code=3
+        )
+    assert "Is the server running" in program.refused(
+        "produce", "t", "-m", "x", "--service-url", f"pulsar://{nowhere}", code=3
+    )
     assert "is not valid" in program.refused("topics", "stats", "x://y", code=2)
-    assert "write http://host:port" in program.refused("status", "--url", "localhost", code=2).replace("Write", "write")
+    assert "write http://host:port" in program.refused(
+        "status", "--url", "localhost", code=2
+    ).replace("Write", "write")
     assert "topics list" in program.refused("topics", "delete", "cli-never-was")
     assert "does not exist" in program.refused("produce", "persistent://no/where/t", "-m", "x")
 
 
 def test_manifests_on_a_standalone_server(alone: Program, tmp_path: Path) -> None:
-    """The quickstart is applied, again without a change, then changed; a bad file changes nothing and is named with its field."""
+    """The quickstart is applied, again without a change, then changed; a bad file changes
+    nothing and is named with its field."""
     first = alone.json("apply", "-f", "examples/quickstart")
-    assert [row["outcome"].partition(" ")[0] for row in first] == ["unchanged", "created", "skipped"]
+    assert [row["outcome"].partition(" ")[0] for row in first] == [
+        "unchanged",
+        "created",
+        "skipped",
+    ]
     again = alone.json("apply", "-f", "examples/quickstart")
-    assert [row["outcome"].partition(" ")[0] for row in again] == ["unchanged", "unchanged", "skipped"]
+    assert [row["outcome"].partition(" ")[0] for row in again] == [
+        "unchanged",
+        "unchanged",
+        "skipped",
+    ]
     text = (ROOT / "examples/quickstart/2-namespace.yaml").read_text()
     changed = tmp_path / "namespace.yaml"
     changed.write_text(text.replace("retentionTimeInMinutes: 60", "retentionTimeInMinutes: 61"))
-    assert alone.ok("apply", "-f", str(changed)) == "topicnamespace/demo configured (retention_policies)\n"
-    assert alone.json("namespaces", "policies", "get", "public/demo")["retention_policies"]["retentionTimeInMinutes"] == 61
+    assert (
+        alone.ok("apply", "-f", str(changed))
+        == "topicnamespace/demo configured (retention_policies)\n"
+    )
+    assert (
+        alone.json("namespaces", "policies", "get", "public/demo")["retention_policies"][
+            "retentionTimeInMinutes"
+        ]
+        == 61
+    )
     changed.write_text(
         f"{text.replace('retentionTimeInMinutes: 60', 'retentionTimeInMinutes: 62')}---\n{text.replace('bundles: 4', 'bundles: 0')}"
     )
     assert "bundles" in alone.refused("apply", "-f", str(changed))
-    assert alone.json("namespaces", "policies", "get", "public/demo")["retention_policies"]["retentionTimeInMinutes"] == 61
+    assert (
+        alone.json("namespaces", "policies", "get", "public/demo")["retention_policies"][
+            "retentionTimeInMinutes"
+        ]
+        == 61
+    )
     assert alone.json("apply", "--dry-run", "-f", "examples")[0]["outcome"] == "valid"
     assert "does not exist" in alone.refused("apply", "-f", str(tmp_path / "none.yaml"), code=2)
 
 
 def test_a_manifest_means_the_same_without_kubernetes(alone: Program, tmp_path: Path) -> None:
-    """Every policy, permissions, properties and the tenant; what it does not name stays; owners are shown, and nobody owns anything here."""
+    """Every policy, permissions, properties and the tenant; what it does not name stays; owners
+    are shown, and nobody owns anything here."""
     manifest = {
         "apiVersion": "magnetar.io/v1alpha1", "kind": "TopicNamespace", "metadata": {"name": "full"},
         "spec": {
@@ -409,7 +566,10 @@ def test_a_manifest_means_the_same_without_kubernetes(alone: Program, tmp_path: 
 
 def test_a_cluster_without_kubernetes_takes_namespaces_only(program: Program) -> None:
     """What needs Kubernetes is named and skipped."""
-    rows = {row["resource"]: row["outcome"] for row in program.json("apply", "-f", "examples/quickstart")}
+    rows = {
+        row["resource"]: row["outcome"]
+        for row in program.json("apply", "-f", "examples/quickstart")
+    }
     assert rows["brokercluster/main"].startswith("skipped")
     assert "kubectl apply" in rows["brokercluster/main"]
     assert rows["topicnamespace/demo"] in ("created", "unchanged")

@@ -21,7 +21,12 @@ _BLOCK = re.compile(r"^```console *(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def commands(where: str, guide: Path = GUIDE) -> list[str]:
     """Lines of a guide's blocks for one kind of server ("" = any)."""
     blocks = [text for kind, text in _BLOCK.findall(guide.read_text()) if kind == where]
-    return [line.removeprefix("$ ") for text in blocks for line in text.splitlines() if line.startswith("$ ")]
+    return [
+        line.removeprefix("$ ")
+        for text in blocks
+        for line in text.splitlines()
+        if line.startswith("$ ")
+    ]
 
 
 @pytest.fixture
@@ -45,6 +50,12 @@ def test_the_guide_names_every_command() -> None:
     """Nothing is offered that the guide is silent about."""
     text = GUIDE.read_text()
     groups = [found.name for found in application.registered_groups]
-    named = [found.name or found.callback.__name__ for found in application.registered_commands if found.callback is not None]
+    named = [
+        found.name or found.callback.__name__
+        for found in application.registered_commands
+        if found.callback is not None
+    ]
     servers = {*SERVERS}
-    assert [name for name in (*groups, *named) if name not in servers and f"magnetar {name}" not in text] == []
+    assert [
+        name for name in (*groups, *named) if name not in servers and f"magnetar {name}" not in text
+    ] == []

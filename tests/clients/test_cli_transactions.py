@@ -1,4 +1,5 @@
-"""`magnetar txn` against a standalone server: open transactions are listed, shown and aborted by id; docs/transactions.md is true about it."""
+"""`magnetar txn` against a standalone server: open transactions are listed, shown and aborted by
+id; docs/transactions.md is true about it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def holder(server: ServerProcess) -> Iterator[Holder]:
     found.close()
 
 
-def test_open_transactions_are_listed_shown_and_aborted(server: ServerProcess, holder: Holder) -> None:
+def test_open_transactions_are_listed_shown_and_aborted(
+    server: ServerProcess, holder: Holder
+) -> None:
     """The guide's commands in their order, then what scripts read of them."""
     program = Program(server.http_url, server.service_url)
     first, second = holder.begin(), holder.begin()
@@ -39,7 +42,11 @@ def test_open_transactions_are_listed_shown_and_aborted(server: ServerProcess, h
     assert listed["unreachable"] == []
     assert program.json("txn", "slow", "--older", str(TIMEOUT_MS))["transactions"] == []
     shown = program.json("txn", "show", str(second))
-    assert (shown["status"], shown["partitions"], shown["timeout_ms"]) == ("OPEN", [TOPIC], TIMEOUT_MS)
+    assert (shown["status"], shown["partitions"], shown["timeout_ms"]) == (
+        "OPEN",
+        [TOPIC],
+        TIMEOUT_MS,
+    )
     assert shown["subscriptions"] == [{"topic": TOPIC, "subscription": "s"}]
     lines = commands("transactions", ROOT / "docs/transactions.md")
     assert len(lines) == 4
@@ -51,7 +58,9 @@ def test_open_transactions_are_listed_shown_and_aborted(server: ServerProcess, h
     assert int(holder.end(first, COMMIT).error) == int(WireCode.INVALID_TXN_STATUS)
 
 
-def test_what_cannot_be_shown_or_aborted_is_refused_in_words(server: ServerProcess, holder: Holder) -> None:
+def test_what_cannot_be_shown_or_aborted_is_refused_in_words(
+    server: ServerProcess, holder: Holder
+) -> None:
     """An id that is none, one that never was, and a transaction that was committed."""
     program = Program(server.http_url, server.service_url)
     committed = holder.begin()

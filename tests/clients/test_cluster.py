@@ -1,6 +1,8 @@
-"""The official Python client against a cluster that is hurt while it works: three broker processes, a real etcd, one volume.
+"""The official Python client against a cluster that is hurt while it works: three broker processes,
+a real etcd, one volume.
 
-Every test publishes and consumes all the while; afterwards everything that was acknowledged is read back and compared.
+Every test publishes and consumes all the while; afterwards everything that was acknowledged is read
+back and compared.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ def cluster(running_cluster: Cluster) -> Cluster:
 def load(cluster: Cluster, request: pytest.FixtureRequest) -> Load:
     """Traffic on topics of this test alone, over all bundles."""
     name = request.node.name.removeprefix("test_").replace("_", "-")
-    return Load(cluster.service_url, [f"{name}-{number}" for number in range(TOPICS)], cluster.directory / f"client-{name}.log")
+    return Load(
+        cluster.service_url,
+        [f"{name}-{number}" for number in range(TOPICS)],
+        cluster.directory / f"client-{name}.log",
+    )
 
 
 def _wait_for_traffic(load: Load) -> None:
@@ -70,7 +76,8 @@ def _report(what: str, seconds: float) -> None:
 
 
 def test_a_killed_broker_loses_nothing_and_comes_back(cluster: Cluster, load: Load) -> None:
-    """SIGKILL: every topic can be written again, nothing acknowledged is lost, the broker joins again."""
+    """SIGKILL: every topic can be written again, nothing acknowledged is lost, the broker joins
+    again."""
     with load:
         _begin(cluster, load)
         victim = _victim(cluster, load)
@@ -88,17 +95,25 @@ def test_a_killed_broker_loses_nothing_and_comes_back(cluster: Cluster, load: Lo
 
 
 def test_planned_moves_under_load(cluster: Cluster, load: Load) -> None:
-    """Unloads, half of them to a named broker: no send fails, nothing is stored twice. Printed: how long the pauses were."""
+    """Unloads, half of them to a named broker: no send fails, nothing is stored twice. Printed:
+    how long the pauses were."""
     gaps, arrived = [], 0
     with load:
         _begin(cluster, load)
         for number in range(MOVES):
             topic = load.topics[number % TOPICS]
             before = cluster.owner(topic)
-            destination = sorted(name for name in cluster.brokers if name != before)[number // 2 % 2] if number % 2 else ""
+            destination = (
+                sorted(name for name in cluster.brokers if name != before)[number // 2 % 2]
+                if number % 2
+                else ""
+            )
             started = time.monotonic()
             arrived += cluster.unload(topic, destination) == destination
-            wait_for(f"{topic} writable after its move", lambda t=topic: t not in load.silent(time.monotonic() - 0.05))  # type: ignore[misc]
+            wait_for(
+                f"{topic} writable after its move",
+                lambda t=topic: t not in load.silent(time.monotonic() - 0.05),
+            )  # type: ignore[misc]
             gaps.append(load.gap([topic], started, time.monotonic()))
     load.verify()
     assert arrived, "the leader evens out bundles meanwhile, but not all that were sent somewhere"
@@ -107,14 +122,20 @@ def test_planned_moves_under_load(cluster: Cluster, load: Load) -> None:
     _report("                                     longest", gaps[-1])
 
 
-def test_a_cordon_with_drain_empties_a_broker_until_it_is_lifted(cluster: Cluster, load: Load) -> None:
-    """Scale-down's first half: bundles leave, sends do not fail; without the cordon the broker takes bundles again."""
+def test_a_cordon_with_drain_empties_a_broker_until_it_is_lifted(
+    cluster: Cluster, load: Load
+) -> None:
+    """Scale-down's first half: bundles leave, sends do not fail; without the cordon the broker
+    takes bundles again."""
     with load:
         _begin(cluster, load)
         victim = _victim(cluster, load)
         cordoned = time.monotonic()
         cluster.cordon(victim, drain=True)
-        _report("drained after", wait_for("the cordoned broker is empty", lambda: not cluster.owned_by(victim)))
+        _report(
+            "drained after",
+            wait_for("the cordoned broker is empty", lambda: not cluster.owned_by(victim)),
+        )
         _wait_for_traffic(load)
         _report("publish gap around the drain", load.gap(load.topics, cordoned, time.monotonic()))
         cluster.uncordon(victim)
@@ -124,7 +145,8 @@ def test_a_cordon_with_drain_empties_a_broker_until_it_is_lifted(cluster: Cluste
 
 
 def test_sigterm_drains_and_exits_cleanly(cluster: Cluster, load: Load) -> None:
-    """A planned stop: exit 0, no failed send, nothing stored twice, and no claim is left behind for others to fence."""
+    """A planned stop: exit 0, no failed send, nothing stored twice, and no claim is left behind
+    for others to fence."""
     with load:
         _begin(cluster, load)
         victim = _victim(cluster, load)
@@ -139,7 +161,8 @@ def test_sigterm_drains_and_exits_cleanly(cluster: Cluster, load: Load) -> None:
 
 
 def test_brokers_serve_through_an_outage_of_etcd(cluster: Cluster, load: Load) -> None:
-    """With the store gone for longer than the lease brokers go on under their claims; afterwards everything heals and moves work."""
+    """With the store gone for longer than the lease brokers go on under their claims; afterwards
+    everything heals and moves work."""
     with load:
         _begin(cluster, load)
         incarnations = {name: cluster.incarnation(name) for name in cluster.brokers}
@@ -148,20 +171,25 @@ def test_brokers_serve_through_an_outage_of_etcd(cluster: Cluster, load: Load) -
         now = stopped
         while now < stopped + ETCD_OUTAGE_S:
             now = time.monotonic()
-            wait_for("a receipt on every topic while etcd is away", lambda at=now: not load.silent(at))  # type: ignore[misc]
+            wait_for(
+                "a receipt on every topic while etcd is away", lambda at=now: not load.silent(at)
+            )  # type: ignore[misc]
             time.sleep(SETTLE_S)
         _report("publish gap while etcd is away", load.gap(load.topics, stopped, time.monotonic()))
         cluster.etcd.start()
         _report("healthy again after etcd's return", cluster.wait_healthy())
         _report("publish gap around the outage", load.gap(load.topics, stopped, time.monotonic()))
-        assert {name: cluster.incarnation(name) for name in cluster.brokers} == incarnations, "nobody had a reason to end"
+        assert {name: cluster.incarnation(name) for name in cluster.brokers} == incarnations, (
+            "nobody had a reason to end"
+        )
         cluster.unload(load.topics[0])
         _wait_for_traffic(load)
     load.verify()
 
 
 def test_a_paused_broker_ends_its_incarnation(cluster: Cluster, load: Load) -> None:
-    """SIGSTOP beyond the lease: its bundles are taken over; after SIGCONT the same process serves as a new incarnation, nothing is lost."""
+    """SIGSTOP beyond the lease: its bundles are taken over; after SIGCONT the same process
+    serves as a new incarnation, nothing is lost."""
     with load:
         _begin(cluster, load)
         victim = _victim(cluster, load)
@@ -169,11 +197,16 @@ def test_a_paused_broker_ends_its_incarnation(cluster: Cluster, load: Load) -> N
         paused = time.monotonic()
         cluster.brokers[victim].signal(signal.SIGSTOP)
         try:
-            wait_for("the bundles of the paused broker taken over", lambda: not cluster.owned_by(victim))
+            wait_for(
+                "the bundles of the paused broker taken over", lambda: not cluster.owned_by(victim)
+            )
         finally:
             cluster.brokers[victim].signal(signal.SIGCONT)
         resumed = time.monotonic()
-        wait_for("a new incarnation of the paused broker", lambda: bool(set(cluster.claims(victim)) - {before}))
+        wait_for(
+            "a new incarnation of the paused broker",
+            lambda: bool(set(cluster.claims(victim)) - {before}),
+        )
         _report("new incarnation after SIGCONT", time.monotonic() - resumed)
         cluster.wait_healthy()
         assert cluster.brokers[victim].running

@@ -1,6 +1,8 @@
-"""Transaction coordinators as clients find them: real processes, a real broker, a real etcd; by raw wire and with the official clients.
+"""Transaction coordinators as clients find them: real processes, a real broker, a real etcd; by raw
+wire and with the official clients.
 
-Without coordinators, and where transactions are switched off, everything is answered as Apache Pulsar does then, and nothing is met with silence.
+Without coordinators, and where transactions are switched off, everything is answered as Apache
+Pulsar does then, and nothing is met with silence.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def lookup(wire: Wire, tcid: int) -> Any:
 
 
 def test_without_coordinators_the_topic_is_one_like_any_other(running: Stage) -> None:
-    """As with Apache Pulsar that has transactions switched off: not found, or nothing to look up. Runs before any coordinator does."""
+    """As with Apache Pulsar that has transactions switched off: not found, or nothing to look
+    up. Runs before any coordinator does."""
     assert not any(coordinator.running for coordinator in running.coordinators)
     client = Wire(running.broker.broker_port)
     try:
@@ -88,7 +91,10 @@ def test_without_coordinators_the_topic_is_one_like_any_other(running: Stage) ->
         assert (answer.error, answer.partitions) == (api.TopicNotFound, 0)
         request_body = api.CommandTcClientConnectRequest(tc_id=0)
         refused = client.ask(Type.TC_CLIENT_CONNECT_REQUEST, request_body)
-        assert (int(refused.error), refused.message) == (int(WireCode.NOT_ALLOWED), "Transactions are not enabled.")
+        assert (int(refused.error), refused.message) == (
+            int(WireCode.NOT_ALLOWED),
+            "Transactions are not enabled.",
+        )
     finally:
         client.close()
 
@@ -108,29 +114,45 @@ def test_brokers_tell_how_many_there_are_and_where(stage: Stage, wire: Wire) -> 
 
 
 def test_every_request_about_transactions_gets_pulsars_refusal(stage: Stage) -> None:
-    """A coordinator completes the handshake and answers; what is for brokers it refuses in words."""
+    """A coordinator completes the handshake and answers; what is for brokers it refuses in
+    words."""
     client = Wire(stage.coordinators[1].broker_port)
     try:
         assert client.connect().type == Type.CONNECTED
         subscription = api.Subscription(topic="t", subscription="s")
-        attached = client.ask(Type.TC_CLIENT_CONNECT_REQUEST, api.CommandTcClientConnectRequest(tc_id=1))
-        assert (int(attached.error), attached.message) == (int(WireCode.TOPIC_NOT_FOUND), "Transactions are not enabled.")
+        attached = client.ask(
+            Type.TC_CLIENT_CONNECT_REQUEST, api.CommandTcClientConnectRequest(tc_id=1)
+        )
+        assert (int(attached.error), attached.message) == (
+            int(WireCode.TOPIC_NOT_FOUND),
+            "Transactions are not enabled.",
+        )
         requests = [
             (Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=1000, tc_id=1)),
             (
                 Type.ADD_PARTITION_TO_TXN,
-                api.CommandAddPartitionToTxn(txnid_least_bits=0, txnid_most_bits=1, partitions=["t"]),
+                api.CommandAddPartitionToTxn(
+                    txnid_least_bits=0, txnid_most_bits=1, partitions=["t"]
+                ),
             ),
             (
                 Type.ADD_SUBSCRIPTION_TO_TXN,
-                api.CommandAddSubscriptionToTxn(txnid_least_bits=0, txnid_most_bits=1, subscription=[subscription]),
+                api.CommandAddSubscriptionToTxn(
+                    txnid_least_bits=0, txnid_most_bits=1, subscription=[subscription]
+                ),
             ),
-            (Type.END_TXN, api.CommandEndTxn(txnid_least_bits=0, txnid_most_bits=1, txn_action=api.COMMIT)),
+            (
+                Type.END_TXN,
+                api.CommandEndTxn(txnid_least_bits=0, txnid_most_bits=1, txn_action=api.COMMIT),
+            ),
         ]
         for kind, body in requests:
             refused = client.ask(kind, body)
             assert isinstance(refused, api.CommandError), kind
-            assert (int(refused.error), refused.message) == (int(WireCode.NOT_ALLOWED), "Transactions are not enabled.")
+            assert (int(refused.error), refused.message) == (
+                int(WireCode.NOT_ALLOWED),
+                "Transactions are not enabled.",
+            )
         other = client.ask(Type.PRODUCER, api.CommandProducer(topic="t", producer_id=1))
         assert "this is transaction coordinator 1" in other.message
     finally:
@@ -142,7 +164,8 @@ def test_every_request_about_transactions_gets_pulsars_refusal(stage: Stage) -> 
 
 
 def test_a_killed_coordinator_comes_back_under_a_higher_epoch(stage: Stage, wire: Wire) -> None:
-    """Its number is held for the lease; then the next process of that name has it, and clients are led there."""
+    """Its number is held for the lease; then the next process of that name has it, and clients
+    are led there."""
     before = stage.record(0)
     assert before is not None
     stage.coordinators[0].kill()
@@ -155,7 +178,8 @@ def test_a_killed_coordinator_comes_back_under_a_higher_epoch(stage: Stage, wire
 
 
 def test_a_second_process_of_a_number_waits_and_takes_over(stage: Stage) -> None:
-    """While the first lives the second is alive and not ready; SIGTERM of the first gives the number over at once."""
+    """While the first lives the second is alive and not ready; SIGTERM of the first gives the
+    number over at once."""
     second = stage.coordinator(0)
 
     def waits() -> int:
@@ -183,30 +207,51 @@ def test_a_second_process_of_a_number_waits_and_takes_over(stage: Stage) -> None
     assert left.state is CoordinatorState.RELEASED
 
 
-def test_a_number_that_nobody_holds_is_waited_for_and_then_refused_to_be_tried_again(stage: Stage, wire: Wire) -> None:
+def test_a_number_that_nobody_holds_is_waited_for_and_then_refused_to_be_tried_again(
+    stage: Stage, wire: Wire
+) -> None:
     """A restart is met by waiting; only after the park time the client is told to come back."""
     stage.coordinators[1].stop()
     refused = lookup(wire, 1)
-    assert (refused.response, int(refused.error)) == (api.CommandLookupTopicResponse.Failed, int(WireCode.SERVICE_NOT_READY))
+    assert (refused.response, int(refused.error)) == (
+        api.CommandLookupTopicResponse.Failed,
+        int(WireCode.SERVICE_NOT_READY),
+    )
     assert "transaction coordinator 1 of 2 is not there" in refused.message
 
 
-def test_a_lowered_limit_retires_a_number_and_its_clients_are_led_to_the_first(stage: Stage, wire: Wire) -> None:
-    """The coordinator confirms, is announced no more and, once gone, number 0 is named in its place; raising the limit brings it back."""
+def test_a_lowered_limit_retires_a_number_and_its_clients_are_led_to_the_first(
+    stage: Stage, wire: Wire
+) -> None:
+    """The coordinator confirms, is announced no more and, once gone, number 0 is named in its
+    place; raising the limit brings it back."""
     stage.limit(1)
-    wait_for("it retires", lambda: (found := stage.record(1)) is not None and found.state is CoordinatorState.RETIRING, CHANGE_S)
+    wait_for(
+        "it retires",
+        lambda: (found := stage.record(1)) is not None and found.state is CoordinatorState.RETIRING,
+        CHANGE_S,
+    )
     assert partitions(wire).partitions == 1
-    assert lookup(wire, 1).brokerServiceUrl == stage.coordinators[1].service_url, "its open transactions still end there"
+    assert lookup(wire, 1).brokerServiceUrl == stage.coordinators[1].service_url, (
+        "its open transactions still end there"
+    )
     stage.limit(2)
     wait_for("it serves again", lambda: stage.announced() == 2, CHANGE_S)
     stage.limit(1)
-    wait_for("it retires", lambda: (found := stage.record(1)) is not None and found.state is CoordinatorState.RETIRING, CHANGE_S)
+    wait_for(
+        "it retires",
+        lambda: (found := stage.record(1)) is not None and found.state is CoordinatorState.RETIRING,
+        CHANGE_S,
+    )
     assert stage.coordinators[1].stop() == 0
     assert lookup(wire, 1).brokerServiceUrl == stage.coordinators[0].service_url
 
 
-def test_a_coordinator_that_is_stopped_for_longer_than_its_lease_begins_a_new_life(stage: Stage) -> None:
-    """SIGSTOP and SIGCONT: the old life answers nothing any more, the new one has a higher epoch."""
+def test_a_coordinator_that_is_stopped_for_longer_than_its_lease_begins_a_new_life(
+    stage: Stage,
+) -> None:
+    """SIGSTOP and SIGCONT: the old life answers nothing any more, the new one has a higher
+    epoch."""
     before = stage.record(0)
     assert before is not None
     client = Wire(stage.coordinators[0].broker_port)
@@ -214,10 +259,16 @@ def test_a_coordinator_that_is_stopped_for_longer_than_its_lease_begins_a_new_li
         client.connect()
         stage.coordinators[0].signal(signal.SIGSTOP)
         try:
-            wait_for("its claim ends", lambda: stage._get(keys.coordinator_claim(0)) is None, CHANGE_S)
+            wait_for(
+                "its claim ends", lambda: stage._get(keys.coordinator_claim(0)) is None, CHANGE_S
+            )
         finally:
             stage.coordinators[0].signal(signal.SIGCONT)
-        wait_for("a new life", lambda: (found := stage.record(0)) is not None and found.epoch > before.epoch, CHANGE_S)
+        wait_for(
+            "a new life",
+            lambda: (found := stage.record(0)) is not None and found.epoch > before.epoch,
+            CHANGE_S,
+        )
         with pytest.raises(ConnectionError):
             client.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=1, tc_id=0))
     finally:
@@ -225,7 +276,8 @@ def test_a_coordinator_that_is_stopped_for_longer_than_its_lease_begins_a_new_li
 
 
 def test_the_official_clients_get_pulsars_error(stage: Stage, driver: Driver) -> None:
-    """A client that enables transactions fails at once, by the error that Apache Pulsar gives with transactions switched off."""
+    """A client that enables transactions fails at once, by the error that Apache Pulsar gives
+    with transactions switched off."""
     with pytest.raises(ForeignError) as refused:
         driver.client(stage.broker.service_url, transactions=True)
     assert "Transactions are not enabled" in f"{refused.value} {driver.log_tail()}"

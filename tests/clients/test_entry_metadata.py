@@ -1,4 +1,5 @@
-"""Index and broker time of messages as the official clients show them, over restarts and moves, and clients that know nothing of them."""
+"""Index and broker time of messages as the official clients show them, over restarts and moves,
+and clients that know nothing of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from tests.clients.conftest import QUIET
 from tests.clients.restarts import restart
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
-ON = {"MAGNETAR_BROKER_ENTRY_INDEX": "1", "MAGNETAR_BROKER_ENTRY_TIMESTAMP": "1", "MAGNETAR_BROKER_ENTRY_METADATA_TO_CLIENTS": "1"}
+ON = {
+    "MAGNETAR_BROKER_ENTRY_INDEX": "1",
+    "MAGNETAR_BROKER_ENTRY_TIMESTAMP": "1",
+    "MAGNETAR_BROKER_ENTRY_METADATA_TO_CLIENTS": "1",
+}
 RECEIVE_MS = 60_000
 
 
@@ -25,12 +30,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process
 
 
-def test_java_and_go_show_index_and_broker_time(server: ServerProcess, driver: Driver, topic: str) -> None:
-    """Alone and in batches, as they come and read again from storage behind a SIGKILL; numbers go on behind it."""
+def test_java_and_go_show_index_and_broker_time(
+    server: ServerProcess, driver: Driver, topic: str
+) -> None:
+    """Alone and in batches, as they come and read again from storage behind a SIGKILL; numbers
+    go on behind it."""
     foreign = driver.client(server.service_url)
     begun_ms = int(time.time() * 1000)
     foreign.producer(topic).send_all([b"one"] * 5)
-    batches = foreign.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=200)
+    batches = foreign.producer(
+        topic, batching=True, batching_max_messages=10, batching_delay_ms=200
+    )
     batches.send_all([b"many"] * 20)
     live = foreign.consumer(topic, "live", position="Earliest").receive(25, ack=True)
     assert [message.index for message in live] == list(range(25))
@@ -47,10 +57,13 @@ def test_java_and_go_show_index_and_broker_time(server: ServerProcess, driver: D
 
 
 def test_the_python_client_reads_what_it_always_did(server: ServerProcess, topic: str) -> None:
-    """It says that it knows of the metadata and shows nothing of it: payloads, batches and checksums are as without."""
+    """It says that it knows of the metadata and shows nothing of it: payloads, batches and
+    checksums are as without."""
     client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     consumer = client.subscribe(topic, "s")
-    producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=50)
+    producer = client.create_producer(
+        topic, batching_enabled=True, batching_max_publish_delay_ms=50
+    )
     values = [b"%d" % number * 100 for number in range(50)]
     for value in values:
         producer.send_async(value, None)

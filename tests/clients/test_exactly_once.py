@@ -1,6 +1,8 @@
-"""Exactly once with real processes: applications in transactions while brokers and transaction coordinators are killed with SIGKILL.
+"""Exactly once with real processes: applications in transactions while brokers and transaction
+coordinators are killed with SIGKILL.
 
-MAGNETAR_TRANSACTION_KILLS sets how many die under the checked applications (default 3); `make soak-txn` is the long run, with more kinds of faults.
+MAGNETAR_TRANSACTION_KILLS sets how many die under the checked applications (default 3); `make
+soak-txn` is the long run, with more kinds of faults.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KilledCluster]:
 
 
 def test_no_kill_breaks_a_promise_of_transactions(killed: KilledCluster) -> None:
-    """Shared, Key_Shared and cumulative movers, aborts, time-outs, ends that are asked for again: the history has no anomaly."""
+    """Shared, Key_Shared and cumulative movers, aborts, time-outs, ends that are asked for
+    again: the history has no anomaly."""
     traffic = TransactionTraffic(killed.service_url, NAMESPACE, seed=1, feed_rate=15)
     try:
         traffic.start()
         while killed.kills < KILLS:
             reached = traffic.committed() + COMMITTED_BETWEEN
             wait_for("transactions commit", lambda reached=reached: traffic.committed() >= reached)  # type: ignore[misc]
-            killed.kill(2 if killed.kills % 3 == 0 else 1)  # a broker and a coordinator at once, then one of them
+            # a broker and a coordinator at once, then one of them
+            killed.kill(2 if killed.kills % 3 == 0 else 1)
         reached = traffic.committed() + COMMITTED_BETWEEN
         wait_for("transactions commit after the last kill", lambda: traffic.committed() >= reached)
         found = traffic.settle(SETTLE_S)
@@ -50,7 +54,9 @@ def test_no_kill_breaks_a_promise_of_transactions(killed: KilledCluster) -> None
     assert [str(anomaly) for anomaly in found] == [], killed.log_dump()
     fates = {txn.fate for txn in traffic.history.transactions}
     assert {Fate.COMMITTED, Fate.ABORTED} <= fates
-    assert all(traffic.history.stored[topic] for topic in traffic.topics), "something was moved to everywhere"
+    assert all(traffic.history.stored[topic] for topic in traffic.topics), (
+        "something was moved to everywhere"
+    )
 
 
 def test_the_example_moves_every_message_once_through_kills(killed: KilledCluster) -> None:

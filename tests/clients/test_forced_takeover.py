@@ -1,12 +1,15 @@
-"""A paused owner acknowledges nothing after takeover: real processes, real signals, real storage of every kind.
+"""A paused owner acknowledges nothing after takeover: real processes, real signals, real storage of
+every kind.
 
-An owner process appends to its log and reports each record it acknowledges through a pipe. It is stopped (SIGSTOP) at a random moment; this
-process fences it, seals its files, reads them and, every other time, deletes them as the collector does; the owner goes on (SIGCONT). Every
-record it ever reported must be among those read.
-With a protection switched off, in a subclass that exists only here, the same rounds lose records: on a file system the check of the claim, with
-slots the fences, and that they outlive the clean-up.
+An owner process appends to its log and reports each record it acknowledges through a pipe. It is
+stopped (SIGSTOP) at a random moment; this process fences it, seals its files, reads them and, every
+other time, deletes them as the collector does; the owner goes on (SIGCONT). Every record it ever
+reported must be among those read. With a protection switched off, in a subclass that exists only
+here, the same rounds lose records: on a file system the check of the claim, with slots the fences,
+and that they outlive the clean-up.
 
-Rounds: MAGNETAR_TAKEOVER_ROUNDS of each kind (default 50 in all). This file is also the owner's program.
+Rounds: MAGNETAR_TAKEOVER_ROUNDS of each kind (default 50 in all). This file is also the owner's
+program.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES
 from magnetar.storage.volumes.slots import SlotVolume
 from tests.contract.storage.volumes import s3_objects, s3_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first use of the S3 server installs what it runs on
+# the first use of the S3 server installs what it runs on
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROUNDS = {"posix": 20, "linked": 15, "s3": 15}
 CHOSEN_ROUNDS = int(os.environ.get("MAGNETAR_TAKEOVER_ROUNDS", "0"))
@@ -54,7 +58,7 @@ LINE_TIMEOUT_S = 60.0
 REPORTS = -1
 
 
-# --- volumes ------------------------------------------------------------------------------------------------------------------
+# --- volumes --------------------------------------------------------------------------------------
 
 
 class UncheckedVolume(PosixVolume):
@@ -86,20 +90,29 @@ class ForgetfulVolume(SlotVolume):
 
 
 AnyVolume = PosixVolume | SlotVolume
-BROKEN: dict[str, type[AnyVolume]] = {"unchecked": UncheckedVolume, "unfenced": UnfencedVolume, "forgetful": ForgetfulVolume}
+BROKEN: dict[str, type[AnyVolume]] = {
+    "unchecked": UncheckedVolume,
+    "unfenced": UnfencedVolume,
+    "forgetful": ForgetfulVolume,
+}
 
 
 def volume_of(kind: str, place: str, variant: str) -> AnyVolume:
-    """A volume of its own for each process: `place` is a directory, or on S3 a prefix and the server's port."""
+    """A volume of its own for each process: `place` is a directory, or on S3 a prefix and the
+    server's port."""
     broken = BROKEN.get(variant)
     if kind == "posix":
-        return UncheckedVolume(Path(place)) if broken is UncheckedVolume else PosixVolume(Path(place))
-    objects: ObjectStore = LinkedObjects(Path(place)) if kind == "linked" else s3_objects(*place.rsplit("@", 1))
+        return (
+            UncheckedVolume(Path(place)) if broken is UncheckedVolume else PosixVolume(Path(place))
+        )
+    objects: ObjectStore = (
+        LinkedObjects(Path(place)) if kind == "linked" else s3_objects(*place.rsplit("@", 1))
+    )
     assert broken is None or issubclass(broken, SlotVolume)
     return (broken or SlotVolume)(objects, SystemClock())
 
 
-# --- the owner's program ------------------------------------------------------------------------------------------------------
+# --- the owner's program --------------------------------------------------------------------------
 
 
 def report(line: str) -> None:
@@ -116,7 +129,14 @@ async def serve_one_incarnation(volume: AnyVolume, incarnation: str) -> None:
         report("fenced")
         over.set_result(None)
 
-    writer = LogWriter(volume, clock, incarnation, file_bytes=FILE_BYTES, block_bytes_max=FILE_BYTES // 4, on_fenced=fenced)
+    writer = LogWriter(
+        volume,
+        clock,
+        incarnation,
+        file_bytes=FILE_BYTES,
+        block_bytes_max=FILE_BYTES // 4,
+        on_fenced=fenced,
+    )
     await writer.open()
     numbers = iter(range(1 << 40))
 
@@ -155,16 +175,21 @@ async def owner(kind: str, place: str, variant: str) -> None:
         await serve_one_incarnation(volume, f"owner-0.{number:016x}")
 
 
-# --- the taker ----------------------------------------------------------------------------------------------------------------
+# --- the taker ------------------------------------------------------------------------------------
 
 
 class Owner:
     """The owner process and what it reports."""
 
     def __init__(self, kind: str, place: str, variant: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         command = [sys.executable, __file__, kind, place, variant]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
         self.lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -241,31 +266,53 @@ def play_round(
 
 def place_of(kind: str, directory: Path) -> str:
     """Where a volume is that nobody else has."""
-    return f"takeover/{directory.name}/{uuid4()}@{s3_server().endpoint}" if kind == "s3" else str(directory / kind)
+    return (
+        f"takeover/{directory.name}/{uuid4()}@{s3_server().endpoint}"
+        if kind == "s3"
+        else str(directory / kind)
+    )
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ROUNDS)
-def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(tmp_path: Path, kind: str) -> None:
-    """Invariant 2, and 1 over a takeover: nothing acknowledged is lost in any round, also if nothing is left of the owner's files."""
-    chance, place, rounds = random.Random(20), place_of(kind, tmp_path), CHOSEN_ROUNDS or ROUNDS[kind]
+def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
+    tmp_path: Path, kind: str
+) -> None:
+    """Invariant 2, and 1 over a takeover: nothing acknowledged is lost in any round, also if
+    nothing is left of the owner's files."""
+    chance, place, rounds = (
+        random.Random(20),
+        place_of(kind, tmp_path),
+        CHOSEN_ROUNDS or ROUNDS[kind],
+    )
     total = 0
     with running_owner(kind, place) as process:
         for number in range(rounds):
             incarnation = f"owner-0.{number:016x}"
-            acknowledged, read = play_round(process, volume_of(kind, place, ""), incarnation, chance, clean_up=number % 2 == 1)
+            acknowledged, read = play_round(
+                process, volume_of(kind, place, ""), incarnation, chance, clean_up=number % 2 == 1
+            )
             assert acknowledged <= read, f"round {number}: lost {sorted(acknowledged - read)[:10]}"
             total += len(acknowledged)
     assert total >= rounds
-    print(f"  {kind}: {rounds} forced takeovers, {total} records acknowledged, none lost", flush=True)
+    print(
+        f"  {kind}: {rounds} forced takeovers, {total} records acknowledged, none lost", flush=True
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    [("posix", "unchecked"), ("linked", "unfenced"), ("linked", "forgetful"), ("s3", "unfenced"), ("s3", "forgetful")],
+    [
+        ("posix", "unchecked"),
+        ("linked", "unfenced"),
+        ("linked", "forgetful"),
+        ("s3", "unfenced"),
+        ("s3", "forgetful"),
+    ],
 )
 def test_without_the_protection_records_are_lost(tmp_path: Path, kind: str, variant: str) -> None:
-    """The test above would notice: no check of the claim, no fences, or fences that go with the files they protect."""
+    """The test above would notice: no check of the claim, no fences, or fences that go with the
+    files they protect."""
     for number in range(2):
         place = place_of(kind, tmp_path / str(number))
         with running_owner(kind, place, variant) as process:
@@ -276,7 +323,9 @@ def test_without_the_protection_records_are_lost(tmp_path: Path, kind: str, vari
                 random.Random(number),
                 clean_up=variant == "forgetful",
             )
-        assert acknowledged - read, f"round {number}: the zombie acknowledged nothing beyond the seal"
+        assert acknowledged - read, (
+            f"round {number}: the zombie acknowledged nothing beyond the seal"
+        )
 
 
 if __name__ == "__main__":

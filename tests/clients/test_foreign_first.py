@@ -1,4 +1,5 @@
-"""The official Java and Go clients against a standalone server: what a first program does, with a restart of the server in between."""
+"""The official Java and Go clients against a standalone server: what a first program does, with
+a restart of the server in between."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
 
 
-def test_messages_survive_a_restart_with_all_that_came_with_them(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Key, ordering key, properties and event time of acknowledged messages come back after SIGKILL, in order, to a client that stayed."""
+def test_messages_survive_a_restart_with_all_that_came_with_them(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Key, ordering key, properties and event time of acknowledged messages come back after
+    SIGKILL, in order, to a client that stayed."""
     producer = foreign.producer(topic, properties={"team": "one"})
     sent = [
         producer.send(
@@ -29,16 +33,25 @@ def test_messages_survive_a_restart_with_all_that_came_with_them(shared_server: 
     consumer = foreign.consumer(topic, "s", position="Earliest")
     got = consumer.receive(20, ack=True)
     assert [message.value for message in got] == NUMBERS
-    assert [(message.key, message.ordering_key, message.properties, message.event_time_ms) for message in got] == [
-        (f"key-{index % 3}", f"order-{index}", {"index": str(index)}, 1000 + index) for index in range(20)
+    assert [
+        (message.key, message.ordering_key, message.properties, message.event_time_ms)
+        for message in got
+    ] == [
+        (f"key-{index % 3}", f"order-{index}", {"index": str(index)}, 1000 + index)
+        for index in range(20)
     ]
-    assert [(message.id.ledger, message.id.entry) for message in got] == [(one.ledger, one.entry) for one in sent]
+    assert [(message.id.ledger, message.id.entry) for message in got] == [
+        (one.ledger, one.entry) for one in sent
+    ]
     assert producer.send(b"after") not in sent
     assert consumer.values(1) == [b"after"]
 
 
-def test_sends_in_flight_reach_the_log_over_a_restart(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Sends that a SIGKILL catches are repeated by the client: every one gets a receipt, order is kept, nothing acknowledged is missing."""
+def test_sends_in_flight_reach_the_log_over_a_restart(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Sends that a SIGKILL catches are repeated by the client: every one gets a receipt, order
+    is kept, nothing acknowledged is missing."""
     consumer = foreign.consumer(topic, "s", position="Earliest")
     producer = foreign.producer(topic)
     values = [str(number).encode() for number in range(500)]
@@ -49,12 +62,24 @@ def test_sends_in_flight_reach_the_log_over_a_restart(shared_server: ServerProce
     assert [message.value for message in first] + consumer.distinct_values(495) == values
 
 
-def test_batches_of_every_compression_come_back(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Batches come back message by message before and after a restart, and one entry holds many messages."""
+def test_batches_of_every_compression_come_back(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Batches come back message by message before and after a restart, and one entry holds many
+    messages."""
     values = [value * 10 for value in NUMBERS * 10]
-    topics = {compression: f"{topic}-{compression}" for compression in ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")}
+    topics = {
+        compression: f"{topic}-{compression}"
+        for compression in ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")
+    }
     for compression, name in topics.items():
-        producer = foreign.producer(name, batching=True, batching_max_messages=50, batching_delay_ms=100, compression=compression)
+        producer = foreign.producer(
+            name,
+            batching=True,
+            batching_max_messages=50,
+            batching_delay_ms=100,
+            compression=compression,
+        )
         sent = producer.send_all(values)
         assert len({(one.ledger, one.entry) for one in sent}) < 100
         assert foreign.consumer(name, "first", position="Earliest").values(200) == values
@@ -64,8 +89,11 @@ def test_batches_of_every_compression_come_back(shared_server: ServerProcess, fo
 
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared"])
-def test_acknowledgements_survive_a_restart(shared_server: ServerProcess, foreign: Client, topic: str, kind: str) -> None:
-    """Messages acknowledged one by one, with holes, stay away after SIGKILL; the others come back to the consumer that stayed connected."""
+def test_acknowledgements_survive_a_restart(
+    shared_server: ServerProcess, foreign: Client, topic: str, kind: str
+) -> None:
+    """Messages acknowledged one by one, with holes, stay away after SIGKILL; the others come
+    back to the consumer that stayed connected."""
     consumer = foreign.consumer(topic, "s", type=kind)
     foreign.producer(topic).send_all(NUMBERS)
     got = consumer.receive(20)
@@ -80,7 +108,9 @@ def test_acknowledgements_survive_a_restart(shared_server: ServerProcess, foreig
     again.expect_nothing()
 
 
-def test_cumulative_acknowledgement_survives_a_restart(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
+def test_cumulative_acknowledgement_survives_a_restart(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
     """Everything up to the acknowledged message stays away."""
     consumer = foreign.consumer(topic, "s")
     foreign.producer(topic).send_all(NUMBERS)
@@ -91,10 +121,15 @@ def test_cumulative_acknowledgement_survives_a_restart(shared_server: ServerProc
     assert foreign.consumer(topic, "s").values(8) == NUMBERS[12:]
 
 
-def test_acknowledged_indexes_of_a_batch_survive_a_restart(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Single messages of a batch are acknowledged; after SIGKILL only the others of that batch are given out."""
+def test_acknowledged_indexes_of_a_batch_survive_a_restart(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Single messages of a batch are acknowledged; after SIGKILL only the others of that batch
+    are given out."""
     consumer = foreign.consumer(topic, "s", type="Shared", batch_index_ack=True)
-    producer = foreign.producer(topic, batching=True, batching_max_messages=20, batching_delay_ms=2000)
+    producer = foreign.producer(
+        topic, batching=True, batching_max_messages=20, batching_delay_ms=2000
+    )
     sent = producer.send_all(NUMBERS)
     assert len({(one.ledger, one.entry) for one in sent}) == 1
     got = consumer.receive(20)
@@ -107,8 +142,11 @@ def test_acknowledged_indexes_of_a_batch_survive_a_restart(shared_server: Server
     again.expect_nothing()
 
 
-def test_shared_consumers_divide_and_inherit(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Every message goes to one of two Shared consumers; what the leaving one has not acknowledged goes to the other, also after a restart."""
+def test_shared_consumers_divide_and_inherit(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Every message goes to one of two Shared consumers; what the leaving one has not
+    acknowledged goes to the other, also after a restart."""
     first = foreign.consumer(topic, "s", type="Shared", queue=5, name="first")
     second = foreign.consumer(topic, "s", type="Shared", queue=5, name="second")
     producer = foreign.producer(topic)
@@ -121,8 +159,11 @@ def test_shared_consumers_divide_and_inherit(shared_server: ServerProcess, forei
     assert {message.value for message in held} <= set(got)
 
 
-def test_exclusive_refuses_a_second_consumer(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """The second Exclusive consumer is told that the subscription is taken; so after a restart; a left one is free."""
+def test_exclusive_refuses_a_second_consumer(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """The second Exclusive consumer is told that the subscription is taken; so after a restart;
+    a left one is free."""
     consumer = foreign.consumer(topic, "s")
     with pytest.raises(ForeignError, match=r"ConsumerBusy|Exclusive consumer"):
         foreign.consumer(topic, "s")
@@ -135,8 +176,11 @@ def test_exclusive_refuses_a_second_consumer(shared_server: ServerProcess, forei
     foreign.consumer(topic, "s").close()
 
 
-def test_negative_acknowledgement_redelivers_with_its_count(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A nacked message of a Shared subscription comes back counted, again and again, and after a restart from nought."""
+def test_negative_acknowledgement_redelivers_with_its_count(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A nacked message of a Shared subscription comes back counted, again and again, and after a
+    restart from nought."""
     consumer = foreign.consumer(topic, "s", type="Shared", nack_delay_ms=100)
     foreign.producer(topic).send(b"again")
     for count in range(3):
@@ -149,8 +193,11 @@ def test_negative_acknowledgement_redelivers_with_its_count(shared_server: Serve
     consumer.ack(message)
 
 
-def test_reader_starts_where_it_is_told(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Earliest, after an id, at an id, latest; the end is known before and after a restart; an empty topic has no message."""
+def test_reader_starts_where_it_is_told(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Earliest, after an id, at an id, latest; the end is known before and after a restart; an
+    empty topic has no message."""
     empty = foreign.reader(topic)
     assert not empty.has_next()
     producer = foreign.producer(topic)
@@ -172,8 +219,11 @@ def test_reader_starts_where_it_is_told(shared_server: ServerProcess, foreign: C
 
 
 def test_reader_inside_a_batch(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A reader that starts at a message inside a batch gives the rest of that batch, and knows the batch's last index."""
-    producer = foreign.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=2000)
+    """A reader that starts at a message inside a batch gives the rest of that batch, and knows
+    the batch's last index."""
+    producer = foreign.producer(
+        topic, batching=True, batching_max_messages=10, batching_delay_ms=2000
+    )
     sent = producer.send_all(NUMBERS)
     restart(shared_server)
     reader = foreign.reader(topic, sent[4])
@@ -182,18 +232,24 @@ def test_reader_inside_a_batch(shared_server: ServerProcess, foreign: Client, to
     assert not reader.has_next()
 
 
-def test_last_message_ids_of_a_consumer(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """An empty topic's last id is before every message; later it is the last one's, also after a restart."""
+def test_last_message_ids_of_a_consumer(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """An empty topic's last id is before every message; later it is the last one's, also after a
+    restart."""
     consumer = foreign.consumer(topic, "s")
     assert [one.entry for one in consumer.last_ids()] == [-1]
     sent = foreign.producer(topic).send_all(NUMBERS[:3])
     assert [one.entry for one in consumer.last_ids()] == [sent[-1].entry]
     restart(shared_server)
-    assert [(one.ledger, one.entry) for one in foreign.consumer(topic, "other").last_ids()] == [(sent[-1].ledger, sent[-1].entry)]
+    assert [(one.ledger, one.entry) for one in foreign.consumer(topic, "other").last_ids()] == [
+        (sent[-1].ledger, sent[-1].entry)
+    ]
 
 
 def test_seek_by_id(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Back to an id, to the earliest and to the latest message, over what was acknowledged, before and after a restart."""
+    """Back to an id, to the earliest and to the latest message, over what was acknowledged,
+    before and after a restart."""
     consumer = foreign.consumer(topic, "s", position="Earliest")
     sent = foreign.producer(topic).send_all(NUMBERS)
     assert consumer.values(20) == NUMBERS
@@ -207,8 +263,11 @@ def test_seek_by_id(shared_server: ServerProcess, foreign: Client, topic: str) -
     consumer.expect_nothing()
 
 
-def test_seek_includes_the_message_if_asked_to(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """With `start_inclusive` the message of the id is the next one; a seek that is followed by SIGKILL was durable."""
+def test_seek_includes_the_message_if_asked_to(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """With `start_inclusive` the message of the id is the next one; a seek that is followed by
+    SIGKILL was durable."""
     consumer = foreign.consumer(topic, "s", start_inclusive=True)
     sent = foreign.producer(topic).send_all(NUMBERS)
     consumer.receive(20, ack=True)
@@ -227,8 +286,11 @@ def test_unsubscribe_forgets(shared_server: ServerProcess, foreign: Client, topi
     foreign.consumer(topic, "s").expect_nothing()
 
 
-def test_queue_of_nought_takes_one_message_at_a_time(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A consumer without a queue asks for one message per receive; what it did not ask for is another's, also after a restart."""
+def test_queue_of_nought_takes_one_message_at_a_time(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A consumer without a queue asks for one message per receive; what it did not ask for is
+    another's, also after a restart."""
     first = foreign.consumer(topic, "s", type="Shared", queue=0)
     producer = foreign.producer(topic)
     producer.send_all(NUMBERS)
@@ -238,7 +300,8 @@ def test_queue_of_nought_takes_one_message_at_a_time(shared_server: ServerProces
     restart(shared_server)
     second.close()
     producer.send(b"late")
-    await_consumers(shared_server, topic, "s", 1)  # the Java client forgets what it asked for before it was attached again
+    # the Java client forgets what it asked for before it was attached again
+    await_consumers(shared_server, topic, "s", 1)
     assert first.values(1) == [b"late"]
 
 
@@ -249,7 +312,8 @@ def test_unknown_namespace_is_refused(foreign: Client) -> None:
 
 
 def test_producer_name_is_taken(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A second producer of the same name is refused while the first lives, also after a restart, and welcome when it has gone."""
+    """A second producer of the same name is refused while the first lives, also after a restart,
+    and welcome when it has gone."""
     producer = foreign.producer(topic, name="only-one")
     with pytest.raises(ForeignError, match=r"(?i)busy|already"):
         foreign.producer(topic, name="only-one")

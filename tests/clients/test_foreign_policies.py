@@ -1,4 +1,5 @@
-"""The official Java and Go clients under policies and settings other than the delivered ones, each with a restart of the server in between."""
+"""The official Java and Go clients under policies and settings other than the delivered ones,
+each with a restart of the server in between."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def _keys_of(consumers: list[Consumer], producer: Producer, mark: str) -> list[s
 
 
 def test_key_shared_by_halving(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A newcomer gets the lower half of the largest range, as the clients' own suites expect; after a restart there are halves again."""
+    """A newcomer gets the lower half of the largest range, as the clients' own suites expect;
+    after a restart there are halves again."""
     upper = {key for key in KEYS if murmur3(key.encode()) % HASHES > HASHES // 2}
     lower = set(KEYS) - upper
     assert upper
@@ -75,7 +77,8 @@ def test_key_shared_by_halving(shared_server: ServerProcess, foreign: Client, to
 
 
 def test_key_shared_out_of_order(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A newcomer gets messages of keys that another holds unacknowledged, where that is allowed; who does not allow it is refused."""
+    """A newcomer gets messages of keys that another holds unacknowledged, where that is allowed;
+    who does not allow it is refused."""
     options = {"type": "Key_Shared", "out_of_order": True}
     first = foreign.consumer(topic, "s", name="first", **options)
     producer = foreign.producer(topic)
@@ -95,9 +98,13 @@ def test_key_shared_out_of_order(shared_server: ServerProcess, foreign: Client, 
     assert all(_keys_of([first, second], producer, "afterwards"))
 
 
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client's readers know nothing of that kind
-def test_a_reader_that_starts_some_time_ago(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Everything of the last hour, or nothing of what is older than two seconds; before and after a restart."""
+# the Go client's readers know nothing of that kind
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
+def test_a_reader_that_starts_some_time_ago(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Everything of the last hour, or nothing of what is older than two seconds; before and
+    after a restart."""
     foreign.consumer(topic, "keeps").close()
     producer = foreign.producer(topic)
     values: list[bytes] = []
@@ -116,9 +123,12 @@ def test_a_reader_that_starts_some_time_ago(shared_server: ServerProcess, foreig
 def test_subscriptions_are_not_made_where_that_is_forbidden(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """Without automatic creation an unknown subscription is refused, after a restart too; one made over REST is there, and readers need none."""
+    """Without automatic creation an unknown subscription is refused, after a restart too; one
+    made over REST is there, and readers need none."""
     policy = {"allowAutoSubscriptionCreation": False}
-    namespace = admin.create_namespace(topic, autoSubscriptionCreationOverride=policy, retention_policies=FOR_EVER)
+    namespace = admin.create_namespace(
+        topic, autoSubscriptionCreationOverride=policy, retention_policies=FOR_EVER
+    )
     name = f"persistent://{namespace}/t"
     producer = foreign.producer(name)
     producer.send(b"one")
@@ -133,15 +143,21 @@ def test_subscriptions_are_not_made_where_that_is_forbidden(
     assert foreign.consumer(name, "known").values(1) == [b"one"]
 
 
-def test_a_backlog_beyond_its_quota_is_evicted(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """The oldest messages go from the slow subscription until nine tenths of the quota are left; producers go on, a fast subscription misses
-    nothing; after a restart the same."""
+def test_a_backlog_beyond_its_quota_is_evicted(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """The oldest messages go from the slow subscription until nine tenths of the quota are left;
+    producers go on, a fast subscription misses nothing; after a restart the same."""
     namespace = admin.create_namespace(topic)
     name = f"persistent://{namespace}/full"
     foreign.consumer(name, "slow").close()
     fast = foreign.consumer(name, "fast")
     producer = foreign.producer(name)
-    admin.call("POST", f"namespaces/{namespace}/backlogQuota", {"limitSize": 10_000, "policy": "consumer_backlog_eviction"})
+    admin.call(
+        "POST",
+        f"namespaces/{namespace}/backlogQuota",
+        {"limitSize": 10_000, "policy": "consumer_backlog_eviction"},
+    )
 
     def backlog() -> int:
         return int(admin.topic("GET", name, "stats")["subscriptions"]["slow"]["msgBacklog"])
@@ -161,12 +177,15 @@ def test_a_backlog_beyond_its_quota_is_evicted(shared_server: ServerProcess, for
 def test_a_subscription_holds_so_many_unacknowledged_messages(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """Its consumers together get no more until some are acknowledged, and then all; after a restart the same."""
+    """Its consumers together get no more until some are acknowledged, and then all; after a
+    restart the same."""
     namespace = admin.create_namespace(topic)
     admin.call("POST", f"namespaces/{namespace}/maxUnackedMessagesPerSubscription", 10)
     name = f"persistent://{namespace}/held"
     for round_, _ in enumerate(before_and_after(shared_server)):
-        consumers = [foreign.consumer(name, f"s-{round_}", type="Shared", queue=5) for _ in range(2)]
+        consumers = [
+            foreign.consumer(name, f"s-{round_}", type="Shared", queue=5) for _ in range(2)
+        ]
         producer = foreign.producer(name)
         for value in NUMBERS:
             producer.send(value)
@@ -187,13 +206,20 @@ def test_a_subscription_holds_so_many_unacknowledged_messages(
         deadline = time.monotonic() + 120
         while got != set(NUMBERS):
             assert time.monotonic() < deadline, sorted(got)
-            got |= {message.value for consumer in consumers for message in consumer.receive_up_to(20, ack=True, timeout_s=0.1)}
+            got |= {
+                message.value
+                for consumer in consumers
+                for message in consumer.receive_up_to(20, ack=True, timeout_s=0.1)
+            }
         for consumer in consumers:
             consumer.close()
 
 
-def test_retention_keeps_what_was_acknowledged(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """A late subscription of a namespace with retention gets everything, after a restart too; without it what was acknowledged is gone."""
+def test_retention_keeps_what_was_acknowledged(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """A late subscription of a namespace with retention gets everything, after a restart too;
+    without it what was acknowledged is gone."""
     kept = admin.create_namespace(f"{topic}-kept", retention_policies=FOR_EVER)
     plain = admin.create_namespace(f"{topic}-plain")
     names = [f"persistent://{namespace}/t" for namespace in (kept, plain)]
@@ -213,15 +239,20 @@ def test_retention_keeps_what_was_acknowledged(shared_server: ServerProcess, for
     late[1].expect_nothing()
 
 
-def test_an_unused_topic_is_deleted(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Nobody uses it for a second: it goes, with its messages; one with a subscription or a producer stays, also over a restart."""
+def test_an_unused_topic_is_deleted(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Nobody uses it for a second: it goes, with its messages; one with a subscription or a
+    producer stays, also over a restart."""
     inactive = {
         "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
         "maxInactiveDurationSeconds": 1,
         "deleteWhileInactive": True,
     }
     namespace = admin.create_namespace(topic, inactive_topic_policies=inactive)
-    name = {which: f"persistent://{namespace}/{which}" for which in ("unused", "subscribed", "written")}
+    name = {
+        which: f"persistent://{namespace}/{which}" for which in ("unused", "subscribed", "written")
+    }
     foreign.consumer(name["subscribed"], "s").close()
     written = foreign.producer(name["written"])
     for _ in before_and_after(shared_server):
@@ -229,7 +260,12 @@ def test_an_unused_topic_is_deleted(shared_server: ServerProcess, foreign: Clien
         unused = foreign.producer(name["unused"])
         unused.send(b"lost")
         unused.close()
-        wait_for("what nobody uses is gone", lambda: name["unused"] not in admin.call("GET", f"persistent/{namespace}"))
-        assert sorted(admin.call("GET", f"persistent/{namespace}")) == sorted([name["subscribed"], name["written"]])
+        wait_for(
+            "what nobody uses is gone",
+            lambda: name["unused"] not in admin.call("GET", f"persistent/{namespace}"),
+        )
+        assert sorted(admin.call("GET", f"persistent/{namespace}")) == sorted(
+            [name["subscribed"], name["written"]]
+        )
     reader = foreign.reader(name["unused"])
     assert not reader.has_next()

@@ -1,4 +1,5 @@
-"""The official Java and Go clients: what producers can ask for, each with a restart of the server in between."""
+"""The official Java and Go clients: what producers can ask for, each with a restart of the
+server in between."""
 
 from __future__ import annotations
 
@@ -18,8 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
 
 
-def test_exclusive_producer_keeps_others_out(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """An exclusive producer fences further ones, also after a restart that it survived; when it has gone, another may come."""
+def test_exclusive_producer_keeps_others_out(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """An exclusive producer fences further ones, also after a restart that it survived; when it
+    has gone, another may come."""
     first = foreign.producer(topic, access_mode="Exclusive")
     for _ in before_and_after(shared_server):
         first.send(b"mine")
@@ -32,8 +36,11 @@ def test_exclusive_producer_keeps_others_out(shared_server: ServerProcess, forei
     assert foreign.consumer(topic, "s", position="Earliest").values(2) == [b"mine"] * 2
 
 
-def test_a_waiting_producer_is_next(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A producer that waits for exclusive access gets it when the holder leaves, and keeps it over a restart."""
+def test_a_waiting_producer_is_next(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A producer that waits for exclusive access gets it when the holder leaves, and keeps it
+    over a restart."""
     holder = foreign.producer(topic, access_mode="Exclusive")
     waiting = foreign.begin_producer(topic, access_mode="WaitForExclusive")
     holder.send(b"first")
@@ -45,12 +52,17 @@ def test_a_waiting_producer_is_next(shared_server: ServerProcess, foreign: Clien
     second.send(b"third")
     with pytest.raises(ForeignError, match="ProducerFenced"):
         foreign.producer(topic, access_mode="Exclusive")
-    assert foreign.consumer(topic, "s", position="Earliest").values(3) == [b"first", b"second", b"third"]
+    assert foreign.consumer(topic, "s", position="Earliest").values(3) == [
+        b"first",
+        b"second",
+        b"third",
+    ]
 
 
 @pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client has no such mode
 def test_fencing_takes_over(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A producer with fencing throws out the one before it for good: not even a restart lets that one back in."""
+    """A producer with fencing throws out the one before it for good: not even a restart lets
+    that one back in."""
     old = foreign.producer(topic, access_mode="Exclusive")
     old.send(b"old")
     new = foreign.producer(topic, access_mode="ExclusiveWithFencing")
@@ -66,7 +78,8 @@ def test_fencing_takes_over(shared_server: ServerProcess, foreign: Client, topic
 def test_deduplication_remembers_over_a_restart(
     shared_server: ServerProcess, driver: Driver, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """A name's last sequence id is told to its next producer; what was sent before is received once; so for batches."""
+    """A name's last sequence id is told to its next producer; what was sent before is received
+    once; so for batches."""
     namespace = admin.create_namespace(topic, deduplicationEnabled=True)
     name = f"persistent://{namespace}/once"
     producer = foreign.producer(name, name="counted")
@@ -85,8 +98,11 @@ def test_deduplication_remembers_over_a_restart(
     assert not reader.has_next()
 
 
-def test_deduplication_of_sends_in_flight(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Sends that a SIGKILL catches are repeated by the client and yet are in the topic once, in order."""
+def test_deduplication_of_sends_in_flight(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Sends that a SIGKILL catches are repeated by the client and yet are in the topic once, in
+    order."""
     namespace = admin.create_namespace(topic, deduplicationEnabled=True)
     name = f"persistent://{namespace}/once"
     consumer = foreign.consumer(name, "s", position="Earliest")
@@ -102,7 +118,8 @@ def test_deduplication_of_sends_in_flight(shared_server: ServerProcess, foreign:
 
 
 def test_a_message_in_chunks(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A message larger than a frame comes back whole, from Exclusive and Shared subscriptions and readers, before and after a restart."""
+    """A message larger than a frame comes back whole, from Exclusive and Shared subscriptions
+    and readers, before and after a restart."""
     for kind in ("Exclusive", "Shared"):
         foreign.consumer(topic, kind, type=kind).close()
     producer = foreign.producer(topic, chunking=True, chunk_max_size=100_000)
@@ -113,18 +130,35 @@ def test_a_message_in_chunks(shared_server: ServerProcess, foreign: Client, topi
     restart(shared_server)
     exclusive.seek(sent[0])
     assert exclusive.values(2) == [large, b"after"]
-    assert sorted(foreign.consumer(topic, "Shared", type="Shared").values(3), key=len) == [b"after", b"before", large]
+    assert sorted(foreign.consumer(topic, "Shared", type="Shared").values(3), key=len) == [
+        b"after",
+        b"before",
+        large,
+    ]
     assert foreign.reader(topic, sent[0]).values(2) == [large, b"after"]
 
 
-def test_encrypted_messages_stay_opaque(shared_server: ServerProcess, foreign: Client, topic: str, tmp_path: Path) -> None:
-    """What one client encrypts comes back after a restart to a consumer with the key, in batches too."""
+def test_encrypted_messages_stay_opaque(
+    shared_server: ServerProcess, foreign: Client, topic: str, tmp_path: Path
+) -> None:
+    """What one client encrypts comes back after a restart to a consumer with the key, in batches
+    too."""
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    subprocess.run(["openssl", "genrsa", "-traditional", "-out", private, "2048"], check=True, capture_output=True)
-    subprocess.run(["openssl", "rsa", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "genrsa", "-traditional", "-out", private, "2048"],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(
+        ["openssl", "rsa", "-in", private, "-pubout", "-out", public],
+        check=True,
+        capture_output=True,
+    )
     keys = {"name": "one", "public": public.read_text(), "private": private.read_text()}
     plain = foreign.consumer(topic, "without-key", position="Earliest")
-    foreign.producer(topic, keys=keys, batching=True, batching_delay_ms=100).send_all(NUMBERS, properties={"seen": "yes"})
+    foreign.producer(topic, keys=keys, batching=True, batching_delay_ms=100).send_all(
+        NUMBERS, properties={"seen": "yes"}
+    )
     restart(shared_server)
     reader = foreign.reader(topic, keys=keys)
     got = reader.read(20)
@@ -134,22 +168,32 @@ def test_encrypted_messages_stay_opaque(shared_server: ServerProcess, foreign: C
 
 
 def refusal(client: Client, topic: str) -> str:
-    """What a producer is told that must be refused: the reason, or that the answer did not come in time."""
+    """What a producer is told that must be refused: the reason, or that the answer did not come
+    in time."""
     with pytest.raises(ForeignError) as refused:
         client.producer(topic)
     return str(refused.value).lower()
 
 
-def test_encryption_may_be_required(shared_server: ServerProcess, driver: Driver, admin: Admin, topic: str) -> None:
-    """A namespace that requires encryption refuses producers without it, before and after a restart."""
+def test_encryption_may_be_required(
+    shared_server: ServerProcess, driver: Driver, admin: Admin, topic: str
+) -> None:
+    """A namespace that requires encryption refuses producers without it, before and after a
+    restart."""
     namespace = admin.create_namespace(topic, encryption_required=True)
-    impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)  # the Java client tries again and again
+    # the Java client tries again and again
+    impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)
     for _ in before_and_after(shared_server):
-        wait_for("the reason is told", lambda: "encrypt" in refusal(impatient, f"persistent://{namespace}/secret"))
+        wait_for(
+            "the reason is told",
+            lambda: "encrypt" in refusal(impatient, f"persistent://{namespace}/secret"),
+        )
     impatient.close()
 
 
-def test_oversized_message_is_refused(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
+def test_oversized_message_is_refused(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
     """A message beyond the announced size is refused, and the producer goes on."""
     producer = foreign.producer(topic)
     with pytest.raises(ForeignError, match=r"(?i)size|large|big"):
@@ -159,14 +203,22 @@ def test_oversized_message_is_refused(shared_server: ServerProcess, foreign: Cli
     assert foreign.consumer(topic, "s", position="Earliest").values(1) == [b"small"]
 
 
-def test_clients_understand_each_other(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """What this client writes in compressed batches the official Python client reads after a restart, and the other way round."""
-    python = pulsar.Client(shared_server.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+def test_clients_understand_each_other(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """What this client writes in compressed batches the official Python client reads after a
+    restart, and the other way round."""
+    python = pulsar.Client(
+        shared_server.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     foreign.producer(topic, batching=True, batching_delay_ms=100, compression="ZSTD").send_all(
         NUMBERS, key="k", properties={"a": "b"}
     )
     writer = python.create_producer(
-        topic, batching_enabled=True, batching_max_publish_delay_ms=100, compression_type=pulsar.CompressionType.LZ4
+        topic,
+        batching_enabled=True,
+        batching_max_publish_delay_ms=100,
+        compression_type=pulsar.CompressionType.LZ4,
     )
     for value in NUMBERS:
         writer.send_async(value, None, partition_key="k", properties={"a": "b"})
@@ -178,5 +230,7 @@ def test_clients_understand_each_other(shared_server: ServerProcess, foreign: Cl
         (value, "k", {"a": "b"}) for value in NUMBERS * 2
     ]
     ours = foreign.reader(topic).read(40)
-    assert [(one.value, one.key, one.properties) for one in ours] == [(value, "k", {"a": "b"}) for value in NUMBERS * 2]
+    assert [(one.value, one.key, one.properties) for one in ours] == [
+        (value, "k", {"a": "b"}) for value in NUMBERS * 2
+    ]
     python.close()

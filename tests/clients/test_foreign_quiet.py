@@ -1,4 +1,5 @@
-"""The official Java and Go clients have nothing to complain of: a tour of all features, after which their logs hold no warning."""
+"""The official Java and Go clients have nothing to complain of: a tour of all features, after
+which their logs hold no warning."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def fresh_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dri
 
 def _publish_and_consume(client: Client, topic: str) -> None:
     consumers = [client.consumer(topic, kind, type=kind) for kind in TYPES]
-    client.producer(topic, batching=True, batching_delay_ms=50, compression="LZ4", name="named").send_all(NUMBERS, key="k")
+    client.producer(
+        topic, batching=True, batching_delay_ms=50, compression="LZ4", name="named"
+    ).send_all(NUMBERS, key="k")
     exclusive = client.producer(topic + "-exclusive", access_mode="Exclusive")
     sent = exclusive.send(b"x" * 100_000)
     for consumer in consumers:
@@ -61,7 +64,9 @@ def _wait_and_repeat(client: Client, topic: str) -> None:
 def _follow_lists(client: Client, admin: Admin, topic: str) -> None:
     namespace = admin.create_namespace(topic)
     admin.topic("PUT", f"persistent://{namespace}/many", "partitions", 3)
-    consumer = client.consumer(None, "s", pattern=f"persistent://{namespace}/.*", pattern_poll_s=1, position="Earliest")
+    consumer = client.consumer(
+        None, "s", pattern=f"persistent://{namespace}/.*", pattern_poll_s=1, position="Earliest"
+    )
     client.producer(f"persistent://{namespace}/many").send_all(NUMBERS)
     client.producer(f"persistent://{namespace}/other").send(b"20")
     assert {int(value) for value in consumer.values(21)} == set(range(21))
@@ -93,5 +98,7 @@ def test_clients_complain_of_nothing(server: ServerProcess, fresh_driver: Driver
     client.close()
     text = fresh_driver.log_path.read_text()
     assert [
-        line for line in text.splitlines() if " WARN " in line or " ERROR " in line or "level=WARN" in line or "level=ERROR" in line
+        line
+        for line in text.splitlines()
+        if " WARN " in line or " ERROR " in line or "level=WARN" in line or "level=ERROR" in line
     ] == []

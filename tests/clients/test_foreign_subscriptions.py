@@ -1,4 +1,5 @@
-"""The official Java and Go clients: what subscriptions can do, each with a restart of the server in between."""
+"""The official Java and Go clients: what subscriptions can do, each with a restart of the server
+in between."""
 
 from __future__ import annotations
 
@@ -33,11 +34,14 @@ def _gather(consumers: list[Consumer], count: int) -> list[list[Received]]:
 
 
 def _await_back(producer: Producer, consumers: list[Consumer]) -> None:
-    """Until every consumer has subscribed again after a restart: each gets one of many small messages, which leave nothing behind."""
+    """Until every consumer has subscribed again after a restart: each gets one of many small
+    messages, which leave nothing behind."""
     missing, sent, got = set(consumers), 0, 0
     deadline = time.monotonic() + 120
     while missing or got < sent:
-        assert time.monotonic() < deadline, f"{len(missing)} consumers are not back, {got} of {sent} messages came"
+        assert time.monotonic() < deadline, (
+            f"{len(missing)} consumers are not back, {got} of {sent} messages came"
+        )
         if missing:
             producer.send(b"ping", key=f"ping-{sent}")
             sent += 1
@@ -48,7 +52,8 @@ def _await_back(producer: Producer, consumers: list[Consumer]) -> None:
 
 
 def _active_of(consumers: list[Consumer], producer: Producer, mark: str) -> int:
-    """The consumer that gets all messages, in order; while a newcomer takes over there may be two, and we look again."""
+    """The consumer that gets all messages, in order; while a newcomer takes over there may be
+    two, and we look again."""
     deadline = time.monotonic() + 120
     for attempt in itertools.count():
         assert time.monotonic() < deadline, "the messages went to several consumers again and again"
@@ -59,7 +64,9 @@ def _active_of(consumers: list[Consumer], producer: Producer, mark: str) -> int:
         while missing:
             assert time.monotonic() < deadline, f"{missing} did not come"
             for consumer, some in zip(consumers, got, strict=True):
-                some += [message.value for message in consumer.receive_up_to(20, ack=True, timeout_s=0.1)]
+                some += [
+                    message.value for message in consumer.receive_up_to(20, ack=True, timeout_s=0.1)
+                ]
                 missing -= set(some)
         for index, some in enumerate(got):
             if some == values:
@@ -67,9 +74,15 @@ def _active_of(consumers: list[Consumer], producer: Producer, mark: str) -> int:
     raise AssertionError
 
 
-def test_failover_has_one_active_consumer(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """All messages go to the active consumer, in order; when it leaves another takes over; a restart loses nothing."""
-    consumers = [foreign.consumer(topic, "s", type="Failover", name=name) for name in ("first", "second", "third")]
+def test_failover_has_one_active_consumer(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """All messages go to the active consumer, in order; when it leaves another takes over; a
+    restart loses nothing."""
+    consumers = [
+        foreign.consumer(topic, "s", type="Failover", name=name)
+        for name in ("first", "second", "third")
+    ]
     producer = foreign.producer(topic)
     consumers.pop(_active_of(consumers, producer, "all")).close()
     restart(shared_server)
@@ -101,8 +114,11 @@ def _await_division(consumers: list[Consumer], producer: Producer, mark: str) ->
         assert time.monotonic() < deadline, "the partitions are not divided"
 
 
-def test_failover_divides_partitions(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Partitions are divided by the consumers' names, also after a restart; one that leaves is replaced, and its successor is told."""
+def test_failover_divides_partitions(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Partitions are divided by the consumers' names, also after a restart; one that leaves is
+    replaced, and its successor is told."""
     admin.topic("PUT", topic, "partitions", 2)
     first = foreign.consumer(topic, "s", type="Failover", name="a")
     second = foreign.consumer(topic, "s", type="Failover", name="b")
@@ -115,9 +131,13 @@ def test_failover_divides_partitions(shared_server: ServerProcess, foreign: Clie
     assert _partitions_of([second], producer, "last") == [{0, 1}]
 
 
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client may lose what it is told right after SUCCESS
-def test_failover_tells_everybody(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Every consumer is told of every partition whether it is its own, when they join, when one leaves and after a restart."""
+# the Go client may lose what it is told right after SUCCESS
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
+def test_failover_tells_everybody(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Every consumer is told of every partition whether it is its own, when they join, when one
+    leaves and after a restart."""
     admin.topic("PUT", topic, "partitions", 2)
     first = foreign.consumer(topic, "s", type="Failover", name="a")
     first.await_active(partition=0)
@@ -133,7 +153,11 @@ def test_failover_tells_everybody(shared_server: ServerProcess, foreign: Client,
 
 def _send_keyed(producer: Producer, rounds: int = 5) -> None:
     """`rounds` messages of each of twenty keys, in turns."""
-    messages = [{"value": f"{key}:{number}".encode(), "key": f"key-{key}"} for number in range(rounds) for key in range(20)]
+    messages = [
+        {"value": f"{key}:{number}".encode(), "key": f"key-{key}"}
+        for number in range(rounds)
+        for key in range(20)
+    ]
     ids(producer.begin_send(messages))
 
 
@@ -149,9 +173,13 @@ def _assert_keys_stay_together(got: list[list[Received]], rounds: int = 5) -> No
     assert all(numbers == list(range(rounds)) for numbers in order.values()), order
 
 
-def test_key_shared_keeps_keys_together(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
+def test_key_shared_keeps_keys_together(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
     """Each key has one consumer and its order, both consumers get keys; after a restart still."""
-    consumers = [foreign.consumer(topic, "s", type="Key_Shared", name=name) for name in ("first", "second")]
+    consumers = [
+        foreign.consumer(topic, "s", type="Key_Shared", name=name) for name in ("first", "second")
+    ]
     producer = foreign.producer(topic)
     for _ in before_and_after(shared_server):
         _await_back(producer, consumers)
@@ -161,8 +189,11 @@ def test_key_shared_keeps_keys_together(shared_server: ServerProcess, foreign: C
         _assert_keys_stay_together(got)
 
 
-def test_key_shared_hands_over_in_order(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Keys of a consumer that leaves go to the other with what it had not acknowledged first; a newcomer gets none of what is still held."""
+def test_key_shared_hands_over_in_order(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Keys of a consumer that leaves go to the other with what it had not acknowledged first; a
+    newcomer gets none of what is still held."""
     first = foreign.consumer(topic, "s", type="Key_Shared", name="first")
     producer = foreign.producer(topic)
     _send_keyed(producer, 2)
@@ -172,16 +203,25 @@ def test_key_shared_hands_over_in_order(shared_server: ServerProcess, foreign: C
     second.expect_nothing()
     first.close()
     got = second.receive(41, ack=True)
-    _assert_keys_stay_together([[message for message in got if not message.value.startswith(b"0:")]], 2)
-    assert [message.value for message in got if message.value.startswith(b"0:")] == [b"0:0", b"0:1", b"0:2"]
+    _assert_keys_stay_together(
+        [[message for message in got if not message.value.startswith(b"0:")]], 2
+    )
+    assert [message.value for message in got if message.value.startswith(b"0:")] == [
+        b"0:0",
+        b"0:1",
+        b"0:2",
+    ]
     assert {message.value for message in held} <= {message.value for message in got}
     restart(shared_server)
     _send_keyed(producer, 1)
     assert len(second.distinct_values(20)) == 20
 
 
-def test_key_shared_sticky_ranges(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Consumers with ranges of their own get just these; an overlapping range is refused, after a restart too; what nobody covers waits."""
+def test_key_shared_sticky_ranges(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """Consumers with ranges of their own get just these; an overlapping range is refused, after
+    a restart too; what nobody covers waits."""
     low = foreign.consumer(topic, "s", type="Key_Shared", sticky_ranges=[0, 30000])
     high = foreign.consumer(topic, "s", type="Key_Shared", sticky_ranges=[30001, 65535])
     producer = foreign.producer(topic)
@@ -206,8 +246,11 @@ def test_key_shared_sticky_ranges(shared_server: ServerProcess, foreign: Client,
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
-def test_delayed_messages_come_late(shared_server: ServerProcess, foreign: Client, topic: str, kind: str) -> None:
-    """A delayed message comes when it is due, also after a restart; messages behind it do not wait; an Exclusive consumer gets it at once."""
+def test_delayed_messages_come_late(
+    shared_server: ServerProcess, foreign: Client, topic: str, kind: str
+) -> None:
+    """A delayed message comes when it is due, also after a restart; messages behind it do not
+    wait; an Exclusive consumer gets it at once."""
     consumer = foreign.consumer(topic, "s", type=kind)
     exclusive = foreign.consumer(topic, "exclusive")
     producer = foreign.producer(topic)
@@ -232,11 +275,16 @@ def _await_consumed(admin: Admin, topic: str, subscription: str) -> None:
         time.sleep(0.05)
 
 
-def test_dead_letters(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """What is refused too often goes to the dead-letter topic, whose first subscription was there before the message."""
+def test_dead_letters(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """What is refused too often goes to the dead-letter topic, whose first subscription was
+    there before the message."""
     dead = f"{topic}-s-DLQ"
     policy = {"max_redeliver": 2, "initial_subscription": "keep", "topic": dead}
-    consumer = foreign.consumer(topic, "s", type="Shared", nack_delay_ms=100, dead_letter=policy, ack_receipt=False)
+    consumer = foreign.consumer(
+        topic, "s", type="Shared", nack_delay_ms=100, dead_letter=policy, ack_receipt=False
+    )
     foreign.producer(topic).send(b"poison", properties={"from": "test"})
     counts = []
     for _ in range(3):
@@ -253,11 +301,21 @@ def test_dead_letters(shared_server: ServerProcess, foreign: Client, admin: Admi
     consumer.expect_nothing()
 
 
-def test_retry_later(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """A message put off comes again over the retry topic, after a restart too, and in the end to the dead letters."""
-    policy = {"max_redeliver": 1, "initial_subscription": "keep", "topic": f"{topic}-s-DLQ", "retry_topic": f"{topic}-s-RETRY"}
+def test_retry_later(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """A message put off comes again over the retry topic, after a restart too, and in the end to
+    the dead letters."""
+    policy = {
+        "max_redeliver": 1,
+        "initial_subscription": "keep",
+        "topic": f"{topic}-s-DLQ",
+        "retry_topic": f"{topic}-s-RETRY",
+    }
     # With receipts the Go client would wait for one where it should read it.
-    consumer = foreign.consumer(topic, "s", type="Shared", retry=True, dead_letter=policy, ack_receipt=False)
+    consumer = foreign.consumer(
+        topic, "s", type="Shared", retry=True, dead_letter=policy, ack_receipt=False
+    )
     foreign.producer(topic).send(b"again")
     (message,) = consumer.receive(1)
     consumer.reconsume(message, 1500)
@@ -268,14 +326,16 @@ def test_retry_later(shared_server: ServerProcess, foreign: Client, admin: Admin
     assert (message.value, message.properties["RECONSUMETIMES"]) == (b"again", "1")
     consumer.reconsume(message, 100)
     dead = foreign.consumer(f"{topic}-s-DLQ", "keep")
-    while not (given_up := dead.receive_up_to(1, ack=True, timeout_s=QUIET_S)):  # the clients count differently
+    # the clients count differently
+    while not (given_up := dead.receive_up_to(1, ack=True, timeout_s=QUIET_S)):
         for message in consumer.receive_up_to(1, timeout_s=QUIET_S):
             assert int(message.properties["RECONSUMETIMES"]) <= 2
             consumer.reconsume(message, 100)
     assert given_up[0].value == b"again"
 
 
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client has no acknowledgement time-out
+# the Go client has no acknowledgement time-out
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
 def test_acknowledgement_timeout(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
     """A message that is not acknowledged in time comes again, counted; so after a restart."""
     consumer = foreign.consumer(topic, "s", type="Shared", ack_timeout_ms=1000)
@@ -298,7 +358,8 @@ def _send_apart(producer: Producer, values: list[bytes]) -> list[Id]:
 
 
 def test_seek_by_time(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Consumer and reader go to the first message that is not older than the time, before and after a restart; far past and future are the ends."""
+    """Consumer and reader go to the first message that is not older than the time, before and
+    after a restart; far past and future are the ends."""
     consumer = foreign.consumer(topic, "s")
     _send_apart(foreign.producer(topic), NUMBERS)
     times = [message.publish_time_ms for message in consumer.receive(20, ack=True)]
@@ -316,9 +377,15 @@ def test_seek_by_time(shared_server: ServerProcess, foreign: Client, topic: str)
         reader.close()
 
 
-def test_seek_with_shared_consumers(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A seek by one Shared consumer moves all of them; none keeps an old message; durable over SIGKILL."""
-    consumers = [foreign.consumer(topic, "s", type="Shared", queue=5, name=name) for name in ("first", "second")]
+def test_seek_with_shared_consumers(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A seek by one Shared consumer moves all of them; none keeps an old message; durable over
+    SIGKILL."""
+    consumers = [
+        foreign.consumer(topic, "s", type="Shared", queue=5, name=name)
+        for name in ("first", "second")
+    ]
     sent = foreign.producer(topic).send_all(NUMBERS)
     _gather(consumers, 20)
     consumers[0].seek(sent[9])
@@ -326,12 +393,17 @@ def test_seek_with_shared_consumers(shared_server: ServerProcess, foreign: Clien
     found: set[bytes] = set()
     while not found >= set(NUMBERS[10:]):
         found |= {message.value for some in _gather(consumers, 1) for message in some}
-    assert found <= set(NUMBERS[9:])  # leaving out the message itself is up to the client that sought; the other one may get it
+    # leaving out the message itself is up to the client that sought; the other one may get it
+    assert found <= set(NUMBERS[9:])
 
 
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client's priority is not among its options
-def test_priorities(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """A Shared consumer of lower priority gets messages only when the others have no permits left."""
+# the Go client's priority is not among its options
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
+def test_priorities(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """A Shared consumer of lower priority gets messages only when the others have no permits
+    left."""
     producer = foreign.producer(topic)
     foreign.consumer(topic, "s", type="Shared").close()
     restart(shared_server)
@@ -351,7 +423,9 @@ def test_priorities(shared_server: ServerProcess, foreign: Client, admin: Admin,
     assert high.values(4) == NUMBERS[:4]
 
 
-def test_unsubscribe_with_others_attached(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
+def test_unsubscribe_with_others_attached(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
     """Unsubscribing is refused while others are attached; gone after a restart."""
     first = foreign.consumer(topic, "s", type="Shared")
     second = foreign.consumer(topic, "s", type="Shared")
@@ -364,8 +438,11 @@ def test_unsubscribe_with_others_attached(shared_server: ServerProcess, foreign:
     foreign.consumer(topic, "s").expect_nothing()
 
 
-def test_unsubscribe_by_force(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """It throws the others out, whose clients come back to a subscription that begins anew; it is that one which a restart keeps."""
+def test_unsubscribe_by_force(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """It throws the others out, whose clients come back to a subscription that begins anew; it
+    is that one which a restart keeps."""
     first = foreign.consumer(topic, "s", type="Shared")
     second = foreign.consumer(topic, "s", type="Shared")
     foreign.consumer(topic, "other").close()
@@ -373,7 +450,11 @@ def test_unsubscribe_by_force(shared_server: ServerProcess, foreign: Client, adm
     producer.send_all(NUMBERS)
     held: list[Received] = []
     while len(held) < 20:
-        held += [message for consumer in (first, second) for message in consumer.receive_up_to(20, timeout_s=0.1)]
+        held += [
+            message
+            for consumer in (first, second)
+            for message in consumer.receive_up_to(20, timeout_s=0.1)
+        ]
     assert admin.topic("GET", topic, "stats")["subscriptions"]["s"]["msgBacklog"] == 20
     first.unsubscribe(force=True)
     await_consumers(shared_server, topic, "s", 1)
@@ -385,8 +466,11 @@ def test_unsubscribe_by_force(shared_server: ServerProcess, foreign: Client, adm
     assert second.values(1) == [b"new"]
 
 
-def test_subscription_type_may_change_when_idle(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A type that differs from the attached consumers' is refused; with nobody attached it changes, and the place is kept over a restart."""
+def test_subscription_type_may_change_when_idle(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A type that differs from the attached consumers' is refused; with nobody attached it
+    changes, and the place is kept over a restart."""
     shared = foreign.consumer(topic, "s", type="Shared")
     producer = foreign.producer(topic)
     producer.send_all(NUMBERS)
@@ -402,8 +486,11 @@ def test_subscription_type_may_change_when_idle(shared_server: ServerProcess, fo
         consumer.close()
 
 
-def test_non_durable_subscription_is_forgotten(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A non-durable subscription starts at the end and leaves nothing behind; one name is not both."""
+def test_non_durable_subscription_is_forgotten(
+    shared_server: ServerProcess, foreign: Client, topic: str
+) -> None:
+    """A non-durable subscription starts at the end and leaves nothing behind; one name is not
+    both."""
     producer = foreign.producer(topic)
     producer.send(b"before")
     passing = foreign.consumer(topic, "s", mode="NonDurable")

@@ -1,4 +1,5 @@
-"""The official Java and Go clients: kinds of topics and their life, each with a restart of the server in between."""
+"""The official Java and Go clients: kinds of topics and their life, each with a restart of the
+server in between."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.java]
 NUMBERS = [str(number).encode() for number in range(20)]
 
 
-def test_partitioned_topic(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Keys stay together and in order over the partitions, by producers before and after a restart."""
+def test_partitioned_topic(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Keys stay together and in order over the partitions, by producers before and after a
+    restart."""
     admin.topic("PUT", topic, "partitions", 3)
     assert len(foreign.partitions(topic)) == 3
     for round_, _ in enumerate(before_and_after(shared_server)):
@@ -34,8 +38,11 @@ def test_partitioned_topic(shared_server: ServerProcess, foreign: Client, admin:
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
-def test_partitions_grow_under_clients(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Producer and consumer find new partitions by themselves, before and after a restart, and miss nothing in them."""
+def test_partitions_grow_under_clients(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Producer and consumer find new partitions by themselves, before and after a restart, and
+    miss nothing in them."""
     admin.topic("PUT", topic, "partitions", 1)
     consumer = foreign.consumer(topic, "s", partitions_poll_s=1)
     producer = foreign.producer(topic, partitions_poll_s=1)
@@ -60,8 +67,12 @@ def test_partitions_grow_under_clients(shared_server: ServerProcess, foreign: Cl
 
 
 def test_non_persistent_topics(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """Messages reach who is there and nobody else, whatever the subscription's type; after a restart the same clients go on."""
-    names = {kind: f"non-persistent://public/default/{topic}-{kind}" for kind in ("Exclusive", "Shared", "Failover", "Key_Shared")}
+    """Messages reach who is there and nobody else, whatever the subscription's type; after a
+    restart the same clients go on."""
+    names = {
+        kind: f"non-persistent://public/default/{topic}-{kind}"
+        for kind in ("Exclusive", "Shared", "Failover", "Key_Shared")
+    }
     consumers = {kind: foreign.consumer(name, "s", type=kind) for kind, name in names.items()}
     producers = {kind: foreign.producer(name) for kind, name in names.items()}
     for kind, producer in producers.items():
@@ -74,20 +85,29 @@ def test_non_persistent_topics(shared_server: ServerProcess, foreign: Client, to
         while b"again" not in got:
             assert time.monotonic() < deadline
             producer.send(b"again")  # lost while nobody has subscribed
-            got += [message.value for message in consumers[kind].receive_up_to(1, ack=True, timeout_s=0.2)]
+            got += [
+                message.value
+                for message in consumers[kind].receive_up_to(1, ack=True, timeout_s=0.2)
+            ]
         consumers[kind].close()
         producer.send(b"lost")
         foreign.consumer(names[kind], "s", type=kind, position="Earliest").expect_nothing()
 
 
-def test_pattern_finds_topics(shared_server: ServerProcess, foreign: Client, admin: Admin, driver: Driver) -> None:
-    """Topics that exist, that come later and that come after a restart are found; others are not."""
+def test_pattern_finds_topics(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, driver: Driver
+) -> None:
+    """Topics that exist, that come later and that come after a restart are found; others are
+    not."""
     namespace = admin.create_namespace(f"p-{driver.language}")
     base = f"persistent://{namespace}"
     foreign.producer(f"{base}/yes-1").send(b"early")
     foreign.producer(f"{base}/no-1").send(b"never")
-    poll = 3600 if driver.language == "java" else 1  # the Java client is told by its watcher; the Go client looks
-    consumer = foreign.consumer(None, "s", pattern=f"{base}/yes-.*", pattern_poll_s=poll, position="Earliest")
+    # the Java client is told by its watcher; the Go client looks
+    poll = 3600 if driver.language == "java" else 1
+    consumer = foreign.consumer(
+        None, "s", pattern=f"{base}/yes-.*", pattern_poll_s=poll, position="Earliest"
+    )
     assert consumer.values(1) == [b"early"]
     foreign.producer(f"{base}/yes-2").send(b"later")
     assert consumer.values(1) == [b"later"]
@@ -98,8 +118,11 @@ def test_pattern_finds_topics(shared_server: ServerProcess, foreign: Client, adm
     consumer.expect_nothing()
 
 
-def test_terminated_topic(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str, driver: Driver) -> None:
-    """After termination nothing can be published, for old and new producers, also after a restart; what is there is read to its end."""
+def test_terminated_topic(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str, driver: Driver
+) -> None:
+    """After termination nothing can be published, for old and new producers, also after a
+    restart; what is there is read to its end."""
     consumer = foreign.consumer(topic, "s")
     producer = foreign.producer(topic)
     sent = producer.send_all(NUMBERS)
@@ -117,11 +140,13 @@ def test_terminated_topic(shared_server: ServerProcess, foreign: Client, admin: 
 
 
 def test_table_view(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """A table view has the latest value of every key, follows new ones, and does so after a restart."""
+    """A table view has the latest value of every key, follows new ones, and does so after a
+    restart."""
     producer = foreign.producer(topic)
     for number in range(10):
         producer.send(str(number).encode(), key=f"key-{number % 3}")
-    name = f"persistent://public/default/{topic}"  # the Java client reads what is there only for a full name
+    # the Java client reads what is there only for a full name
+    name = f"persistent://public/default/{topic}"
     table = foreign.table(name)
     assert table.entries() == {"key-0": b"9", "key-1": b"7", "key-2": b"8"}
     restart(shared_server)
@@ -133,7 +158,8 @@ def test_table_view(shared_server: ServerProcess, foreign: Client, topic: str) -
 def test_topics_are_not_made_where_that_is_forbidden(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """Without automatic creation an unknown topic is refused as not found; a partitioned one made over REST is there."""
+    """Without automatic creation an unknown topic is refused as not found; a partitioned one
+    made over REST is there."""
     policy = {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}
     namespace = admin.create_namespace(topic, autoTopicCreationOverride=policy)
     for _ in before_and_after(shared_server):
@@ -143,8 +169,11 @@ def test_topics_are_not_made_where_that_is_forbidden(
     foreign.producer(f"persistent://{namespace}/known").send(b"one")
 
 
-def test_expired_messages_are_gone(shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str) -> None:
-    """Messages older than the namespace's time to live are taken from the subscription; younger ones stay, over a restart."""
+def test_expired_messages_are_gone(
+    shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
+) -> None:
+    """Messages older than the namespace's time to live are taken from the subscription; younger
+    ones stay, over a restart."""
     namespace = admin.create_namespace(topic, message_ttl_in_seconds=1)
     name = f"persistent://{namespace}/short"
     foreign.consumer(name, "s").close()
@@ -172,16 +201,23 @@ def _refusal(client: Client, topic: str) -> str:
 
 @pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
 def test_backlog_quota_stops_producers(
-    shared_server: ServerProcess, driver: Driver, foreign: Client, admin: Admin, topic: str, policy: str
+    shared_server: ServerProcess,
+    driver: Driver,
+    foreign: Client,
+    admin: Admin,
+    topic: str,
+    policy: str,
 ) -> None:
-    """A producer of a topic beyond its quota is refused, also after a restart, and welcome again when the backlog is consumed."""
+    """A producer of a topic beyond its quota is refused, also after a restart, and welcome again
+    when the backlog is consumed."""
     quota = {"limitSize": 10_000, "limitTime": -1, "policy": policy}
     namespace = admin.create_namespace(topic)
     name = f"persistent://{namespace}/full"
     foreign.consumer(name, "s").close()
     foreign.producer(name).send_all([b"x" * 2000] * 10)
     admin.call("POST", f"namespaces/{namespace}/backlogQuota", quota)
-    impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)  # the Java client tries again and again
+    # the Java client tries again and again
+    impatient = driver.client(shared_server.service_url, operation_timeout_ms=1000)
     deadline = time.monotonic() + 120
     while "Quota" not in _refusal(impatient, name):
         assert time.monotonic() < deadline

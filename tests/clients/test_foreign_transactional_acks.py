@@ -1,4 +1,5 @@
-"""The official Java and Go clients acknowledge in transactions: on every type of subscription, in part and up to a message, against each other.
+"""The official Java and Go clients acknowledge in transactions: on every type of subscription, in
+part and up to a message, against each other.
 
 They run where `test_foreign_transactions` runs, on Apache Pulsar too.
 """
@@ -7,7 +8,15 @@ from __future__ import annotations
 
 import pytest
 
-from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Received, Transaction, rest_is_empty
+from dev.testbed.foreign import (
+    Client,
+    Consumer,
+    Driver,
+    ForeignError,
+    Received,
+    Transaction,
+    rest_is_empty,
+)
 from tests.clients.places import ABORT, Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.etcd]
@@ -16,8 +25,11 @@ NUMBERS = [b"%d" % number for number in range(10)]
 TYPES = ("Exclusive", "Failover", "Shared", "Key_Shared")
 
 
-def test_a_second_transaction_conflicts(place: Place, driver: Driver, app: Client, topic: str) -> None:
-    """The holder of an acknowledgement keeps it; the other's client is told TransactionConflict, and cannot commit what it has sent."""
+def test_a_second_transaction_conflicts(
+    place: Place, driver: Driver, app: Client, topic: str
+) -> None:
+    """The holder of an acknowledgement keeps it; the other's client is told TransactionConflict,
+    and cannot commit what it has sent."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send(b"in")
@@ -55,7 +67,8 @@ def test_the_same_transaction_may_acknowledge_again(app: Client, topic: str) -> 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_acknowledgements_of_every_type(app: Client, topic: str, kind: str) -> None:
-    """Half is acknowledged and committed, half aborted: the latter comes again, in the order of its keys; then nothing is left."""
+    """Half is acknowledged and committed, half aborted: the latter comes again, in the order of
+    its keys; then nothing is left."""
     consumer, producer = app.consumer(topic, "s", type=kind), app.producer(topic)
     for value in NUMBERS:
         producer.send(value, key=f"key-{int(value) % 3}")
@@ -66,7 +79,9 @@ def test_acknowledgements_of_every_type(app: Client, topic: str, kind: str) -> N
     committed.commit()
     aborted.abort()
     again = _distinct(consumer, 5)
-    assert sorted(message.value for message in again) == sorted(message.value for message in received[::2])
+    assert sorted(message.value for message in again) == sorted(
+        message.value for message in received[::2]
+    )
     if kind != "Shared":
         assert all(_in_order(again, key) for key in {message.key for message in again})
     consumer.close()
@@ -74,7 +89,8 @@ def test_acknowledgements_of_every_type(app: Client, topic: str, kind: str) -> N
 
 
 def _distinct(consumer: Consumer, count: int) -> list[Received]:
-    """The next `count` different messages, acknowledged; a client that asks for redelivery may see one twice."""
+    """The next `count` different messages, acknowledged; a client that asks for redelivery may
+    see one twice."""
     found: dict[bytes, Received] = {}
     while len(found) < count:
         for message in consumer.receive(1, ack=True):
@@ -87,9 +103,11 @@ def _in_order(messages: list[Received], key: str | None) -> bool:
     return values == sorted(values)
 
 
-@pytest.mark.parametrize("driver", ["java"], indirect=True)  # the Go client has no cumulative acknowledgement in a transaction
+# the Go client has no cumulative acknowledgement in a transaction
+@pytest.mark.parametrize("driver", ["java"], indirect=True)
 def test_cumulative_acknowledgements(app: Client, topic: str) -> None:
-    """Up to a message: an abort gives everything back, another transaction conflicts, a commit is for good."""
+    """Up to a message: an abort gives everything back, another transaction conflicts, a commit
+    is for good."""
     consumer = app.consumer(topic, "s")
     app.producer(topic).send_all(NUMBERS)
     aborted = app.transaction()
@@ -111,9 +129,12 @@ def test_cumulative_acknowledgements(app: Client, topic: str) -> None:
 
 @pytest.mark.parametrize("driver", ["java"], indirect=True)
 def test_cumulative_acknowledgements_within_a_batch(app: Client, topic: str) -> None:
-    """Transaction after transaction, each a few messages further into one batch, and behind an acknowledgement without one; a commit is for good."""
+    """Transaction after transaction, each a few messages further into one batch, and behind an
+    acknowledgement without one; a commit is for good."""
     consumer = app.consumer(topic, "s", batch_index_ack=True)
-    app.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=60_000).send_all(NUMBERS)
+    app.producer(topic, batching=True, batching_max_messages=10, batching_delay_ms=60_000).send_all(
+        NUMBERS
+    )
     received = consumer.receive(10)
     assert [message.id.batch_index for message in received] == list(range(10))
     consumer.ack_cumulative(received[0])
@@ -128,9 +149,12 @@ def test_cumulative_acknowledgements_within_a_batch(app: Client, topic: str) -> 
 
 
 def test_parts_of_a_batch(app: Client, topic: str) -> None:
-    """Two of four messages of one entry in a committed transaction, one more in an aborted one: two are left."""
+    """Two of four messages of one entry in a committed transaction, one more in an aborted one:
+    two are left."""
     consumer = app.consumer(topic, "s", type="Shared", batch_index_ack=True)
-    app.producer(topic, batching=True, batching_max_messages=4, batching_delay_ms=60_000).send_all(NUMBERS[:4])
+    app.producer(topic, batching=True, batching_max_messages=4, batching_delay_ms=60_000).send_all(
+        NUMBERS[:4]
+    )
     received = consumer.receive(4)
     assert [message.id.batch_index for message in received] == [0, 1, 2, 3]
     _ack_in(app.transaction(), consumer, received[:2]).commit()
@@ -152,7 +176,8 @@ def _ack_in(txn: Transaction, consumer: Consumer, messages: list[Received]) -> T
 
 
 def test_what_is_held_is_not_given_out(app: Client, topic: str) -> None:
-    """Neither to a client that asks for it again, nor to the next consumer; an abort gives it to whoever is there."""
+    """Neither to a client that asks for it again, nor to the next consumer; an abort gives it to
+    whoever is there."""
     consumer = app.consumer(topic, "s", type="Shared", nack_delay_ms=100)
     app.producer(topic).send_all([b"held", b"free"])
     held, free = consumer.receive(2)

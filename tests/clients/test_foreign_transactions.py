@@ -1,7 +1,9 @@
-"""The official Java and Go clients in transactions: what is committed is there once and in order, what is aborted never was.
+"""The official Java and Go clients in transactions: what is committed is there once and in order,
+what is aborted never was.
 
-Every test runs on a standalone server and on brokers with coordinators; with PEER=1 on Apache Pulsar as well, where `places.REFERENCE_DIFFERS` says
-what does not hold there (`PEER=1 pytest -k apache` runs only that; strictly, so that the list stays true).
+Every test runs on a standalone server and on brokers with coordinators; with PEER=1 on Apache
+Pulsar as well, where `places.REFERENCE_DIFFERS` says what does not hold there (`PEER=1 pytest -k
+apache` runs only that; strictly, so that the list stays true).
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ import pytest
 
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import MOVED, UNAVAILABLE, request, wait_for
-from dev.testbed.foreign import Client, Consumer, Driver, ForeignError, Producer, Received, rest_is_empty
+from dev.testbed.foreign import (
+    Client,
+    Consumer,
+    Driver,
+    ForeignError,
+    Producer,
+    Received,
+    rest_is_empty,
+)
 from dev.testbed.rest import Admin
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.places import ABORT, COMMIT, SETTINGS, Place
@@ -29,10 +39,16 @@ NUMBERS = [b"%d" % number for number in range(10)]
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
-def test_a_commit_shows_everything_at_once_in_order(app: Client, topic: str, batching: bool) -> None:
-    """Four topics in one transaction: a reader finds nothing before the commit, and right after it everything, in the order sent."""
+def test_a_commit_shows_everything_at_once_in_order(
+    app: Client, topic: str, batching: bool
+) -> None:
+    """Four topics in one transaction: a reader finds nothing before the commit, and right after
+    it everything, in the order sent."""
     topics = [f"{topic}-{number}" for number in range(4)]
-    readers, producers = [app.reader(name) for name in topics], [app.producer(name, batching=batching) for name in topics]
+    readers, producers = (
+        [app.reader(name) for name in topics],
+        [app.producer(name, batching=batching) for name in topics],
+    )
     txn = app.transaction()
     for producer in producers:
         producer.send_all(NUMBERS, txn)
@@ -45,7 +61,8 @@ def test_a_commit_shows_everything_at_once_in_order(app: Client, topic: str, bat
 
 
 def test_ordinary_messages_pass_an_open_transaction(app: Client, topic: str) -> None:
-    """What is sent without a transaction comes at once; the transaction's messages come when it commits, with ids behind it."""
+    """What is sent without a transaction comes at once; the transaction's messages come when it
+    commits, with ids behind it."""
     consumer, producer = app.consumer(topic, "s"), app.producer(topic)
     txn = app.transaction()
     producer.send_all(NUMBERS, txn)
@@ -61,7 +78,8 @@ def test_ordinary_messages_pass_an_open_transaction(app: Client, topic: str) -> 
 
 
 def test_an_abort_leaves_nothing_and_gives_back(app: Client, topic: str) -> None:
-    """Output of an aborted transaction never comes, from single and batched sends; what it acknowledged comes again."""
+    """Output of an aborted transaction never comes, from single and batched sends; what it
+    acknowledged comes again."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send(b"in")
@@ -80,7 +98,8 @@ def test_an_abort_leaves_nothing_and_gives_back(app: Client, topic: str) -> None
 
 
 def test_a_timeout_aborts(place: Place, app: Client, topic: str) -> None:
-    """The server ends it without being asked: its input comes again, its output never; a commit is too late for client and coordinator."""
+    """The server ends it without being asked: its input comes again, its output never; a commit
+    is too late for client and coordinator."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send(b"in")
@@ -90,9 +109,12 @@ def test_a_timeout_aborts(place: Place, app: Client, topic: str) -> None:
     producer.send(b"never", txn)
     inputs.ack(message, txn=txn)
     assert inputs.values(1) == [b"in"]
-    with pytest.raises(ForeignError, match=r"InvalidTxnStatus|InvalidStatus|actual: TxnTimeout|NotOpen"):
+    with pytest.raises(
+        ForeignError, match=r"InvalidTxnStatus|InvalidStatus|actual: TxnTimeout|NotOpen"
+    ):
         txn.commit()
-    assert txn.state in ("TIMEOUT", "ERROR")  # by the client's own clock, or by the coordinator's answer
+    # by the client's own clock, or by the coordinator's answer
+    assert txn.state in ("TIMEOUT", "ERROR")
     rest_is_empty(watching, app, topic)
     late = place.ended(txn.id, COMMIT)
     assert (late.error, "ABORT" in late.message) == (api.InvalidTxnStatus, True), late
@@ -100,7 +122,8 @@ def test_a_timeout_aborts(place: Place, app: Client, topic: str) -> None:
 
 
 def test_two_producers_share_a_transaction(app: Client, topic: str) -> None:
-    """Their messages come in the order of the receipts; sequence ids of one say nothing about the other's."""
+    """Their messages come in the order of the receipts; sequence ids of one say nothing about
+    the other's."""
     reader = app.reader(topic)
     producers = [app.producer(topic, name=f"{topic}-{name}") for name in ("one", "two")]
     expected = []
@@ -117,7 +140,8 @@ def test_two_producers_share_a_transaction(app: Client, topic: str) -> None:
 
 
 def test_partitions_take_part_one_by_one(place: Place, app: Client, topic: str) -> None:
-    """A transaction over three partitions, committed, beside an aborted one: each partition in order, nothing twice."""
+    """A transaction over three partitions, committed, beside an aborted one: each partition in
+    order, nothing twice."""
     Admin(place).topic("PUT", topic, "partitions", 3)
     consumer, producer = app.consumer(topic, "s"), app.producer(topic)
     committed, aborted = app.transaction(), app.transaction()
@@ -133,14 +157,17 @@ def test_partitions_take_part_one_by_one(place: Place, app: Client, topic: str) 
     for message in received:
         by_partition.setdefault(message.id.partition, []).append(int(message.value))
     assert all(numbers == sorted(numbers) for numbers in by_partition.values())
-    assert sorted(number for numbers in by_partition.values() for number in numbers) == list(range(30))
+    assert sorted(number for numbers in by_partition.values() for number in numbers) == list(
+        range(30)
+    )
     after = [b"after-%d" % number for number in range(9)]
     producer.send_all(after)
     assert sorted(consumer.values(9)) == after
 
 
 def test_seek_over_committed_messages(app: Client, topic: str) -> None:
-    """To an id that a consumer has seen, and to the beginning: committed messages are where they were."""
+    """To an id that a consumer has seen, and to the beginning: committed messages are where they
+    were."""
     consumer, producer = app.consumer(topic, "s", start_inclusive=True), app.producer(topic)
     producer.send(b"before")
     txn, aborted = app.transaction(), app.transaction()
@@ -158,11 +185,15 @@ def test_seek_over_committed_messages(app: Client, topic: str) -> None:
     reader = app.reader(topic, received[2].id, start_inclusive=True)
     assert reader.values(3) == expected[2:]
     assert not reader.has_next()
-    assert (reader.last_id().ledger, reader.last_id().entry) == (received[4].id.ledger, received[4].id.entry)
+    assert (reader.last_id().ledger, reader.last_id().entry) == (
+        received[4].id.ledger,
+        received[4].id.entry,
+    )
 
 
 def test_ids_of_receipts_say_where_to_begin(app: Client, topic: str) -> None:
-    """A seek or a reader to what a transaction was told: to the message if it was committed, else to what followed it when it was sent."""
+    """A seek or a reader to what a transaction was told: to the message if it was committed,
+    else to what followed it when it was sent."""
     consumer, producer = app.consumer(topic, "s", start_inclusive=True), app.producer(topic)
     committed, aborted = app.transaction(), app.transaction()
     producer.send(b"before")
@@ -181,7 +212,8 @@ def test_ids_of_receipts_say_where_to_begin(app: Client, topic: str) -> None:
 
 
 def test_moves_under_open_transactions(place: Place, app: Client, topic: str) -> None:
-    """Both topics are unloaded twice, on a cluster to wherever they belong: the transactions go on, and end as they are told to."""
+    """Both topics are unloaded twice, on a cluster to wherever they belong: the transactions go
+    on, and end as they are told to."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send_all([b"a", b"b"])
@@ -204,15 +236,20 @@ def test_moves_under_open_transactions(place: Place, app: Client, topic: str) ->
 
 
 def _unload(place: Place, *topics: str) -> None:
-    """The bundles of these topics, wherever the leader, who evens out bundles, has put them meanwhile."""
+    """The bundles of these topics, wherever the leader, who evens out bundles, has put them
+    meanwhile."""
     for name in topics:
 
         def left(name: str = name) -> bool:
-            status, found = request("GET", f"{place.http_url}/lookup/v2/topic/persistent/public/default/{name}")
+            status, found = request(
+                "GET", f"{place.http_url}/lookup/v2/topic/persistent/public/default/{name}"
+            )
             if status == UNAVAILABLE:
                 return False
             assert status == 200, found
-            status, said = request("PUT", f"{found['httpUrl']}/admin/v2/persistent/public/default/{name}/unload")
+            status, said = request(
+                "PUT", f"{found['httpUrl']}/admin/v2/persistent/public/default/{name}/unload"
+            )
             assert status in (204, MOVED, UNAVAILABLE), (status, said)
             return status == 204
 
@@ -220,7 +257,8 @@ def _unload(place: Place, *topics: str) -> None:
 
 
 def test_a_message_in_chunks(app: Client, topic: str) -> None:
-    """Chunks of a committed message come whole, those of an aborted one never; acknowledged in a transaction nothing of it is left."""
+    """Chunks of a committed message come whole, those of an aborted one never; acknowledged in a
+    transaction nothing of it is left."""
     consumer = app.consumer(topic, "s")
     producer = app.producer(topic, chunking=True, chunk_max_size=10_000)
     large = bytes(range(256)) * 200
@@ -240,11 +278,14 @@ def test_a_message_in_chunks(app: Client, topic: str) -> None:
 
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
 def test_a_batch_with_the_name_of_an_ended_transaction(app: Client, topic: str) -> None:
-    """The Go client names a producer's last transaction in its later batches without one, too: these are refused, with the reason, until it
-    sends in the next transaction. A producer that only sends in transactions, or none, notices nothing.
+    """The Go client names a producer's last transaction in its later batches without one, too:
+    these are refused, with the reason, until it sends in the next transaction. A producer that only
+    sends in transactions, or none, notices nothing.
     """
     consumer = app.consumer(topic, "s")
-    producer, beside = (app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS) for _ in range(2))
+    producer, beside = (
+        app.producer(topic, batching=True, send_timeout_ms=SEND_TIMEOUT_MS) for _ in range(2)
+    )
     committed, aborted, last = app.transaction(), app.transaction(), app.transaction()
     producer.send_all([b"one", b"two"], committed)
     committed.commit()
@@ -266,8 +307,11 @@ def refused_twice(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("driver", ["go"], indirect=True)
-def test_such_a_batch_is_an_ordinary_one_if_the_server_is_told_so(tmp_path: Path, driver: Driver, topic: str) -> None:
-    """`txn_late_sends_as_ordinary`: after a commit such batches are ordinary messages, after an abort they are refused."""
+def test_such_a_batch_is_an_ordinary_one_if_the_server_is_told_so(
+    tmp_path: Path, driver: Driver, topic: str
+) -> None:
+    """`txn_late_sends_as_ordinary`: after a commit such batches are ordinary messages, after an
+    abort they are refused."""
     settings = {**SETTINGS, "MAGNETAR_TXN_LATE_SENDS_AS_ORDINARY": "1"}
     with (
         ServerProcess(tmp_path, environment=settings) as server,
@@ -289,9 +333,15 @@ def test_such_a_batch_is_an_ordinary_one_if_the_server_is_told_so(tmp_path: Path
 
 
 @pytest.mark.parametrize("action", [COMMIT, ABORT], ids=["commit", "abort"])
-def test_a_producer_outlives_a_refused_message(place: Place, app: Client, topic: str, action: int) -> None:
-    """A transaction that has ended behind its client's back: the SEND fails with the reason, and what the producer sends then is stored."""
-    consumer, producer = app.consumer(topic, "s"), app.producer(topic, send_timeout_ms=SEND_TIMEOUT_MS)
+def test_a_producer_outlives_a_refused_message(
+    place: Place, app: Client, topic: str, action: int
+) -> None:
+    """A transaction that has ended behind its client's back: the SEND fails with the reason, and
+    what the producer sends then is stored."""
+    consumer, producer = (
+        app.consumer(topic, "s"),
+        app.producer(topic, send_timeout_ms=SEND_TIMEOUT_MS),
+    )
     for number in range(3):
         txn = app.transaction()
         producer.send(b"in %d" % number, txn)
@@ -300,12 +350,15 @@ def test_a_producer_outlives_a_refused_message(place: Place, app: Client, topic:
             producer.send(b"late", txn)
         producer.send(b"ordinary %d" % number)
     kinds = [b"in", b"ordinary"] if action == COMMIT else [b"ordinary"]
-    assert consumer.values(3 * len(kinds)) == [kind + b" %d" % number for number in range(3) for kind in kinds]
+    assert consumer.values(3 * len(kinds)) == [
+        kind + b" %d" % number for number in range(3) for kind in kinds
+    ]
     rest_is_empty(consumer, app, topic)
 
 
 def test_a_table_shows_what_is_committed(app: Client, topic: str) -> None:
-    """Views of the latest value per key, and readers of the compacted topic, know committed values and no aborted ones."""
+    """Views of the latest value per key, and readers of the compacted topic, know committed
+    values and no aborted ones."""
     name = f"persistent://public/default/{topic}"
     producer = app.producer(name)
     producer.send(b"old", key="a")
@@ -325,7 +378,8 @@ def test_a_table_shows_what_is_committed(app: Client, topic: str) -> None:
 
 
 def test_consume_transform_produce(app: Client, topic: str) -> None:
-    """Input becomes output in transactions of five, every second of which is aborted at first: each exactly once, in order."""
+    """Input becomes output in transactions of five, every second of which is aborted at first:
+    each exactly once, in order."""
     source = f"{topic}-source"
     inputs, watching = app.consumer(source, "work"), app.consumer(topic, "watch")
     app.producer(source).send_all([b"%d" % number for number in range(20)])
@@ -353,8 +407,11 @@ def _expected(consumer: Consumer, numbers: range) -> list[Received]:
     return messages
 
 
-def test_ending_again_gives_the_same_answer(place: Place, driver: Driver, app: Client, topic: str) -> None:
-    """END_TXN after completion: the same again succeeds and changes nothing; the opposite is refused, naming the outcome."""
+def test_ending_again_gives_the_same_answer(
+    place: Place, driver: Driver, app: Client, topic: str
+) -> None:
+    """END_TXN after completion: the same again succeeds and changes nothing; the opposite is
+    refused, naming the outcome."""
     watching, producer = app.consumer(topic, "watch"), app.producer(topic)
     committed, aborted = app.transaction(), app.transaction()
     producer.send(b"kept", committed)
@@ -375,7 +432,8 @@ def test_ending_again_gives_the_same_answer(place: Place, driver: Driver, app: C
 
 
 def test_transactions_outlive_a_crash(place: Place, app: Client, topic: str) -> None:
-    """SIGKILL under a committed, an aborted and an open transaction: the open one goes on and commits, the others stay what they were."""
+    """SIGKILL under a committed, an aborted and an open transaction: the open one goes on and
+    commits, the others stay what they were."""
     source = f"{topic}-source"
     inputs = app.consumer(source, "work", type="Shared")
     app.producer(source).send_all([b"a", b"b", b"c"])

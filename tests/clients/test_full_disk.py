@@ -1,4 +1,5 @@
-"""A standalone server on a real small file system that is full or hangs: the runbook MagnetarStorageShort, step by step, with the official client."""
+"""A standalone server on a real small file system that is full or hangs: the runbook
+MagnetarStorageShort, step by step, with the official client."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ STRETCH_BYTES = 26 << 20
 """Of one topic: three log files and a little, so that what is freed of it frees whole files."""
 CHUNK = b"x" * (256 << 10)
 SELDOM = {"MAGNETAR_MAINTENANCE_S": "60", "MAGNETAR_CHECKPOINT_AGE_S": "600"}
-"""The embedded metadata store is on the same disk: what it writes at that moment would keep look-ups waiting."""
+"""The embedded metadata store is on the same disk: what it writes at that moment would keep
+look-ups waiting."""
 SETTINGS = {
     "MAGNETAR_MAX_MESSAGE_BYTES": str(1 << 20),
     "MAGNETAR_LOG_FILE_BYTES": str(8 << 20),
@@ -44,7 +46,8 @@ HEALTH_S = 1.0
 
 
 class Stage:
-    """The server, its disk and a client; `acknowledged` are the messages of the topic `kept` that were confirmed, by number."""
+    """The server, its disk and a client; `acknowledged` are the messages of the topic `kept`
+    that were confirmed, by number."""
 
     def __init__(self, server: ServerProcess, disk: Path) -> None:
         self.server, self.disk, self.admin = server, disk, Admin(server)
@@ -52,7 +55,9 @@ class Stage:
         self.connect()
 
     def connect(self) -> None:
-        self.client = pulsar.Client(self.server.service_url, operation_timeout_seconds=60, logger=QUIET)
+        self.client = pulsar.Client(
+            self.server.service_url, operation_timeout_seconds=60, logger=QUIET
+        )
 
     @property
     def short(self) -> bool:
@@ -70,7 +75,9 @@ class Stage:
 
     def fill(self) -> None:
         """Publish until that is refused, and let somebody else take what is left."""
-        producer = self.client.create_producer("kept", send_timeout_millis=4000, batching_enabled=False)
+        producer = self.client.create_producer(
+            "kept", send_timeout_millis=4000, batching_enabled=False
+        )
         number = self.acknowledged[-1] + 1 if self.acknowledged else 0
         with contextlib.suppress(pulsar.PulsarException):
             while True:
@@ -85,7 +92,9 @@ class Stage:
     def goes_on(self) -> None:
         """Space came back, and what is published is taken again."""
         wait_for("there is space again", lambda: not self.short, FREED_S)
-        producer = self.client.create_producer("kept", send_timeout_millis=60_000, batching_enabled=False)
+        producer = self.client.create_producer(
+            "kept", send_timeout_millis=60_000, batching_enabled=False
+        )
         number = self.acknowledged[-1] + 1000  # what was refused last may be there all the same
         producer.send(b"%d " % number + CHUNK)
         self.acknowledged.append(number)
@@ -134,8 +143,8 @@ def staged(kind: str, tmp_path: Path, **settings: str) -> contextlib.AbstractCon
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_runbook_frees_a_full_disk(kind: str, tmp_path: Path) -> None:
-    """Shows: a broker on a 200 MB filesystem is filled by a publisher, then freed by TTL, by skip and by delete, killed while full, started, read,
-    freed: nothing acknowledged is missing."""
+    """Shows: a broker on a 200 MB filesystem is filled by a publisher, then freed by TTL, by
+    skip and by delete, killed while full, started, read, freed: nothing acknowledged is missing."""
     with staged(kind, tmp_path) as stage:
         admin = stage.admin
         admin.create_namespace("expiring")
@@ -164,12 +173,17 @@ def test_the_runbook_frees_a_full_disk(kind: str, tmp_path: Path) -> None:
         stage.connect()
         assert stage.claims() == 1
         found = stage.kept()
-        assert [number for number in dict.fromkeys(found) if number in set(stage.acknowledged)] == stage.acknowledged
+        assert [
+            number for number in dict.fromkeys(found) if number in set(stage.acknowledged)
+        ] == stage.acknowledged
         admin.topic("DELETE", "left", "subscription/s?force=true")
         stage.goes_on()
         stage.fill()
         consumer = stage.client.subscribe("kept", "s")
-        while int((message := consumer.receive(RECEIVE_MS)).data().split()[0]) != stage.acknowledged[-1]:
+        while (
+            int((message := consumer.receive(RECEIVE_MS)).data().split()[0])
+            != stage.acknowledged[-1]
+        ):
             consumer.acknowledge(message)
         consumer.acknowledge(message)
         stage.goes_on()
@@ -177,27 +191,38 @@ def test_the_runbook_frees_a_full_disk(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_hangs_holds_up_no_reader_and_health_says_so(tmp_path: Path) -> None:
-    """What is in memory is read by readers and consumers that come while the disk hangs, health answers within a second what is wrong, and what was
-    sent meanwhile is confirmed, once, when the disk goes on."""
+    """What is in memory is read by readers and consumers that come while the disk hangs, health
+    answers within a second what is wrong, and what was sent meanwhile is confirmed, once, when
+    the disk goes on."""
     with staged("ext4", tmp_path, **SELDOM) as stage:
         client = stage.client
         client.subscribe("kept", "s").close()
-        producer = client.create_producer("kept", send_timeout_millis=60_000, batching_enabled=False)
+        producer = client.create_producer(
+            "kept", send_timeout_millis=60_000, batching_enabled=False
+        )
         for number in range(5):
             producer.send(b"%d before" % number)
         confirmed: list[Any] = []
         with frozen(stage.disk):
-            producer.send_async(b"5 meanwhile", lambda result, _identifier: confirmed.append(result))
+            producer.send_async(
+                b"5 meanwhile", lambda result, _identifier: confirmed.append(result)
+            )
             time.sleep(HEALTH_S)  # the flush under way is older than any that a sound disk does
             status, text = stage.get("/admin/v2/brokers/health")
             assert (status, "has waited for the disk" in text) == (503, True), text
             assert stage.get("/live") == (200, "ok")
             reader = client.create_reader("kept", pulsar.MessageId.earliest)
-            assert [reader.read_next(RECEIVE_MS).data() for _ in range(5)] == [b"%d before" % number for number in range(5)]
+            assert [reader.read_next(RECEIVE_MS).data() for _ in range(5)] == [
+                b"%d before" % number for number in range(5)
+            ]
             consumer = client.subscribe("kept", "s")
-            assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [b"%d before" % number for number in range(5)]
+            assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [
+                b"%d before" % number for number in range(5)
+            ]
             assert not confirmed
         wait_for("what was sent meanwhile is confirmed", lambda: bool(confirmed))
         assert confirmed == [pulsar.Result.Ok]
         assert reader.read_next(RECEIVE_MS).data() == b"5 meanwhile"
-        wait_for("health says that it is over", lambda: stage.get("/admin/v2/brokers/ready")[0] == 200)
+        wait_for(
+            "health says that it is over", lambda: stage.get("/admin/v2/brokers/ready")[0] == 200
+        )

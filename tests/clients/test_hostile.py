@@ -1,4 +1,5 @@
-"""Peers without credentials who take what they can get, beside an ordinary client: it publishes and receives, and probes are answered."""
+"""Peers without credentials who take what they can get, beside an ordinary client: it publishes
+and receives, and probes are answered."""
 
 from __future__ import annotations
 
@@ -43,8 +44,11 @@ def probe(server: ServerProcess) -> None:
     [("broker", b""), ("broker", HALF_FRAME), ("http", b""), ("http", HALF_REQUEST)],
     ids=["silent", "half a frame", "silent HTTP", "half a request"],
 )
-def test_connections_that_show_nothing_keep_no_one_out(server: ServerProcess, listener: str, said: bytes) -> None:
-    """Twice as many as the process may open files; an open client goes on, a new one gets in, probes are answered, the files come back."""
+def test_connections_that_show_nothing_keep_no_one_out(
+    server: ServerProcess, listener: str, said: bytes
+) -> None:
+    """Twice as many as the process may open files; an open client goes on, a new one gets in,
+    probes are answered, the files come back."""
     port = server.broker_port if listener == "broker" else server.http_port
     with contextlib.ExitStack() as opened:
         client = opened.enter_context(contextlib.closing(pulsar.Client(server.service_url)))
@@ -52,7 +56,9 @@ def test_connections_that_show_nothing_keep_no_one_out(server: ServerProcess, li
         producer = client.create_producer("ordinary")
         before = descriptors(server)
         for number in range(2 * OPEN_FILES):
-            peer = opened.enter_context(contextlib.closing(socket.create_connection((HOST, port), timeout=10)))
+            peer = opened.enter_context(
+                contextlib.closing(socket.create_connection((HOST, port), timeout=10))
+            )
             with contextlib.suppress(ConnectionError):
                 peer.sendall(said)
             if number % 200 == 0:
@@ -62,7 +68,10 @@ def test_connections_that_show_nothing_keep_no_one_out(server: ServerProcess, li
         late = opened.enter_context(contextlib.closing(pulsar.Client(server.service_url)))
         late.create_producer("ordinary").send(b"late")
         received = [consumer.receive(RECEIVE_MS).data() for _ in range(7)]
-        assert received == [*(str(number).encode() for number in range(0, 2 * OPEN_FILES, 200)), b"late"]
+        assert received == [
+            *(str(number).encode() for number in range(0, 2 * OPEN_FILES, 200)),
+            b"late",
+        ]
         assert descriptors(server) < OPEN_FILES
     assert server.running
     assert "Too many open files" not in server.log_path.read_text()

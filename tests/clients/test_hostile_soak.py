@@ -1,4 +1,5 @@
-"""The soak with a hostile client, in half a minute: the tool works, and ordinary clients keep what they were promised."""
+"""The soak with a hostile client, in half a minute: the tool works, and ordinary clients keep
+what they were promised."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostileSoak
 
 
 def test_no_promise_is_broken(soak: tuple[HostileSoak, int]) -> None:
-    """Nothing acknowledged is lost, nothing comes twice or out of order, no process ends, no attack stops a subscription."""
+    """Nothing acknowledged is lost, nothing comes twice or out of order, no process ends, no
+    attack stops a subscription."""
     made, code = soak
     assert (made.problems, made.findings, code) == ([], [], 0)
 
 
 def test_the_report_compares_two_kinds_of_phases(soak: tuple[HostileSoak, int]) -> None:
-    """Messages were measured in calm and in hostile phases of the same run, and attacks took place in the latter only."""
+    """Messages were measured in calm and in hostile phases of the same run, and attacks took
+    place in the latter only."""
     made, _ = soak
     assert made.traffic is not None
     assert [phase.hostile for phase in made.phases] == [False, True]

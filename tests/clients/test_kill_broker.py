@@ -1,7 +1,9 @@
-"""kill -9 of one of three brokers while the official Java, Go and Python clients publish, with deduplication on.
+"""kill -9 of one of three brokers while the official Java, Go and Python clients publish, with
+deduplication on.
 
-What clients of each language saw of it is printed: the bar is one lease and a second until every topic can be written again; clients come back at
-moments of their own. MAGNETAR_KILLS sets how many brokers are killed (default 1).
+What clients of each language saw of it is printed: the bar is one lease and a second until every
+topic can be written again; clients come back at moments of their own. MAGNETAR_KILLS sets how many
+brokers are killed (default 1).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("kill"))
     try:
         cluster.start()
-        Admin(cluster.brokers[cluster.entry]).call("POST", "namespaces/public/default/deduplication", True)
+        Admin(cluster.brokers[cluster.entry]).call(
+            "POST", "namespaces/public/default/deduplication", True
+        )
         yield cluster
     finally:
         cluster.stop()
@@ -54,7 +58,9 @@ def topics_in_all_bundles(language: str) -> list[str]:
     boundaries, found = initial_boundaries(DEFAULT_BUNDLES), dict[str, str]()
     for number in itertools.count():
         name = TopicName.parse(f"persistent://public/default/{language}-{number}")
-        found.setdefault(str(bundle_of(name.namespace_name, boundaries, name.hash)), f"{language}-{number}")
+        found.setdefault(
+            str(bundle_of(name.namespace_name, boundaries, name.hash)), f"{language}-{number}"
+        )
         if len(found) == DEFAULT_BUNDLES:
             return list(found.values())
     raise AssertionError
@@ -66,15 +72,21 @@ class ForeignLoad:
     def __init__(self, client: Client, language: str) -> None:
         self.language = language
         self.topics = topics_in_all_bundles(language)
-        made = {topic: client.producer(topic, name=language, send_timeout_ms=SEND_TIMEOUT_MS) for topic in self.topics}
+        made = {
+            topic: client.producer(topic, name=language, send_timeout_ms=SEND_TIMEOUT_MS)
+            for topic in self.topics
+        }
         self._streams: dict[str, Stream] = {
-            topic: producer.stream(language, interval_ms=INTERVAL_MS, padding=PADDING) for topic, producer in made.items()
+            topic: producer.stream(language, interval_ms=INTERVAL_MS, padding=PADDING)
+            for topic, producer in made.items()
         }
         self.histories: list[TopicHistory] = []
 
     def silent(self, since: float) -> list[str]:
         """Topics without a receipt after `since` (`time.time()`)."""
-        return [topic for topic, stream in self._streams.items() if stream.last_receipt_at() <= since]
+        return [
+            topic for topic, stream in self._streams.items() if stream.last_receipt_at() <= since
+        ]
 
     def end(self) -> None:
         """Wait for the outcome of every send."""
@@ -85,27 +97,37 @@ class ForeignLoad:
                 if answer.id is None:
                     history.failed.append(f"{answer.number}: {answer.error}")
                 else:
-                    place = (answer.id.ledger, answer.id.entry, -1)  # nothing is batched; the Go client says 0 then
+                    # nothing is batched; the Go client says 0 then
+                    place = (answer.id.ledger, answer.id.entry, -1)
                     history.receipt((self.language, answer.number), (-1, place), answer.at)
             self.histories.append(history)
 
     def judge(self, client: pulsar.Client) -> None:
         """Everything acknowledged is where its receipt says, once, in order."""
         for history in self.histories:
-            history.stored[-1] = [(place, (self.language, number)) for place, number in read_all(client, history.name)]
+            history.stored[-1] = [
+                (place, (self.language, number)) for place, number in read_all(client, history.name)
+            ]
         assert [str(violation) for violation in violations(self.histories)] == []
         assert all(history.receipts for history in self.histories)
 
 
 def test_kill_9_under_java_go_and_python_load(cluster: Cluster, drivers: dict[str, Driver]) -> None:
-    """Every topic can be written again, nothing acknowledged is lost, nothing is stored twice, order is kept."""
-    loads = [ForeignLoad(driver.client(cluster.service_url), language) for language, driver in drivers.items()]
-    python = Load(cluster.service_url, topics_in_all_bundles("python"), cluster.directory / "client.log")
+    """Every topic can be written again, nothing acknowledged is lost, nothing is stored twice,
+    order is kept."""
+    loads = [
+        ForeignLoad(driver.client(cluster.service_url), language)
+        for language, driver in drivers.items()
+    ]
+    python = Load(
+        cluster.service_url, topics_in_all_bundles("python"), cluster.directory / "client.log"
+    )
     outages: list[tuple[float, float]] = []
     with python:
         _all_writable(python, loads)
         for number in range(KILLS):
-            victim = list(cluster.brokers)[number % (len(cluster.brokers) - 1)]  # never the one that clients were told of
+            # never the one that clients were told of
+            victim = list(cluster.brokers)[number % (len(cluster.brokers) - 1)]
             wait_for(f"{victim} serves something", lambda name=victim: bool(cluster.owned_by(name)))  # type: ignore[misc]
             killed = time.time()
             cluster.brokers[victim].kill()
@@ -117,10 +139,19 @@ def test_kill_9_under_java_go_and_python_load(cluster: Cluster, drivers: dict[st
             load.end()
     offset = time.monotonic() - time.time()
     for since, until in outages:
-        gaps = {load.language: max(history.longest_gap(since, until) for history in load.histories) for load in loads}
+        gaps = {
+            load.language: max(history.longest_gap(since, until) for history in load.histories)
+            for load in loads
+        }
         gaps["python"] = python.gap(python.topics, since + offset, until + offset)
-        print("  publish gap around kill -9: " + ", ".join(f"{name} {gap:.2f} s" for name, gap in gaps.items()), flush=True)
-    reader = pulsar.Client(cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        print(
+            "  publish gap around kill -9: "
+            + ", ".join(f"{name} {gap:.2f} s" for name, gap in gaps.items()),
+            flush=True,
+        )
+    reader = pulsar.Client(
+        cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     for load in loads:
         load.judge(reader)
     reader.close()

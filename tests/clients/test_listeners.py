@@ -1,7 +1,7 @@
 """The official Python client on a listener of its own.
 
-The cluster's brokers are at one address of the loopback; what names the listener `external` is told another one, where proxies pass everything
-on. So a proxy that is cut tells who goes through it.
+The cluster's brokers are at one address of the loopback; what names the listener `external` is told
+another one, where proxies pass everything on. So a proxy that is cut tells who goes through it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def client_of(url: str, listener: str | None, timeout_s: int = 20) -> pulsar.Client:
-    return pulsar.Client(url, operation_timeout_seconds=timeout_s, listener_name=listener, logger=QUIET)
+    return pulsar.Client(
+        url, operation_timeout_seconds=timeout_s, listener_name=listener, logger=QUIET
+    )
 
 
 def test_a_client_outside_stays_outside_through_moves(cluster: Cluster) -> None:
-    """Producer and consumer reach every owner through its front, also after it has changed, and nothing is lost on the way."""
+    """Producer and consumer reach every owner through its front, also after it has changed, and
+    nothing is lost on the way."""
     entry = cluster.brokers[cluster.entry]
     outside = client_of(entry.external_url, LISTENER)
     try:
@@ -47,16 +50,22 @@ def test_a_client_outside_stays_outside_through_moves(cluster: Cluster) -> None:
         for round_number in range(3):
             for number in range(SENDS):
                 producer.send(f"{round_number}-{number}".encode())
-            wait_for("its data goes through the owner's front", lambda: cluster.fronts[cluster.owner(TOPIC)][0].connections() >= 1)
+            wait_for(
+                "its data goes through the owner's front",
+                lambda: cluster.fronts[cluster.owner(TOPIC)][0].connections() >= 1,
+            )
             cluster.unload(TOPIC)
         received = [consumer.receive(RECEIVE_MS).data().decode() for _ in range(3 * SENDS)]
-        assert received == [f"{round_number}-{number}" for round_number in range(3) for number in range(SENDS)]
+        assert received == [
+            f"{round_number}-{number}" for round_number in range(3) for number in range(SENDS)
+        ]
     finally:
         outside.close()
 
 
 def test_a_client_inside_never_comes_by_the_way_of_those_outside(cluster: Cluster) -> None:
-    """Without a name it is told the brokers' own addresses, although both kinds come in by one port."""
+    """Without a name it is told the brokers' own addresses, although both kinds come in by one
+    port."""
     entry = cluster.brokers[cluster.entry]
     fronts = [front for pair in cluster.fronts.values() for front in pair]
     wait_for("nobody is outside any more", lambda: not any(front.connections() for front in fronts))
@@ -72,7 +81,8 @@ def test_a_client_inside_never_comes_by_the_way_of_those_outside(cluster: Cluste
 
 
 def test_lookups_by_rest_and_an_unknown_listener(cluster: Cluster) -> None:
-    """A client with an http:// service URL gets addresses of its listener, too; a name that nobody has is an error, not another's address."""
+    """A client with an http:// service URL gets addresses of its listener, too; a name that
+    nobody has is an error, not another's address."""
     name = cluster.owner(TOPIC)
     url = f"{cluster.brokers[cluster.entry].http_url}/lookup/v2/topic/persistent/public/default/{TOPIC}"
     status, body = request("GET", f"{url}?listenerName={LISTENER}", 25)

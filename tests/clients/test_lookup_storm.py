@@ -1,10 +1,12 @@
 """Everybody asks at once, right after an owner was killed.
 
-Ten thousand clients' worth of look-ups: `CONNECTIONS` real connections (so that the file descriptors of one test process suffice), each with
-`LOOKUPS_EACH` LOOKUPs under way at the same time, as a client library or a proxy with many topics sends them, spread over the two brokers that are
-left. They are sent while the dead owner is still registered. Proved: every one is answered with a broker that lives (or, where a busy machine ends
-the registration late, with the one that is registered, after a lease and a second at the earliest), none is refused, no connection is closed, and the
-brokers' memory stays bounded. Printed: how long answers took after the kill.
+Ten thousand clients' worth of look-ups: `CONNECTIONS` real connections (so that the file
+descriptors of one test process suffice), each with `LOOKUPS_EACH` LOOKUPs under way at the same
+time, as a client library or a proxy with many topics sends them, spread over the two brokers that
+are left. They are sent while the dead owner is still registered. Proved: every one is answered with
+a broker that lives (or, where a busy machine ends the registration late, with the one that is
+registered, after a lease and a second at the earliest), none is refused, no connection is closed,
+and the brokers' memory stays bounded. Printed: how long answers took after the kill.
 
 Bundles: MAGNETAR_STORM_BUNDLES (default 64).
 """
@@ -75,7 +77,8 @@ class Asker:
         return api.BaseCommand.FromString((await self._reader.readexactly(total - 4))[:size])
 
     async def ask(self, topics: list[str]) -> None:
-        """Send all LOOKUPs, then read until each has its answer; a connection that the broker closes raises IncompleteReadError."""
+        """Send all LOOKUPs, then read until each has its answer; a connection that the broker
+        closes raises IncompleteReadError."""
         for number, topic in enumerate(topics):
             self._writer.write(requests.lookup(number, topic, authoritative=False))
         while len(self.answers) < len(topics):
@@ -85,7 +88,10 @@ class Asker:
                 continue
             assert command.type == Type.LOOKUP_RESPONSE, command
             answer = command.lookup_response
-            self.answers[answer.request_id], self.answered_at[answer.request_id] = answer, time.monotonic()
+            self.answers[answer.request_id], self.answered_at[answer.request_id] = (
+                answer,
+                time.monotonic(),
+            )
 
     async def close(self) -> None:
         self._writer.close()
@@ -93,7 +99,8 @@ class Asker:
 
 
 def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> None:
-    """Sent while the dead owner's lease still runs: parked, and answered with a live owner; none is refused, no connection is dropped."""
+    """Sent while the dead owner's lease still runs: parked, and answered with a live owner; none
+    is refused, no connection is dropped."""
     _create_namespace(cluster)
     names = [f"persistent://{NAMESPACE}/t-{number}" for number in range(TOPICS)]
     victim, *left = cluster.brokers
@@ -103,19 +110,32 @@ def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> Non
         first = await Asker.connect(ports[0])
         await first.ask(names)  # every bundle has an owner
         await first.close()
-        askers = await asyncio.gather(*(Asker.connect(ports[number % len(ports)]) for number in range(CONNECTIONS)))
+        askers = await asyncio.gather(
+            *(Asker.connect(ports[number % len(ports)]) for number in range(CONNECTIONS))
+        )
         before = {name: cluster.brokers[name].resident_bytes() for name in left}
-        await asyncio.to_thread(wait_for, "the victim owns bundles", lambda: bool(cluster.owned_by(victim)))
+        await asyncio.to_thread(
+            wait_for, "the victim owns bundles", lambda: bool(cluster.owned_by(victim))
+        )
         await asyncio.sleep(SETTLE_S)
         cluster.brokers[victim].kill()
         killed, turn = time.monotonic(), count()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(asker.ask([names[next(turn) % TOPICS] for _ in range(LOOKUPS_EACH)]) for asker in askers))
+            await asyncio.gather(
+                *(
+                    asker.ask([names[next(turn) % TOPICS] for _ in range(LOOKUPS_EACH)])
+                    for asker in askers
+                )
+            )
         seconds = time.monotonic() - killed
         grown = {name: cluster.brokers[name].resident_bytes() - before[name] for name in left}
         answers = [answer for asker in askers for answer in asker.answers.values()]
         assert len(answers) == CONNECTIONS * LOOKUPS_EACH
-        refused = [answer for answer in answers if answer.response != api.CommandLookupTopicResponse.Connect]
+        refused = [
+            answer
+            for answer in answers
+            if answer.response != api.CommandLookupTopicResponse.Connect
+        ]
         assert not refused, refused[:3]
         live = {cluster.brokers[name].service_url for name in left}
         dead = [
@@ -125,9 +145,13 @@ def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> Non
             if answer.brokerServiceUrl not in live
         ]
         print(
-            f"  {len(answers)} look-ups answered {seconds:.2f} s after the kill (lease {LEASE_S} s), {len(dead)} of them with the dead"
+            f"  {len(answers)} look-ups answered {seconds:.2f} s after the kill (lease {LEASE_S} "
+            f"s), {len(dead)} of them with the dead"
         )
-        print(f"  memory grown by {', '.join(f'{size >> 20} MiB' for size in grown.values())}", flush=True)
+        print(
+            f"  memory grown by {', '.join(f'{size >> 20} MiB' for size in grown.values())}",
+            flush=True,
+        )
         assert all(after >= LEASE_S + GRACE_S for after in dead), (
             "nobody is sent to a broker that is silent, unless it stays registered for longer"
         )

@@ -1,8 +1,10 @@
-"""Trouble between brokers and their metadata store: three broker processes, a real etcd, a proxy between each broker and it.
+"""Trouble between brokers and their metadata store: three broker processes, a real etcd, a proxy
+between each broker and it.
 
-Every test publishes and consumes all the while, with deduplication on; afterwards everything acknowledged is read back where its receipt says,
-nothing is stored twice, and the bundles are owned again. Times are printed.
-MAGNETAR_OUTAGE_S sets how long the store stays away (default 7 s, more than two leases).
+Every test publishes and consumes all the while, with deduplication on; afterwards everything
+acknowledged is read back where its receipt says, nothing is stored twice, and the bundles are owned
+again. Times are printed. MAGNETAR_OUTAGE_S sets how long the store stays away (default 7 s, more
+than two leases).
 """
 
 from __future__ import annotations
@@ -55,11 +57,17 @@ def load(cluster: Cluster, request: pytest.FixtureRequest) -> Load:
 
 def _load(cluster: Cluster, request: pytest.FixtureRequest) -> Load:
     name = request.node.name.removeprefix("test_").replace("_", "-")
-    return Load(cluster.service_url, [f"{name}-{number}" for number in range(TOPICS)], cluster.directory / f"client-{name}.log")
+    return Load(
+        cluster.service_url,
+        [f"{name}-{number}" for number in range(TOPICS)],
+        cluster.directory / f"client-{name}.log",
+    )
 
 
 def _deduplicate(cluster: Cluster) -> None:
-    Admin(cluster.brokers[cluster.entry]).call("POST", "namespaces/public/default/deduplication", True)
+    Admin(cluster.brokers[cluster.entry]).call(
+        "POST", "namespaces/public/default/deduplication", True
+    )
 
 
 def _wait_for_traffic(load: Load) -> None:
@@ -79,7 +87,10 @@ def _serve_for(seconds: float, load: Load) -> None:
 
 
 def _report_gap(load: Load, since: float) -> None:
-    print(f"  publish gap meanwhile: {load.gap(load.topics, since, time.monotonic()):.2f} s", flush=True)
+    print(
+        f"  publish gap meanwhile: {load.gap(load.topics, since, time.monotonic()):.2f} s",
+        flush=True,
+    )
 
 
 def _begin(cluster: Cluster, load: Load) -> None:
@@ -107,7 +118,11 @@ def _heal(cluster: Cluster, load: Load, what: str, heal: Callable[[], None], sin
     heal()
     print(f"  {what}: healthy again after {cluster.wait_healthy():.2f} s", end="", flush=True)
     _wait_for_traffic(load)
-    print(f", longest publish gap since it began {load.gap(load.topics, since, time.monotonic()):.2f} s", flush=True)
+    print(
+        ", longest publish gap since it began "
+        f"{load.gap(load.topics, since, time.monotonic()):.2f} s",
+        flush=True,
+    )
     cluster.unload(load.topics[0])
     cluster.wait_at_rest()
     _wait_for_traffic(load)
@@ -119,7 +134,8 @@ def _for_all_gates(cluster: Cluster, act: str) -> None:
 
 
 def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) -> None:
-    """Connections refused for longer than two leases, then silent ones for as long: nobody stops serving, nobody loses a claim."""
+    """Connections refused for longer than two leases, then silent ones for as long: nobody stops
+    serving, nobody loses a claim."""
     with load:
         _begin(cluster, load)
         incarnations = _incarnations(cluster)
@@ -127,12 +143,20 @@ def test_owners_serve_while_etcd_is_unreachable(cluster: Cluster, load: Load) ->
             since = time.monotonic()
             _for_all_gates(cluster, trouble)
             _serve_for(OUTAGE_S, load)
-            _heal(cluster, load, f"etcd unreachable for {OUTAGE_S} s ({trouble})", lambda: _for_all_gates(cluster, "heal"), since)
+            _heal(
+                cluster,
+                load,
+                f"etcd unreachable for {OUTAGE_S} s ({trouble})",
+                lambda: _for_all_gates(cluster, "heal"),
+                since,
+            )
         assert _incarnations(cluster) == incarnations, "nobody had a reason to end"
     load.verify()
 
 
-def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come_back(cluster: Cluster, load: Load) -> None:
+def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come_back(
+    cluster: Cluster, load: Load
+) -> None:
     """It waits for the store, may be the first to reach it again, and sees nobody else then."""
     with load:
         _begin(cluster, load)
@@ -144,17 +168,27 @@ def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come
         broker.kill()
         before = broker.log_path.stat().st_size
         broker.start(wait=False)
-        wait_for("the broker waits for the store", lambda: b"broker.waits_for_store" in broker.log_path.read_bytes()[before:])
+        wait_for(
+            "the broker waits for the store",
+            lambda: b"broker.waits_for_store" in broker.log_path.read_bytes()[before:],
+        )
         time.sleep(max(0.0, since + OUTAGE_S - time.monotonic()))  # every lease has ended
         now = time.monotonic()
         wait_for("receipts elsewhere", lambda: not elsewhere.intersection(load.silent(now)))
-        _heal(cluster, load, "a broker killed and started meanwhile", lambda: _for_all_gates(cluster, "heal"), since)
+        _heal(
+            cluster,
+            load,
+            "a broker killed and started meanwhile",
+            lambda: _for_all_gates(cluster, "heal"),
+            since,
+        )
         assert _incarnations(cluster, victim) == others, "nobody else had a reason to end"
     load.verify()
 
 
 def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load) -> None:
-    """The others take its bundles over and fence it; it comes back as a new incarnation when it reaches the store again."""
+    """The others take its bundles over and fence it; it comes back as a new incarnation when it
+    reaches the store again."""
     with load:
         _begin(cluster, load)
         victim = _victim(cluster, load)
@@ -171,7 +205,8 @@ def test_an_owner_that_alone_is_cut_off_is_replaced(cluster: Cluster, load: Load
 
 
 def test_etcd_answers_late(cluster: Cluster, load: Load) -> None:
-    """Each answer half a second late: leases live, nobody ends, moves are slower but work and cost no send."""
+    """Each answer half a second late: leases live, nobody ends, moves are slower but work and
+    cost no send."""
     with load:
         _begin(cluster, load)
         incarnations, since = _incarnations(cluster), time.monotonic()
@@ -181,28 +216,42 @@ def test_etcd_answers_late(cluster: Cluster, load: Load) -> None:
         moved = time.monotonic()
         cluster.unload(load.topics[1])
         _wait_for_traffic(load)
-        print(f"  a move with etcd {SLOW_S} s late: publish gap {load.gap(load.topics[1:2], moved, time.monotonic()):.2f} s")
-        _heal(cluster, load, f"answers {SLOW_S} s late", lambda: _for_all_gates(cluster, "heal"), since)
+        print(
+            f"  a move with etcd {SLOW_S} s late: publish gap "
+            f"{load.gap(load.topics[1:2], moved, time.monotonic()):.2f} s"
+        )
+        _heal(
+            cluster,
+            load,
+            f"answers {SLOW_S} s late",
+            lambda: _for_all_gates(cluster, "heal"),
+            since,
+        )
         assert _incarnations(cluster) == incarnations
     load.verify()
 
 
 @pytest.mark.parametrize("everyone", [False, True], ids=["one", "all"])
 def test_lost_leases(cluster: Cluster, load: Load, everyone: bool) -> None:
-    """Leases are revoked under live owners, the leader's with them: owners register again or are fenced, never both serve."""
+    """Leases are revoked under live owners, the leader's with them: owners register again or are
+    fenced, never both serve."""
     with load:
         _begin(cluster, load)
         victims = list(cluster.brokers) if everyone else [_victim(cluster, load)]
         since = time.monotonic()
         with EtcdAdmin(cluster.etcd.endpoint) as etcd:
-            leases = [etcd.lease_of(keys.incarnation(cluster.incarnation(name))) for name in victims]
+            leases = [
+                etcd.lease_of(keys.incarnation(cluster.incarnation(name))) for name in victims
+            ]
             assert all(leases)
             for lease in leases:
                 etcd.revoke(lease)
 
             def kept_again(name: str) -> bool:
                 claims = cluster.claims(name)
-                return bool(claims) and all(etcd.lease_of(keys.incarnation(claim)) not in (0, *leases) for claim in claims)
+                return bool(claims) and all(
+                    etcd.lease_of(keys.incarnation(claim)) not in (0, *leases) for claim in claims
+                )
 
             wait_for("a new lease for every broker", lambda: all(map(kept_again, victims)))
         _heal(cluster, load, f"{len(victims)} leases revoked", lambda: None, since)
@@ -210,12 +259,15 @@ def test_lost_leases(cluster: Cluster, load: Load, everyone: bool) -> None:
 
 
 def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load: Load) -> None:
-    """While a broker hears nothing, records are written and deleted and all history goes: it lists again and knows exactly what is there."""
+    """While a broker hears nothing, records are written and deleted and all history goes: it
+    lists again and knows exactly what is there."""
     victim = next(iter(cluster.brokers))
     assert victim != cluster.entry
     admin, late = Admin(cluster.brokers[cluster.entry]), Admin(cluster.brokers[victim])
     admin.call("PUT", "namespaces/public/doomed", {})
-    wait_for("the namespace is known", lambda: "public/doomed" in late.call("GET", "namespaces/public"))
+    wait_for(
+        "the namespace is known", lambda: "public/doomed" in late.call("GET", "namespaces/public")
+    )
     with load:
         _begin(cluster, load)
         since = time.monotonic()
@@ -227,19 +279,29 @@ def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load:
             print(f"  compacted up to revision {etcd.compact()}")
         # Shorter than the lease: the incarnation lives on, and its views with it.
         _heal(cluster, load, "history compacted", cluster.gates[victim].heal, since)
-        wait_for("the late broker knows what was born", lambda: "public/born" in late.call("GET", "namespaces/public"))
+        wait_for(
+            "the late broker knows what was born",
+            lambda: "public/born" in late.call("GET", "namespaces/public"),
+        )
         assert "public/doomed" not in late.call("GET", "namespaces/public")
         wait_for(
             "the late broker knows the partitions",
-            lambda: late.call("GET", "persistent/public/default/split-in-four/partitions")["partitions"] == 4,
+            lambda: (
+                late.call("GET", "persistent/public/default/split-in-four/partitions")["partitions"]
+                == 4
+            ),
         )
-        wait_for("both know the same", lambda: late.call("GET", "namespaces/public") == admin.call("GET", "namespaces/public"))
+        wait_for(
+            "both know the same",
+            lambda: late.call("GET", "namespaces/public") == admin.call("GET", "namespaces/public"),
+        )
     admin.call("DELETE", "namespaces/public/born")
     load.verify()
 
 
 def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
-    """Every write is refused: owners serve on under their claims, moves wait, a broker that starts waits; afterwards all is made good."""
+    """Every write is refused: owners serve on under their claims, moves wait, a broker that
+    starts waits; afterwards all is made good."""
     with load, EtcdAdmin(cluster.etcd.endpoint) as etcd:
         _begin(cluster, load)
         victim = _victim(cluster, load)
@@ -250,7 +312,8 @@ def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
             _serve_for(LEASE_S * 1.5, load)
             cluster.brokers[victim].kill()
             cluster.brokers[victim].start(wait=False)
-            time.sleep(LEASE_S + 1)  # long enough for a lease to end and for whoever could give up to do so
+            # long enough for a lease to end and for whoever could give up to do so
+            time.sleep(LEASE_S + 1)
             assert cluster.brokers[victim].running, "a broker that cannot register yet waits"
             now = time.monotonic()
             wait_for("receipts elsewhere", lambda: not elsewhere.intersection(load.silent(now)))
@@ -261,7 +324,8 @@ def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
 
 
 def test_all_brokers_stand_still_for_longer_than_the_lease(cluster: Cluster, load: Load) -> None:
-    """A suspended machine: the lease is counted by a clock that went on meanwhile, so all wake up without one, and heal."""
+    """A suspended machine: the lease is counted by a clock that went on meanwhile, so all wake
+    up without one, and heal."""
     with load:
         _begin(cluster, load)
         since = time.monotonic()
@@ -279,8 +343,11 @@ def test_all_brokers_stand_still_for_longer_than_the_lease(cluster: Cluster, loa
     load.verify()
 
 
-def test_leaders_of_etcd_change(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
-    """Three members: leadership is handed on twice, then the leader is killed, then it comes back: nobody ends, nothing waits for long."""
+def test_leaders_of_etcd_change(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    """Three members: leadership is handed on twice, then the leader is killed, then it comes
+    back: nobody ends, nothing waits for long."""
     cluster = Cluster(tmp_path_factory.mktemp("leaders"), members=3)
     try:
         cluster.start()
@@ -335,8 +402,12 @@ def _hand_leadership_on(cluster: Cluster) -> None:
     def handed_on() -> bool:
         leader = _leader(cluster)
         if leader == before:
-            with EtcdAdmin(cluster.members[before].endpoint) as etcd, contextlib.suppress(grpc.RpcError):
-                etcd.hand_leadership_to(successor)  # refused if it has ceased to lead or its successor is behind
+            with (
+                EtcdAdmin(cluster.members[before].endpoint) as etcd,
+                contextlib.suppress(grpc.RpcError),
+            ):
+                # refused if it has ceased to lead or its successor is behind
+                etcd.hand_leadership_to(successor)
         return leader not in (None, before)
 
     wait_for("another member leads", handed_on)

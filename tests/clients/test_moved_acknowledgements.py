@@ -1,9 +1,11 @@
-"""What two real clients had acknowledged before they were told to move is not delivered to them again.
+"""What two real clients had acknowledged before they were told to move is not delivered to them
+again.
 
-Proxies before the brokers show every command that passes, in one order; the topics of the asyncio client and of the official
-Python client are unloaded from broker to broker under traffic. Proved: no message whose ACK had passed to the old owner before that consumer's
-CLOSE_CONSUMER passed to the client is delivered again, and none is missed. Printed: what was delivered again for other reasons, which are the
-client's: it had not acknowledged, or kept the acknowledgement for its next group.
+Proxies before the brokers show every command that passes, in one order; the topics of the asyncio
+client and of the official Python client are unloaded from broker to broker under traffic. Proved:
+no message whose ACK had passed to the old owner before that consumer's CLOSE_CONSUMER passed to the
+client is delivered again, and none is missed. Printed: what was delivered again for other reasons,
+which are the client's: it had not acknowledged, or kept the acknowledgement for its next group.
 
 MAGNETAR_ACKNOWLEDGED_MOVES: how often each topic moves (default 6).
 """
@@ -34,7 +36,9 @@ BETWEEN_MOVES_S = 0.3
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers behind proxies; nobody but the test moves anything."""
-    with Cluster(tmp_path_factory.mktemp("acknowledged"), environment=STILL, fronted=True) as running:
+    with Cluster(
+        tmp_path_factory.mktemp("acknowledged"), environment=STILL, fronted=True
+    ) as running:
         yield running
 
 
@@ -64,26 +68,42 @@ def _judge(passed: Passed, topic: str, subscriptions: list[str], sent: int) -> N
         again = sum(count - 1 for count in passed.delivered[key].values())
         ours = passed.repeated.get(key, set())
         print(
-            f"  {topic} {subscription}: {passed.moves[key]} moves, {sent} sent, {again} delivered again, {len(ours)} of them acknowledged before"
+            f"  {topic} {subscription}: {passed.moves[key]} moves, {sent} sent, {again} delivered "
+            f"again, {len(ours)} of them acknowledged before"
         )
         assert passed.moves[key] >= MOVES
         assert len(passed.delivered[key]) == sent
-        assert not ours, f"{len(ours)} messages that were acknowledged before the move came again: {sorted(ours)[:5]}"
+        assert not ours, (
+            f"{len(ours)} messages that were acknowledged before the move came again: "
+            f"{sorted(ours)[:5]}"
+        )
 
 
-def test_the_official_client_is_not_given_again_what_it_has_acknowledged(cluster: Cluster, passed: Passed, tmp_path: Path) -> None:
-    """Exclusive and Shared; it groups its acknowledgements for 100 ms, and sends the last group behind the move."""
+def test_the_official_client_is_not_given_again_what_it_has_acknowledged(
+    cluster: Cluster, passed: Passed, tmp_path: Path
+) -> None:
+    """Exclusive and Shared; it groups its acknowledgements for 100 ms, and sends the last group
+    behind the move."""
     topic = "official"
-    client = pulsar.Client(cluster.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(tmp_path / "client.log")))
+    client = pulsar.Client(
+        cluster.service_url,
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(tmp_path / "client.log")),
+    )
     seen: dict[str, set[int]] = {"exclusive": set(), "shared": set()}
 
     def take(name: str, consumer: pulsar.Consumer, message: pulsar.Message) -> None:
         seen[name].add(int(message.data()))
         consumer.acknowledge(message)
 
-    for name, kind in (("exclusive", pulsar.ConsumerType.Exclusive), ("shared", pulsar.ConsumerType.Shared)):
+    for name, kind in (
+        ("exclusive", pulsar.ConsumerType.Exclusive),
+        ("shared", pulsar.ConsumerType.Shared),
+    ):
         client.subscribe(
-            topic, name, consumer_type=kind, message_listener=lambda consumer, message, name=name: take(name, consumer, message)
+            topic,
+            name,
+            consumer_type=kind,
+            message_listener=lambda consumer, message, name=name: take(name, consumer, message),
         )
     producer, stopping, sent = (
         client.create_producer(topic, batching_enabled=False, block_if_queue_full=True),
@@ -104,12 +124,16 @@ def test_the_official_client_is_not_given_again_what_it_has_acknowledged(cluster
         stopping.set()
         publisher.join()
     producer.flush()
-    wait_for("everything is consumed", lambda: all(len(numbers) == sent[0] for numbers in seen.values()))
+    wait_for(
+        "everything is consumed", lambda: all(len(numbers) == sent[0] for numbers in seen.values())
+    )
     client.close()
     _judge(passed, topic, ["exclusive", "shared"], sent[0])
 
 
-def test_our_client_is_not_given_again_what_it_has_acknowledged(cluster: Cluster, passed: Passed) -> None:
+def test_our_client_is_not_given_again_what_it_has_acknowledged(
+    cluster: Cluster, passed: Passed
+) -> None:
     """Exclusive and Shared; it sends each acknowledgement at once."""
     topic = "own"
 

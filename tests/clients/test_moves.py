@@ -1,10 +1,13 @@
 """Many topics on their way between three brokers while everybody publishes.
 
-Bundles of one namespace are unloaded in waves of at most 50 topics; the asyncio client publishes to all topics all the while, and quickly to those
-of the wave. Proved: each of their bundles is served in a new term by the broker that was named; no message is lost, stored twice or out of order;
-and no client that was told its new broker looked anything up. Printed: how long the topics of a wave were without a receipt.
+Bundles of one namespace are unloaded in waves of at most 50 topics; the asyncio client publishes to
+all topics all the while, and quickly to those of the wave. Proved: each of their bundles is served
+in a new term by the broker that was named; no message is lost, stored twice or out of order; and no
+client that was told its new broker looked anything up. Printed: how long the topics of a wave were
+without a receipt.
 
-Topics: MAGNETAR_MOVED_TOPICS (default 200; the campaign has 1000), in MAGNETAR_MOVED_BUNDLES bundles (64).
+Topics: MAGNETAR_MOVED_TOPICS (default 200; the campaign has 1000), in MAGNETAR_MOVED_BUNDLES
+bundles (64).
 """
 
 from __future__ import annotations
@@ -69,13 +72,16 @@ class Traffic:
     consumed: list[int] = field(default_factory=list)
 
     async def publish(self, stopping: asyncio.Event) -> None:
-        """Numbered messages at `interval_s`, each confirmed before the next; waits are cut short by whoever makes them quick."""
+        """Numbered messages at `interval_s`, each confirmed before the next; waits are cut short
+        by whoever makes them quick."""
         while not stopping.is_set():
             identifier = await self.producer.send(f"{self.sent}".encode())
             self.sent += 1
             self.receipts.append((time.monotonic(), identifier))
             confirmed = time.monotonic()
-            while (left := confirmed + self.interval_s - time.monotonic()) > 0 and not stopping.is_set():
+            while (
+                left := confirmed + self.interval_s - time.monotonic()
+            ) > 0 and not stopping.is_set():
                 await asyncio.sleep(min(left, BEFORE_S / 2))
 
     async def consume(self) -> None:
@@ -89,7 +95,11 @@ class Traffic:
         """The longest time between two receipts that touches [since, until], in seconds."""
         times = [at for at, _ in self.receipts if at >= since - SETTLED_INTERVAL_S]
         return max(
-            (after - before for before, after in itertools.pairwise(times) if after >= since and before <= until),
+            (
+                after - before
+                for before, after in itertools.pairwise(times)
+                if after >= since and before <= until
+            ),
             default=0.0,
         )
 
@@ -117,10 +127,17 @@ def _create_namespace(cluster: Cluster) -> None:
     for method, path, value in (
         ("PUT", f"/admin/v2/namespaces/{NAMESPACE}", {"bundles": {"numBundles": BUNDLES}}),
         ("POST", f"/admin/v2/namespaces/{NAMESPACE}/deduplication", True),
-        ("POST", f"/admin/v2/namespaces/{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}),
+        (
+            "POST",
+            f"/admin/v2/namespaces/{NAMESPACE}/retention",
+            {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+        ),
     ):
         asked = urllib.request.Request(
-            f"{url}{path}", json.dumps(value).encode(), {"Content-Type": "application/json"}, method=method
+            f"{url}{path}",
+            json.dumps(value).encode(),
+            {"Content-Type": "application/json"},
+            method=method,
         )
         with urllib.request.urlopen(asked, timeout=60) as answer:
             assert answer.status == 204, path
@@ -134,9 +151,20 @@ async def _traffic(client: Client) -> list[Traffic]:
 
     async def one(number: int, name: TopicName) -> Traffic:
         async with permits:
-            producer = await client.create_producer(str(name), name=f"producer-{number}", send_timeout_s=None)
-            consumer = await client.subscribe(str(name), "s", initial_position="Earliest") if number % CONSUMED_EVERY == 0 else None
-            return Traffic(str(name), str(bundle_of(name.namespace_name, boundaries, name.hash)), producer, consumer)
+            producer = await client.create_producer(
+                str(name), name=f"producer-{number}", send_timeout_s=None
+            )
+            consumer = (
+                await client.subscribe(str(name), "s", initial_position="Earliest")
+                if number % CONSUMED_EVERY == 0
+                else None
+            )
+            return Traffic(
+                str(name),
+                str(bundle_of(name.namespace_name, boundaries, name.hash)),
+                producer,
+                consumer,
+            )
 
     return list(await asyncio.gather(*(one(number, name) for number, name in enumerate(names))))
 
@@ -155,9 +183,12 @@ def _waves(traffic: list[Traffic]) -> list[dict[str, list[Traffic]]]:
 
 
 async def _move(cluster: Cluster, bundle: str, owner: str, destination: str) -> None:
-    """Have one bundle handed over; nobody else moves anything (`STILL`), so nothing but success will do."""
+    """Have one bundle handed over; nobody else moves anything (`STILL`), so nothing but success
+    will do."""
     path = f"/admin/v2/namespaces/{bundle}/unload?destinationBroker={destination}"
-    answered = await asyncio.to_thread(request, "PUT", f"{cluster.brokers[owner].http_url}{path}", PATIENCE_S)
+    answered = await asyncio.to_thread(
+        request, "PUT", f"{cluster.brokers[owner].http_url}{path}", PATIENCE_S
+    )
     assert answered == (204, None), (bundle, owner, destination, answered)
 
 
@@ -169,21 +200,29 @@ async def _terms(cluster: Cluster, bundles: Iterable[str]) -> dict[str, Term]:
             assert status is not None, f"{cluster.entry} does not answer"
             rows = {row["bundle"]: row for row in status["bundles"]}
             if all(rows[bundle]["state"] == "Owned" for bundle in bundles):
-                return {bundle: Term(rows[bundle]["owner"].rpartition(".")[0], rows[bundle]["epoch"]) for bundle in bundles}
+                return {
+                    bundle: Term(rows[bundle]["owner"].rpartition(".")[0], rows[bundle]["epoch"])
+                    for bundle in bundles
+                }
             await asyncio.sleep(POLL_S)
 
 
 async def _wave(cluster: Cluster, bundles: dict[str, list[Traffic]]) -> list[float]:
-    """Move these bundles at once, each to the next broker in turn, so that everybody keeps as many as before; the gap of each of their topics."""
+    """Move these bundles at once, each to the next broker in turn, so that everybody keeps as
+    many as before; the gap of each of their topics."""
     topics = [found for group in bundles.values() for found in group]
     names = list(cluster.brokers)
     before = await _terms(cluster, bundles)
-    destinations = {bundle: names[(names.index(term.owner) + 1) % len(names)] for bundle, term in before.items()}
+    destinations = {
+        bundle: names[(names.index(term.owner) + 1) % len(names)] for bundle, term in before.items()
+    }
     for found in topics:
         found.interval_s = WAVE_INTERVAL_S
     await asyncio.sleep(BEFORE_S)
     started = time.monotonic()
-    await asyncio.gather(*(_move(cluster, bundle, before[bundle].owner, destinations[bundle]) for bundle in bundles))
+    await asyncio.gather(
+        *(_move(cluster, bundle, before[bundle].owner, destinations[bundle]) for bundle in bundles)
+    )
     moved = time.monotonic()
     async with asyncio.timeout(PATIENCE_S):
         while not all(found.back(moved) for found in topics):
@@ -193,7 +232,8 @@ async def _wave(cluster: Cluster, bundles: dict[str, list[Traffic]]) -> list[flo
     for found in topics:
         found.interval_s = SETTLED_INTERVAL_S
     after = await _terms(cluster, bundles)
-    while any(after[bundle].epoch == before[bundle].epoch for bundle in bundles):  # not told to `entry` yet
+    # not told to `entry` yet
+    while any(after[bundle].epoch == before[bundle].epoch for bundle in bundles):
         assert time.monotonic() < ended + PATIENCE_S, (before, after)
         await asyncio.sleep(POLL_S)
         after = await _terms(cluster, bundles)
@@ -213,20 +253,32 @@ async def _read(client: Client, found: Traffic) -> None:
     positions = [position for position, _ in stored]
     assert positions == sorted(set(positions)), f"{found.topic}: ids do not increase"
     check_order(found.topic, [number for _, number in stored], duplicates_max=0)
-    assert [identifier.position for _, identifier in found.receipts] == positions, f"{found.topic}: not where the receipts say"
+    assert [identifier.position for _, identifier in found.receipts] == positions, (
+        f"{found.topic}: not where the receipts say"
+    )
     if found.consumer is not None:
-        assert sorted(set(found.consumed)) == list(range(found.sent)), f"{found.topic}: the consumer missed something"
+        assert sorted(set(found.consumed)) == list(range(found.sent)), (
+            f"{found.topic}: the consumer missed something"
+        )
 
 
 def _print(gaps: list[float], quiet: list[float], moved: int) -> None:
     gaps, quiet = sorted(gaps), sorted(quiet)
-    for what, found in ((f"publish gap of {moved} moved topics", gaps), ("the same while nothing moves", quiet)):
+    for what, found in (
+        (f"publish gap of {moved} moved topics", gaps),
+        ("the same while nothing moves", quiet),
+    ):
         p50, p99 = found[len(found) // 2], found[int(len(found) * 0.99)]
-        print(f"  {what}: p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, longest {found[-1] * 1000:.0f} ms", flush=True)
+        print(
+            f"  {what}: p50 {p50 * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms, longest "
+            f"{found[-1] * 1000:.0f} ms",
+            flush=True,
+        )
 
 
 def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
-    """Every topic is moved once, in waves: nothing lost or doubled, order kept, no client that was handed over looks anything up."""
+    """Every topic is moved once, in waves: nothing lost or doubled, order kept, no client that
+    was handed over looks anything up."""
     _create_namespace(cluster)
 
     async def scenario() -> None:
@@ -234,7 +286,11 @@ def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
             traffic = await _traffic(client)
             stopping = asyncio.Event()
             publishing = [asyncio.create_task(found.publish(stopping)) for found in traffic]
-            consuming = [asyncio.create_task(found.consume()) for found in traffic if found.consumer is not None]
+            consuming = [
+                asyncio.create_task(found.consume())
+                for found in traffic
+                if found.consumer is not None
+            ]
             await asyncio.to_thread(cluster.wait_healthy)
             waves, gaps, quiet = _waves(traffic)[:WAVES_MAX], [], []
             before = await asyncio.to_thread(_lookups, cluster)
@@ -258,14 +314,17 @@ def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
                     await _read(client, found)
 
             await asyncio.gather(*map(check, traffic))
-            assert len(gaps) == len({found.topic for wave in waves for group in wave.values() for found in group})
+            assert len(gaps) == len(
+                {found.topic for wave in waves for group in wave.values() for found in group}
+            )
             assert lookups == 0, f"{lookups:.0f} look-ups by clients whose broker was named to them"
 
     asyncio.run(scenario())
 
 
 async def _calm(bundles: dict[str, list[Traffic]]) -> list[float]:
-    """The gaps of a wave's topics, published to as in a wave, while nothing moves: what this machine does by itself."""
+    """The gaps of a wave's topics, published to as in a wave, while nothing moves: what this
+    machine does by itself."""
     topics = [found for group in bundles.values() for found in group]
     for found in topics:
         found.interval_s = WAVE_INTERVAL_S

@@ -1,4 +1,5 @@
-"""The official Python client against brokers without files to append to: on S3, a real HTTP server that loses answers and refuses, and on links."""
+"""The official Python client against brokers without files to append to: on S3, a real HTTP
+server that loses answers and refuses, and on links."""
 
 from __future__ import annotations
 
@@ -50,12 +51,15 @@ def storage() -> Iterator[S3Server]:
 @pytest.fixture
 def server(tmp_path: Path, storage: S3Server) -> Iterator[ServerProcess]:
     """A standalone server whose messages are on S3."""
-    with ServerProcess(tmp_path, volume=storage.url(f"standalone/{uuid4()}"), environment=CREDENTIALS) as process:
+    with ServerProcess(
+        tmp_path, volume=storage.url(f"standalone/{uuid4()}"), environment=CREDENTIALS
+    ) as process:
         yield process
 
 
 def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: S3Server) -> None:
-    """Killed in the middle of traffic and after it, on a store that loses answers, answers 409 and carries out late: nothing is missing."""
+    """Killed in the middle of traffic and after it, on a store that loses answers, answers 409
+    and carries out late: nothing is missing."""
     storage.weather(**TROUBLE)
     client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     producer = client.create_producer("survivors", send_timeout_millis=120_000)
@@ -72,14 +76,16 @@ def test_what_was_acknowledged_survives_sigkill(server: ServerProcess, storage: 
         message = consumer.receive(RECEIVE_MS)
         received.append(int(message.data()))
         consumer.acknowledge(message)
-    # A send that was cut off by a kill is sent again by the client: its message may be there twice, one behind the other.
+    # A send that was cut off by a kill is sent again by the client: its message may be there twice,
+    # one behind the other.
     assert sorted(received) == received
     assert len(received) <= MESSAGES + 2
     client.close()
 
 
 def test_an_outage_of_the_store_is_waited_for(server: ServerProcess, storage: S3Server) -> None:
-    """No request succeeds for longer than a client's patience: the broker goes on where it was, and reads nothing of its log again."""
+    """No request succeeds for longer than a client's patience: the broker goes on where it was,
+    and reads nothing of its log again."""
     client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
     producer = client.create_producer("waiting", send_timeout_millis=120_000)
     for number in range(MESSAGES):
@@ -108,8 +114,11 @@ class TestMissingSlot:
     GONE = 20
 
     @pytest.fixture
-    def scene(self, tmp_path: Path, storage: S3Server) -> Iterator[tuple[ServerProcess, RetryingObjects, str]]:
-        """A server that has started again on a log without one of its slots, the objects, and the log file's name."""
+    def scene(
+        self, tmp_path: Path, storage: S3Server
+    ) -> Iterator[tuple[ServerProcess, RetryingObjects, str]]:
+        """A server that has started again on a log without one of its slots, the objects, and
+        the log file's name."""
         prefix = f"standalone/{uuid4()}"
         with ServerProcess(tmp_path, volume=storage.url(prefix), environment=CREDENTIALS) as server:
             client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
@@ -119,7 +128,11 @@ class TestMissingSlot:
             server.kill()
             client.close()
             objects = s3_objects(prefix)
-            logs = {slot[0] for key, _ in asyncio.run(objects.list(names.LOGS)) if (slot := names.slot_of(key)) is not None}
+            logs = {
+                slot[0]
+                for key, _ in asyncio.run(objects.list(names.LOGS))
+                if (slot := names.slot_of(key)) is not None
+            }
             yield server, objects, max(logs)
 
     def test_it_is_named_and_what_is_brought_back_brings_everything_back(
@@ -133,14 +146,19 @@ class TestMissingSlot:
         client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(self.read, client)
-            wait_for("the damage is named", lambda: any(key in found["error"] for found in self.damage(server)))
+            wait_for(
+                "the damage is named",
+                lambda: any(key in found["error"] for found in self.damage(server)),
+            )
             assert not asyncio.run(objects.exists(key))
             assert asyncio.run(objects.put_if_absent(key, [content]))
             assert reading.result() == list(range(MESSAGES // 4))
         wait_for("no damage is named", lambda: not self.damage(server))
         client.close()
 
-    def test_its_loss_can_be_accepted(self, scene: tuple[ServerProcess, RetryingObjects, str]) -> None:
+    def test_its_loss_can_be_accepted(
+        self, scene: tuple[ServerProcess, RetryingObjects, str]
+    ) -> None:
         server, objects, log = scene
         asyncio.run(objects.delete(names.slot(log, self.GONE)))
         server.start()
@@ -149,8 +167,23 @@ class TestMissingSlot:
             reading = pool.submit(self.read, client)
             wait_for("the damage is named", lambda: bool(self.damage(server)))
             [file] = {found["file"] for found in self.damage(server)}
-            command = [sys.executable, "-m", "magnetar", "storage", "accept-loss", file, "--volume", server.volume]
-            said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **CREDENTIALS}).stdout
+            command = [
+                sys.executable,
+                "-m",
+                "magnetar",
+                "storage",
+                "accept-loss",
+                file,
+                "--volume",
+                server.volume,
+            ]
+            said = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, **CREDENTIALS},
+            ).stdout
             assert "Nothing was changed" in said
             subprocess.run([*command, "--yes"], check=True, env={**os.environ, **CREDENTIALS})
             kept = reading.result()
@@ -172,28 +205,58 @@ class TestMissingSlot:
         return found
 
 
-def test_a_store_without_atomic_conditions_is_refused_at_start(tmp_path: Path, storage: S3Server) -> None:
+def test_a_store_without_atomic_conditions_is_refused_at_start(
+    tmp_path: Path, storage: S3Server
+) -> None:
     """It looks for the key, and writes afterwards: one put after another would never show that."""
     storage.weather(split_ms=20)
-    process = ServerProcess(tmp_path, volume=storage.url(f"split/{uuid4()}"), environment=CREDENTIALS)
-    with pytest.raises(RuntimeError, match=r"s3://(.|\n)*win instead of one(.|\n)*Use a store with atomic conditional writes"):
+    process = ServerProcess(
+        tmp_path, volume=storage.url(f"split/{uuid4()}"), environment=CREDENTIALS
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=r"s3://(.|\n)*win instead of one(.|\n)*Use a store with atomic conditional writes",
+    ):
         process.start()
 
 
-def test_what_the_operator_renders_is_what_a_broker_needs(tmp_path: Path, storage: S3Server) -> None:
-    """The location and the variables of a BrokerCluster's pods, filled in from its secret as a kubelet does; nothing else is known of S3."""
-    s3 = {"bucket": BUCKET, "endpoint": storage.endpoint, "region": REGION, "prefix": f"rendered/{uuid4()}"}
-    resource = cluster_resource(storage={"s3": {**s3, "credentials": {"secretRef": {"name": "keys"}, "accessKeyId": "id"}}})
-    secret = {"id": CREDENTIALS["AWS_ACCESS_KEY_ID"], "AWS_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"]}
-    variables = {item["name"]: secret[item["valueFrom"]["secretKeyRef"]["key"]] for item in storage_environment(resource)}
-    process = ServerProcess(tmp_path, volume=location(resource), environment={**variables, "AWS_EC2_METADATA_DISABLED": "true"})
+def test_what_the_operator_renders_is_what_a_broker_needs(
+    tmp_path: Path, storage: S3Server
+) -> None:
+    """The location and the variables of a BrokerCluster's pods, filled in from its secret as a
+    kubelet does; nothing else is known of S3."""
+    s3 = {
+        "bucket": BUCKET,
+        "endpoint": storage.endpoint,
+        "region": REGION,
+        "prefix": f"rendered/{uuid4()}",
+    }
+    resource = cluster_resource(
+        storage={"s3": {**s3, "credentials": {"secretRef": {"name": "keys"}, "accessKeyId": "id"}}}
+    )
+    secret = {
+        "id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "AWS_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    variables = {
+        item["name"]: secret[item["valueFrom"]["secretKeyRef"]["key"]]
+        for item in storage_environment(resource)
+    }
+    process = ServerProcess(
+        tmp_path,
+        volume=location(resource),
+        environment={**variables, "AWS_EC2_METADATA_DISABLED": "true"},
+    )
     process.start()
     try:
         client = pulsar.Client(process.service_url, operation_timeout_seconds=60, logger=QUIET)
         client.create_producer("rendered").send(b"kept")
         process.kill()
         process.start()
-        assert client.create_reader("rendered", pulsar.MessageId.earliest).read_next(RECEIVE_MS).data() == b"kept"
+        assert (
+            client.create_reader("rendered", pulsar.MessageId.earliest).read_next(RECEIVE_MS).data()
+            == b"kept"
+        )
         client.close()
     finally:
         process.stop()
@@ -208,16 +271,24 @@ def test_a_wrong_bucket_is_named_at_start(tmp_path: Path, storage: S3Server) -> 
 
 @pytest.mark.etcd
 @pytest.mark.parametrize("kind", ["s3", "link"])
-def test_a_broker_takes_over_from_another(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    """One of two is killed: the other serves on, and nothing acknowledged is lost; on S3, and on links as on NFS, where a slot is the fence."""
+def test_a_broker_takes_over_from_another(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """One of two is killed: the other serves on, and nothing acknowledged is lost; on S3, and on
+    links as on NFS, where a slot is the fence."""
     if kind == "s3":
-        volume, environment = request.getfixturevalue("storage").url(f"cluster/{uuid4()}"), CREDENTIALS
+        volume, environment = (
+            request.getfixturevalue("storage").url(f"cluster/{uuid4()}"),
+            CREDENTIALS,
+        )
     else:
         volume, environment = f"link://{tmp_path}/linked", {}
     cluster = Cluster(tmp_path, brokers=2, volume=volume, environment=environment)
     try:
         cluster.start()
-        load = Load(cluster.service_url, [f"topic-{number}" for number in range(3)], tmp_path / "client.log")
+        load = Load(
+            cluster.service_url, [f"topic-{number}" for number in range(3)], tmp_path / "client.log"
+        )
         with load:
             wait_for("a receipt on every topic", lambda: not load.silent(0.0))
             victim = next(name for name in cluster.brokers if name != cluster.entry)

@@ -1,4 +1,5 @@
-"""`magnetar.client` on a real server: the scenarios that it also passes on Apache Pulsar (`python -m dev.peer_client`)."""
+"""`magnetar.client` on a real server: the scenarios that it also passes on Apache Pulsar
+(`python -m dev.peer_client`)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ SCENARIO_TIMEOUT_S = 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", [*BASIC, *TRANSACTIONAL], ids=lambda scenario: str(scenario.__name__))
-def test_scenario(shared_server: ServerProcess, scenario: Callable[[Client, str], Awaitable[None]]) -> None:
+@pytest.mark.parametrize(
+    "scenario", [*BASIC, *TRANSACTIONAL], ids=lambda scenario: str(scenario.__name__)
+)
+def test_scenario(
+    shared_server: ServerProcess, scenario: Callable[[Client, str], Awaitable[None]]
+) -> None:
     """What the scenario's own sentence says."""
 
     async def body() -> None:
@@ -28,15 +33,24 @@ def test_scenario(shared_server: ServerProcess, scenario: Callable[[Client, str]
 
 
 @pytest.mark.slow
-def test_a_topic_grows_under_its_producer_and_consumer(shared_server: ServerProcess, admin: Admin) -> None:
-    """From two partitions to four while both are in use: later ones get messages, and none is missing or comes twice."""
+def test_a_topic_grows_under_its_producer_and_consumer(
+    shared_server: ServerProcess, admin: Admin
+) -> None:
+    """From two partitions to four while both are in use: later ones get messages, and none is
+    missing or comes twice."""
     topic = "persistent://public/default/own-growing"
     path = topic.replace("://", "/") + "/partitions"
 
     async def body() -> None:
         admin.call("PUT", path, 2)
-        async with asyncio.timeout(SCENARIO_TIMEOUT_S), Client(shared_server.service_url, partitions_check_s=0.1) as client:
-            producer, consumer = await client.create_producer(topic), await client.subscribe(topic, "work")
+        async with (
+            asyncio.timeout(SCENARIO_TIMEOUT_S),
+            Client(shared_server.service_url, partitions_check_s=0.1) as client,
+        ):
+            producer, consumer = (
+                await client.create_producer(topic),
+                await client.subscribe(topic, "work"),
+            )
             await asyncio.to_thread(admin.call, "POST", path, 4)
             sent, found, used = 0, set[int](), set[int]()
             while used != {0, 1, 2, 3}:

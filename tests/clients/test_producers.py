@@ -1,4 +1,5 @@
-"""Producers of the official Python client: deduplication, access modes, chunks, encryption, each with a restart of the server in between."""
+"""Producers of the official Python client: deduplication, access modes, chunks, encryption, each
+with a restart of the server in between."""
 
 from __future__ import annotations
 
@@ -60,11 +61,14 @@ def second(server: ServerProcess) -> Iterator[pulsar.Client]:
     connected.close()
 
 
-# --- deduplication ------------------------------------------------------------------------------------------------------------
+# --- deduplication --------------------------------------------------------------------------------
 
 
-def test_repetitions_are_dropped_over_a_restart(server: ServerProcess, client: pulsar.Client) -> None:
-    """The name's last sequence id survives SIGKILL; what is sent again is acknowledged and not stored."""
+def test_repetitions_are_dropped_over_a_restart(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """The name's last sequence id survives SIGKILL; what is sent again is acknowledged and not
+    stored."""
     topic = _namespace(server, deduplicationEnabled=True) + "once"
 
     def send(numbers: range) -> None:
@@ -89,12 +93,19 @@ def test_repetitions_are_dropped_over_a_restart(server: ServerProcess, client: p
     assert _read_all(client, topic) == [str(number).encode() for number in range(1, 26)]
 
 
-def test_a_repeated_batch_is_dropped_over_a_restart(server: ServerProcess, client: pulsar.Client) -> None:
-    """This client names a batch by its first sequence id only: that is what a broker can remember of it."""
+def test_a_repeated_batch_is_dropped_over_a_restart(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """This client names a batch by its first sequence id only: that is what a broker can
+    remember of it."""
     topic = _namespace(server, deduplicationEnabled=True) + "batches"
     for expected in (-1, 1, 1):
         producer = client.create_producer(
-            topic, producer_name="teller", batching_enabled=True, batching_max_messages=20, batching_max_publish_delay_ms=60_000
+            topic,
+            producer_name="teller",
+            batching_enabled=True,
+            batching_max_messages=20,
+            batching_max_publish_delay_ms=60_000,
         )
         assert producer.last_sequence_id() == expected
         for number in range(1, 21):
@@ -106,7 +117,9 @@ def test_a_repeated_batch_is_dropped_over_a_restart(server: ServerProcess, clien
     assert _read_all(client, topic) == [str(number).encode() for number in range(1, 21)]
 
 
-def test_a_chunked_message_is_stored_once(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
+def test_a_chunked_message_is_stored_once(
+    server: ServerProcess, client: pulsar.Client, second: pulsar.Client
+) -> None:
     """Two chunks, sent again as a whole after a restart: who reads it all sees one message."""
     topic = _namespace(server, deduplicationEnabled=True) + "chunks"
     large = bytes(range(256)) * (28 << 10)
@@ -122,10 +135,12 @@ def test_a_chunked_message_is_stored_once(server: ServerProcess, client: pulsar.
     assert [consumer.receive(RECEIVE_MS).data() for _ in range(2)] == [large, b"after"]
 
 
-# --- access modes -------------------------------------------------------------------------------------------------------------
+# --- access modes ---------------------------------------------------------------------------------
 
 
-def test_exclusive_access_is_kept_over_a_restart(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
+def test_exclusive_access_is_kept_over_a_restart(
+    server: ServerProcess, client: pulsar.Client, second: pulsar.Client
+) -> None:
     """Others are refused by name of the reason, before and after; its holder goes on."""
     holder = client.create_producer("mine", producer_name="holder", access_mode=Modes.Exclusive)
     holder.send(b"1")
@@ -146,9 +161,14 @@ def test_exclusive_access_is_kept_over_a_restart(server: ServerProcess, client: 
     assert _read_all(client, "mine") == [b"1", b"2", b"3"]
 
 
-def test_one_that_was_fenced_out_stays_out(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
-    """ExclusiveWithFencing takes the topic; the former holder's next send fails, after a restart too."""
-    former = client.create_producer("taken", access_mode=Modes.Exclusive, send_timeout_millis=60_000)
+def test_one_that_was_fenced_out_stays_out(
+    server: ServerProcess, client: pulsar.Client, second: pulsar.Client
+) -> None:
+    """ExclusiveWithFencing takes the topic; the former holder's next send fails, after a restart
+    too."""
+    former = client.create_producer(
+        "taken", access_mode=Modes.Exclusive, send_timeout_millis=60_000
+    )
     former.send(b"1")
     taker = second.create_producer("taken", access_mode=Modes.ExclusiveWithFencing)
     taker.send(b"2")
@@ -162,12 +182,18 @@ def test_one_that_was_fenced_out_stays_out(server: ServerProcess, client: pulsar
     assert _read_all(client, "taken") == [b"1", b"2", b"3"]
 
 
-def test_one_that_waits_gets_its_turn(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
+def test_one_that_waits_gets_its_turn(
+    server: ServerProcess, client: pulsar.Client, second: pulsar.Client
+) -> None:
     """WaitForExclusive waits, over a restart, for the holder to leave."""
     holder = client.create_producer("turns", access_mode=Modes.WaitForExclusive)
     holder.send(b"1")
     created: list[pulsar.Producer] = []
-    waiting = threading.Thread(target=lambda: created.append(second.create_producer("turns", access_mode=Modes.WaitForExclusive)))
+    waiting = threading.Thread(
+        target=lambda: created.append(
+            second.create_producer("turns", access_mode=Modes.WaitForExclusive)
+        )
+    )
     waiting.start()
     waiting.join(1.0)
     assert not created
@@ -182,12 +208,14 @@ def test_one_that_waits_gets_its_turn(server: ServerProcess, client: pulsar.Clie
     assert _read_all(client, "turns") == [b"1", b"2", b"3", b"4"]
 
 
-# --- names, encryption, termination -------------------------------------------------------------------------------------------
+# --- names, encryption, termination ---------------------------------------------------------------
 
 
-def test_a_name_belongs_to_one_producer(server: ServerProcess, client: pulsar.Client, second: pulsar.Client) -> None:
-    """The second is told so, also once the first has come back after a restart; when it has left, the name is free. Names given by the broker
-    differ."""
+def test_a_name_belongs_to_one_producer(
+    server: ServerProcess, client: pulsar.Client, second: pulsar.Client
+) -> None:
+    """The second is told so, also once the first has come back after a restart; when it has
+    left, the name is free. Names given by the broker differ."""
     first = client.create_producer("names", producer_name="me")
     for _ in before_and_after(server):
         first.send(b"here")
@@ -195,21 +223,35 @@ def test_a_name_belongs_to_one_producer(server: ServerProcess, client: pulsar.Cl
             second.create_producer("names", producer_name="me")
     first.close()
     second.create_producer("names", producer_name="me").send(b"x")
-    assert client.create_producer("names").producer_name() != second.create_producer("names").producer_name()
+    assert (
+        client.create_producer("names").producer_name()
+        != second.create_producer("names").producer_name()
+    )
 
 
-def test_encrypted_messages_pass_unread(server: ServerProcess, client: pulsar.Client, tmp_path: Path) -> None:
-    """Where encryption is required a plain producer is refused; an encrypted message comes back as it was, after a restart."""
+def test_encrypted_messages_pass_unread(
+    server: ServerProcess, client: pulsar.Client, tmp_path: Path
+) -> None:
+    """Where encryption is required a plain producer is refused; an encrypted message comes back
+    as it was, after a restart."""
     topic = _namespace(server, encryption_required=True) + "secrets"
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    subprocess.run(["openssl", "genrsa", "-out", str(private), "2048"], check=True, capture_output=True)
-    subprocess.run(["openssl", "rsa", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "genrsa", "-out", str(private), "2048"], check=True, capture_output=True
+    )
+    subprocess.run(
+        ["openssl", "rsa", "-in", str(private), "-pubout", "-out", str(public)],
+        check=True,
+        capture_output=True,
+    )
     keys = pulsar.CryptoKeyReader(str(public), str(private))
     impatient = pulsar.Client(server.service_url, operation_timeout_seconds=2, logger=QUIET)
     with pytest.raises(pulsar.PulsarException):
         impatient.create_producer(topic)
     impatient.close()
-    producer = client.create_producer(topic, encryption_key="key", crypto_key_reader=keys, batching_enabled=True)
+    producer = client.create_producer(
+        topic, encryption_key="key", crypto_key_reader=keys, batching_enabled=True
+    )
     for number in range(5):
         producer.send_async(f"secret {number}".encode(), None)
     producer.flush()
@@ -217,12 +259,17 @@ def test_encrypted_messages_pass_unread(server: ServerProcess, client: pulsar.Cl
     server.start()
     data = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
     assert b"secret 3" not in data
-    consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, crypto_key_reader=keys)
-    assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [f"secret {number}".encode() for number in range(5)]
+    consumer = client.subscribe(
+        topic, "s", initial_position=pulsar.InitialPosition.Earliest, crypto_key_reader=keys
+    )
+    assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [
+        f"secret {number}".encode() for number in range(5)
+    ]
 
 
 def test_a_terminated_topic_takes_nothing(server: ServerProcess, client: pulsar.Client) -> None:
-    """The producer that is in and the one that comes are told, after a restart too; what was sent before stays."""
+    """The producer that is in and the one that comes are told, after a restart too; what was
+    sent before stays."""
     producer = client.create_producer("over")
     producer.send(b"last words")
     _order(server, "POST", "persistent/public/default/over/terminate", None)

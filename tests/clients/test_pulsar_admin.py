@@ -1,4 +1,5 @@
-"""The official pulsar-admin against a standalone server and against three brokers: what it sets is what it gets, and refusals are its own."""
+"""The official pulsar-admin against a standalone server and against three brokers: what it sets
+is what it gets, and refusals are its own."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class Site:
 
 
 @pytest.fixture(scope="module", params=["standalone", "cluster"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     """A server, or three brokers, one JVM with pulsar-admin, and a tenant `acme`."""
     directory = tmp_path_factory.mktemp(request.param)
     running: ServerProcess | Cluster
@@ -69,13 +72,18 @@ def publish(site: Site, topic: str, count: int, **options: object) -> None:
 
 
 def backlog(site: Site, topic: str, subscription: str = "s") -> int:
-    return int(site.admin.json(f"topics stats {topic}")["subscriptions"][subscription]["msgBacklog"])
+    return int(
+        site.admin.json(f"topics stats {topic}")["subscriptions"][subscription]["msgBacklog"]
+    )
 
 
 def test_tenants_and_clusters(site: Site) -> None:
     """Created, read, changed, listed, removed; what is there already, or is not, is refused."""
     admin = site.admin
-    assert admin.json("tenants get acme") == {"adminRoles": ["admin"], "allowedClusters": ["standalone"]}
+    assert admin.json("tenants get acme") == {
+        "adminRoles": ["admin"],
+        "allowedClusters": ["standalone"],
+    }
     admin("tenants create beta --allowed-clusters standalone")
     assert {"acme", "beta", "public"} <= set(admin.lines("tenants list"))
     admin("tenants update beta --admin-roles root")
@@ -92,7 +100,9 @@ def test_tenants_and_clusters(site: Site) -> None:
     assert admin.json("clusters get-peer-clusters west") == ["standalone"]
     admin("clusters create-failure-domain standalone --domain-name d --broker-list b1")
     admin("clusters update-failure-domain standalone --domain-name d --broker-list b2")
-    assert admin.json("clusters get-failure-domain standalone --domain-name d") == {"brokers": ["b2"]}
+    assert admin.json("clusters get-failure-domain standalone --domain-name d") == {
+        "brokers": ["b2"]
+    }
     assert "b2" in admin("clusters list-failure-domains standalone")
     admin("clusters delete-failure-domain standalone --domain-name d")
     assert admin("clusters list-failure-domains standalone") == ""
@@ -112,9 +122,16 @@ def test_namespaces_and_their_bundles(site: Site, namespace: str) -> None:
     admin = site.admin
     assert namespace in admin.lines("namespaces list acme")
     bundles = admin.json(f"namespaces bundles {namespace}")
-    assert (bundles["numBundles"], bundles["boundaries"][0], bundles["boundaries"][-1]) == (8, "0x00000000", "0xffffffff")
+    assert (bundles["numBundles"], bundles["boundaries"][0], bundles["boundaries"][-1]) == (
+        8,
+        "0x00000000",
+        "0xffffffff",
+    )
     policies = admin.json(f"namespaces policies {namespace}")
-    assert (policies["replication_clusters"], policies["bundles"]["numBundles"]) == (["standalone"], 8)
+    assert (policies["replication_clusters"], policies["bundles"]["numBundles"]) == (
+        ["standalone"],
+        8,
+    )
     assert "already exists" in admin.refused(f"namespaces create {namespace}")
     assert admin(f"namespaces topics {namespace}") == ""
     admin(f"topics create {namespace}/t")
@@ -132,12 +149,32 @@ NAMESPACE_POLICIES = (
     ("retention {n} --size 100M --time 3h", "retention", '"retentionSizeInMB" : 100'),
     ("message-ttl {n} -ttl 100", "message-ttl", "100"),
     ("deduplication {n} --enable", "deduplication", "true"),
-    ("auto-topic-creation {n} --enable --type partitioned --num-partitions 2", "auto-topic-creation", '"defaultNumPartitions" : 2'),
-    ("auto-subscription-creation {n} --enable", "auto-subscription-creation", '"allowAutoSubscriptionCreation" : true'),
-    ("dispatch-rate {n} --msg-dispatch-rate 10", "dispatch-rate", '"dispatchThrottlingRateInMsg" : 10'),
+    (
+        "auto-topic-creation {n} --enable --type partitioned --num-partitions 2",
+        "auto-topic-creation",
+        '"defaultNumPartitions" : 2',
+    ),
+    (
+        "auto-subscription-creation {n} --enable",
+        "auto-subscription-creation",
+        '"allowAutoSubscriptionCreation" : true',
+    ),
+    (
+        "dispatch-rate {n} --msg-dispatch-rate 10",
+        "dispatch-rate",
+        '"dispatchThrottlingRateInMsg" : 10',
+    ),
     ("publish-rate {n} --msg-publish-rate 11", "publish-rate", '"publishThrottlingRateInMsg" : 11'),
-    ("subscribe-rate {n} --subscribe-rate 2", "subscribe-rate", '"subscribeThrottlingRatePerConsumer" : 2'),
-    ("subscription-dispatch-rate {n} --msg-dispatch-rate 12", "subscription-dispatch-rate", '"dispatchThrottlingRateInMsg" : 12'),
+    (
+        "subscribe-rate {n} --subscribe-rate 2",
+        "subscribe-rate",
+        '"subscribeThrottlingRatePerConsumer" : 2',
+    ),
+    (
+        "subscription-dispatch-rate {n} --msg-dispatch-rate 12",
+        "subscription-dispatch-rate",
+        '"dispatchThrottlingRateInMsg" : 12',
+    ),
     ("persistence {n} -a 1 -e 1 -w 1 -r 1.0", "persistence", '"bookkeeperEnsemble" : 1'),
     ("delayed-delivery {n} --enable --time 2s", "delayed-delivery", '"tickTime" : 2000'),
     ("max-producers-per-topic {n} -p 3", "max-producers-per-topic", "3"),
@@ -146,14 +183,26 @@ NAMESPACE_POLICIES = (
     ("max-topics-per-namespace {n} -t 100", "max-topics-per-namespace", "100"),
     ("max-unacked-messages-per-consumer {n} -c 50", "max-unacked-messages-per-consumer", "50"),
     ("compaction-threshold {n} --threshold 10M", "compaction-threshold", "10485760"),
-    ("subscription-types-enabled {n} -t Shared,Failover", "subscription-types-enabled", '"Failover"'),
+    (
+        "subscription-types-enabled {n} -t Shared,Failover",
+        "subscription-types-enabled",
+        '"Failover"',
+    ),
     ("deduplication-snapshot-interval {n} -i 100", "deduplication-snapshot-interval", "100"),
     ("resource-group {n} -rgn g", "resource-group", "g"),
 )
 KEPT_POLICIES = (
     ("encryption-required {n} --enable", "encryption-required", "true"),
-    ("subscription-auth-mode {n} --subscription-auth-mode Prefix", "subscription-auth-mode", "Prefix"),
-    ("schema-compatibility-strategy {n} --compatibility BACKWARD", "schema-compatibility-strategy", "BACKWARD"),
+    (
+        "subscription-auth-mode {n} --subscription-auth-mode Prefix",
+        "subscription-auth-mode",
+        "Prefix",
+    ),
+    (
+        "schema-compatibility-strategy {n} --compatibility BACKWARD",
+        "schema-compatibility-strategy",
+        "BACKWARD",
+    ),
     ("is-allow-auto-update-schema {n} --disable", "is-allow-auto-update-schema", "false"),
     ("schema-validation-enforce {n} --enable", "schema-validation-enforce", "true"),
     ("anti-affinity-group {n} -g grp", "anti-affinity-group", "grp"),
@@ -162,16 +211,24 @@ KEPT_POLICIES = (
 
 
 def test_policies_of_namespaces(site: Site, namespace: str) -> None:
-    """What is set is what is got, by itself and among all policies, which Java's client can read; removed, it is not set any more."""
+    """What is set is what is got, by itself and among all policies, which Java's client can
+    read; removed, it is not set any more."""
     admin = site.admin
     for change, name, expected in (*NAMESPACE_POLICIES, *KEPT_POLICIES):
         admin(f"namespaces set-{change.format(n=namespace)}")
         assert expected in admin(f"namespaces get-{name} {namespace}"), name
-    assert admin.json(f"namespaces policies {namespace}")["topicDispatchRate"]["standalone"]["dispatchThrottlingRateInMsg"] == 10
+    assert (
+        admin.json(f"namespaces policies {namespace}")["topicDispatchRate"]["standalone"][
+            "dispatchThrottlingRateInMsg"
+        ]
+        == 10
+    )
     for _, name, expected in NAMESPACE_POLICIES:
         admin(f"namespaces remove-{name} {namespace}")
         assert expected not in admin(f"namespaces get-{name} {namespace}"), name
-    assert admin.lines("namespaces get-anti-affinity-namespaces -c standalone -p acme -g grp") == [namespace]
+    assert admin.lines("namespaces get-anti-affinity-namespaces -c standalone -p acme -g grp") == [
+        namespace
+    ]
     admin(f"namespaces set-backlog-quota {namespace} --limit 10M --policy producer_exception")
     assert "limitSize=10485760" in admin(f"namespaces get-backlog-quotas {namespace}")
     admin(f"namespaces remove-backlog-quota {namespace}")
@@ -190,7 +247,11 @@ def test_policies_of_namespaces(site: Site, namespace: str) -> None:
     admin(f"namespaces grant-subscription-permission {namespace} --subscription s --roles r")
     assert admin(f"namespaces subscription-permission {namespace}") == "s    [r]"
     admin(f"namespaces revoke-subscription-permission {namespace} --subscription s --role r")
-    assert admin(f"namespaces permissions {namespace}") == admin(f"namespaces subscription-permission {namespace}") == ""
+    assert (
+        admin(f"namespaces permissions {namespace}")
+        == admin(f"namespaces subscription-permission {namespace}")
+        == ""
+    )
 
 
 TOPIC_POLICIES = (
@@ -206,7 +267,11 @@ TOPIC_POLICIES = (
         "delete_when_no_subscriptions",
     ),
     ("delayed-delivery {t} -e -t 1s", "delayed-delivery", '"tickTime" : 1000'),
-    ("backlog-quota {t} -l 10M -p consumer_backlog_eviction", "backlog-quota", "consumer_backlog_eviction"),
+    (
+        "backlog-quota {t} -l 10M -p consumer_backlog_eviction",
+        "backlog-quota",
+        "consumer_backlog_eviction",
+    ),
 )
 
 
@@ -230,7 +295,8 @@ def test_policies_of_topics(site: Site, namespace: str) -> None:
 
 
 def test_messages_are_looked_at_and_passed_over(site: Site, namespace: str) -> None:
-    """Peek, examine, find by id and time; skip, clear, expire and reset a cursor, each seen in the backlog."""
+    """Peek, examine, find by id and time; skip, clear, expire and reset a cursor, each seen in
+    the backlog."""
     admin, topic = site.admin, f"persistent://{namespace}/t"
     admin(f"topics create {topic}")
     admin(f"topics create-subscription {topic} -s s -m earliest")
@@ -265,15 +331,23 @@ def test_messages_are_looked_at_and_passed_over(site: Site, namespace: str) -> N
     admin(f"topics expire-messages {topic} -s s -p {last['ledgerId']}:1")
     assert backlog(site, topic) == 2
     internal = admin.json(f"topics stats-internal {topic}")
-    assert (internal["numberOfEntries"], internal["cursors"]["s"]["markDeletePosition"]) == (4, f"{last['ledgerId']}:1")
+    assert (internal["numberOfEntries"], internal["cursors"]["s"]["markDeletePosition"]) == (
+        4,
+        f"{last['ledgerId']}:1",
+    )
     assert "s" in admin.json(f"topics info-internal {topic}")["cursors"]
     admin(f"topics truncate {topic}")
     assert admin.json(f"topics stats {topic}")["backlogSize"] == 0
 
 
 def bytes_shown(printed: str) -> str:
-    """The payloads in what a command prints, which is a dump in hexadecimal with the text beside it."""
-    return "".join(line.rpartition("|")[0].rpartition("|")[2] for line in printed.splitlines() if line.startswith("|0000"))
+    """The payloads in what a command prints, which is a dump in hexadecimal with the text beside
+    it."""
+    return "".join(
+        line.rpartition("|")[0].rpartition("|")[2]
+        for line in printed.splitlines()
+        if line.startswith("|0000")
+    )
 
 
 def test_topics_and_their_subscriptions(site: Site, namespace: str) -> None:
@@ -316,7 +390,9 @@ def test_partitioned_topics(site: Site, namespace: str) -> None:
     assert admin.lines(f"topics list-partitioned-topics {namespace}") == [topic]
     admin(f"topics create-subscription {topic} -s s -m earliest -p a=b")
     assert admin.json(f"topics get-subscription-properties {topic} -s s") == {"a": "b"}
-    publish(site, topic, 8, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
+    publish(
+        site, topic, 8, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+    )
     stats = admin.json(f"topics partitioned-stats {topic} --per-partition")
     # Counters are of a term: a bundle that the leader moves meanwhile begins anew.
     assert (stats["subscriptions"]["s"]["msgBacklog"], len(stats["partitions"])) == (8, 4)
@@ -334,7 +410,11 @@ def test_partitioned_topics(site: Site, namespace: str) -> None:
     assert admin.json(f"topics partitioned-stats {topic}")["subscriptions"]["s"]["msgBacklog"] == 8
     assert "terminated" in admin(f"topics partitioned-terminate {topic}").lower()
     admin(f"topics delete-partitioned-topic {topic} -f")
-    assert admin(f"topics list {namespace}") == admin(f"topics list-partitioned-topics {namespace}") == ""
+    assert (
+        admin(f"topics list {namespace}")
+        == admin(f"topics list-partitioned-topics {namespace}")
+        == ""
+    )
 
 
 def test_work_on_a_whole_namespace_reaches_every_broker(site: Site, namespace: str) -> None:
@@ -347,7 +427,9 @@ def test_work_on_a_whole_namespace_reaches_every_broker(site: Site, namespace: s
             admin(f"topics create-subscription {topic} -s {subscription} -m earliest")
         publish(site, topic, 1)
     if site.brokers > 1:
-        assert len({admin(f"topics lookup {topic}") for topic in topics}) > 1, "more than one broker serves them"
+        assert len({admin(f"topics lookup {topic}") for topic in topics}) > 1, (
+            "more than one broker serves them"
+        )
     admin(f"namespaces clear-backlog {namespace} -s s --force")
     assert [(backlog(site, topic), backlog(site, topic, "u")) for topic in topics] == [(0, 1)] * 6
     admin(f"namespaces clear-backlog {namespace} --force")
@@ -372,8 +454,12 @@ def test_brokers_and_their_statistics(site: Site) -> None:
     assert admin("brokers healthcheck") == admin("brokers healthcheck --topic-version V2") == "ok"
     assert "lease_ttl_s" in admin("brokers get-runtime-config")
     assert admin("brokers list-dynamic-config") == admin("brokers get-all-dynamic-config") == ""
-    assert "MAGNETAR_LEASE_TTL_S" in admin.refused("brokers update-dynamic-config --config lease_ttl_s --value 10")
-    assert admin.json("brokers get-internal-config")["metadataStoreUrl"].startswith(("embedded", "etcd://"))
+    assert "MAGNETAR_LEASE_TTL_S" in admin.refused(
+        "brokers update-dynamic-config --config lease_ttl_s --value 10"
+    )
+    assert admin.json("brokers get-internal-config")["metadataStoreUrl"].startswith(
+        ("embedded", "etcd://")
+    )
     assert admin("brokers backlog-quota-check") == "ok"
     assert admin("brokers version")
     assert "brk_topics_count" in admin("broker-stats monitoring-metrics")
@@ -397,7 +483,9 @@ def test_brokers_and_their_statistics(site: Site) -> None:
         ("namespaces unload public/default -b 0x00000000_0x00000001", "not one of namespace"),
     ],
 )
-def test_what_is_not_offered_or_wrong_is_refused_in_words(site: Site, command: str, said: str) -> None:
+def test_what_is_not_offered_or_wrong_is_refused_in_words(
+    site: Site, command: str, said: str
+) -> None:
     assert said.lower() in site.admin.refused(command).lower()
 
 

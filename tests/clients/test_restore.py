@@ -1,4 +1,5 @@
-"""Real brokers whose etcd is destroyed, with the official Python client before and after: nothing acknowledged is lost, ids still increase."""
+"""Real brokers whose etcd is destroyed, with the official Python client before and after:
+nothing acknowledged is lost, ids still increase."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.slow
 TOPICS = 3
 MESSAGES = 40
 PAYLOAD = b"x" * (48 << 10)
-"""As many of these as fill a log file and a half, so that files roll, chains are shortened and manifests change."""
+"""As many of these as fill a log file and a half, so that files roll, chains are shortened and
+manifests change."""
 RECEIVE_MS = 60_000
 EXIT_S = 240
 OUTAGE_GAP_S_MAX = 2.0
@@ -38,8 +40,15 @@ def metadata(*arguments: str, succeeds: bool = True) -> str:
     """Run `magnetar metadata ...`; what it printed."""
     command = [sys.executable, "-m", "magnetar", "metadata", *arguments]
     environment = {**os.environ, "NO_COLOR": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=EXIT_S, env=environment)
-    assert (found.returncode == 0) is succeeds, (arguments, found.returncode, found.stdout, found.stderr)
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=EXIT_S, env=environment
+    )
+    assert (found.returncode == 0) is succeeds, (
+        arguments,
+        found.returncode,
+        found.stdout,
+        found.stderr,
+    )
     return found.stdout + found.stderr
 
 
@@ -49,7 +58,8 @@ def number_of(message: pulsar.Message) -> int:
 
 
 class Record:
-    """What clients were promised: ids by topic in order of receipts, with their payloads; what is acknowledged."""
+    """What clients were promised: ids by topic in order of receipts, with their payloads; what
+    is acknowledged."""
 
     def __init__(self, prefix: str) -> None:
         self.topics = [f"{prefix}-{number}" for number in range(TOPICS)]
@@ -64,12 +74,15 @@ class Record:
                 for _ in range(count):
                     payload = f"{topic} {len(self.receipts[topic])} ".encode() + PAYLOAD
                     message = producer.send(payload)
-                    self.receipts[topic].append(((message.ledger_id(), message.entry_id()), payload))
+                    self.receipts[topic].append(
+                        ((message.ledger_id(), message.entry_id()), payload)
+                    )
         finally:
             client.close()
 
     def acknowledge(self, service_url: str, count: int) -> None:
-        """Acknowledge the next `count` messages of every topic, again those of which the broker knows nothing: a move may have come in between.
+        """Acknowledge the next `count` messages of every topic, again those of which the broker
+        knows nothing: a move may have come in between.
 
         What is published later confirms it.
         """
@@ -90,10 +103,13 @@ class Record:
             client.close()
 
     def _subscribe(self, client: pulsar.Client, topic: str) -> pulsar.Consumer:
-        return client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=4)
+        return client.subscribe(
+            topic, "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=4
+        )
 
     def check(self, service_url: str) -> None:
-        """Everything is there, in order, ids rising; the subscription goes on where its confirmed acknowledgements end."""
+        """Everything is there, in order, ids rising; the subscription goes on where its
+        confirmed acknowledgements end."""
         client = pulsar.Client(service_url, operation_timeout_seconds=60, logger=QUIET)
         try:
             for topic in self.topics:
@@ -102,22 +118,29 @@ class Record:
                 assert ids == sorted(set(ids)), f"{topic}: an id is not above the one before it"
                 consumer = self._subscribe(client, topic)
                 first = consumer.receive(RECEIVE_MS)
-                assert bytes(first.data()) == expected[self.acknowledged[topic]][1], f"{topic}: the subscription goes on elsewhere"
+                assert bytes(first.data()) == expected[self.acknowledged[topic]][1], (
+                    f"{topic}: the subscription goes on elsewhere"
+                )
                 consumer.close()
                 reader = client.create_reader(topic, pulsar.MessageId.earliest)
                 for (ledger, entry), payload in expected:
                     message = reader.read_next(RECEIVE_MS)
                     found = message.message_id()
-                    assert (found.ledger_id(), found.entry_id()) == (ledger, entry), f"{topic}: {(ledger, entry)} is lost"
+                    assert (found.ledger_id(), found.entry_id()) == (ledger, entry), (
+                        f"{topic}: {(ledger, entry)} is lost"
+                    )
                     assert bytes(message.data()) == payload
-                assert not reader.has_message_available(), f"{topic}: more than what was acknowledged"
+                assert not reader.has_message_available(), (
+                    f"{topic}: more than what was acknowledged"
+                )
                 reader.close()
         finally:
             client.close()
 
 
 SETTINGS = {
-    # Acknowledgements are in the log before what is published after them: the client does not ask for their confirmation.
+    # Acknowledgements are in the log before what is published after them: the client does not ask
+    # for their confirmation.
     "MAGNETAR_ACK_WRITE_DELAY_S": "0",
     "MAGNETAR_MAINTENANCE_S": "0.5",
     "MAGNETAR_METADATA_BACKUP_INTERVAL_S": "2",
@@ -168,7 +191,8 @@ def empty_etcd(cluster: Cluster) -> None:
 @pytest.mark.etcd
 @pytest.mark.parametrize("way", ["backup", "kept copy", "storage alone"])
 def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> None:
-    """From a backup that is older than the last messages, moves and rolls; from the brokers' own copy; from storage alone."""
+    """From a backup that is older than the last messages, moves and rolls; from the brokers' own
+    copy; from storage alone."""
     cluster = running_cluster
     cluster.repair()
     store = cluster.members[0].endpoint.replace("http://", "etcd://")
@@ -179,7 +203,11 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
     metadata("backup", str(copy), "--store", store)
     for topic in record.topics[:2]:
         unload(cluster, topic)
-    wait_for("a copy that the brokers keep", lambda: any((cluster.directory / "volume" / "backups").glob("*")), EXIT_S)
+    wait_for(
+        "a copy that the brokers keep",
+        lambda: any((cluster.directory / "volume" / "backups").glob("*")),
+        EXIT_S,
+    )
     record.publish(cluster.service_url, MESSAGES)
     record.acknowledge(cluster.service_url, 3)
     unload(cluster, record.topics[0])
@@ -212,15 +240,25 @@ def test_a_destroyed_etcd_loses_nothing(running_cluster: Cluster, way: str) -> N
 
 @pytest.mark.etcd
 def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: Cluster) -> None:
-    """No process is stopped or started for it: under traffic an empty etcd takes the lost one's place, and is filled under the brokers."""
+    """No process is stopped or started for it: under traffic an empty etcd takes the lost one's
+    place, and is filled under the brokers."""
     cluster = running_cluster
     cluster.repair()
     copies = cluster.directory / "volume" / "backups"
     before = set(copies.glob("*"))
-    Admin(cluster.brokers[cluster.entry]).call("POST", "namespaces/public/default/deduplication", True)
+    Admin(cluster.brokers[cluster.entry]).call(
+        "POST", "namespaces/public/default/deduplication", True
+    )
     wait_for("a copy with that policy", lambda: bool(set(copies.glob("*")) - before))
-    load = Load(cluster.service_url, [f"served-{number}" for number in range(TOPICS)], cluster.directory / "client-served.log")
-    store, volume = cluster.members[0].endpoint.replace("http://", "etcd://"), str(cluster.directory / "volume")
+    load = Load(
+        cluster.service_url,
+        [f"served-{number}" for number in range(TOPICS)],
+        cluster.directory / "client-served.log",
+    )
+    store, volume = (
+        cluster.members[0].endpoint.replace("http://", "etcd://"),
+        str(cluster.directory / "volume"),
+    )
 
     def goes_on(since: float) -> bool:
         return not load.silent(since)
@@ -232,10 +270,13 @@ def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: 
         empty_etcd(cluster)
         lost = time.monotonic()
         wait_for(
-            "receipts for longer than leases last", lambda: time.monotonic() > lost + 2 * LEASE_S and goes_on(lost + 2 * LEASE_S)
+            "receipts for longer than leases last",
+            lambda: time.monotonic() > lost + 2 * LEASE_S and goes_on(lost + 2 * LEASE_S),
         )
         assert load.gap(load.topics, lost, time.monotonic()) < OUTAGE_GAP_S_MAX
-        assert {name: cluster.incarnation(name) for name in cluster.brokers} == former, "none has ended for the empty store"
+        assert {name: cluster.incarnation(name) for name in cluster.brokers} == former, (
+            "none has ended for the empty store"
+        )
         since = time.monotonic()
         assert "Restored from backups/" in metadata("rebuild", "--store", store, "--volume", volume)
         now = time.monotonic()
@@ -244,12 +285,15 @@ def test_brokers_serve_until_the_restore_and_pause_for_seconds(running_cluster: 
         print(f"  pause of senders: {pause_s:.2f} s", flush=True)
         assert pause_s < PAUSE_S_MAX
         cluster.wait_healthy()
-        assert {name: broker.pid for name, broker in cluster.brokers.items() if broker.running} == processes
+        assert {
+            name: broker.pid for name, broker in cluster.brokers.items() if broker.running
+        } == processes
     load.verify()
 
 
 def test_a_standalone_server_does_not_start_over_its_own_log(tmp_path: Path) -> None:
-    """Its metadata is deleted: it refuses, naming the command; the command brings everything back."""
+    """Its metadata is deleted: it refuses, naming the command; the command brings everything
+    back."""
     server = ServerProcess(tmp_path)
     server.start()
     record = Record("standalone")

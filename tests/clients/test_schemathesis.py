@@ -1,4 +1,5 @@
-"""Whatever is sent to a route of the OpenAPI document: no 500, every refusal in the shape that admin clients parse, and the server lives on."""
+"""Whatever is sent to a route of the OpenAPI document: no 500, every refusal in the shape that
+admin clients parse, and the server lives on."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), environment={"MAGNETAR_PARK_TIMEOUT_S": "2"}) as process:
+    with ServerProcess(
+        tmp_path_factory.mktemp("server"), environment={"MAGNETAR_PARK_TIMEOUT_S": "2"}
+    ) as process:
         yield process
 
 
@@ -75,31 +78,45 @@ def complaint(answer: Response) -> str:
         body = json.loads(answer.content)
     except ValueError:
         return "a refusal that is not JSON"
-    good = isinstance(body, dict) and list(body) == ["reason"] and isinstance(body["reason"], str) and len(body["reason"]) > 5
+    good = (
+        isinstance(body, dict)
+        and list(body) == ["reason"]
+        and isinstance(body["reason"], str)
+        and len(body["reason"]) > 5
+    )
     return "" if good else "a refusal without a reason"
 
 
 def operations(url: str) -> list[Any]:
     """All operations of the server's own document: by method, and then in its order."""
     described: Any = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    return sorted((found.ok() for found in described.get_all_operations()), key=lambda found: METHODS.index(found.method.lower()))
+    return sorted(
+        (found.ok() for found in described.get_all_operations()),
+        key=lambda found: METHODS.index(found.method.lower()),
+    )
 
 
 def policies(operation: Any) -> list[str]:
     """The policies that an operation is about, one of them at a time; none for most."""
     described = operation.definition.raw.get("parameters", ())
-    return next((list(found["schema"]["enum"]) for found in described if found["name"] == "policy"), [])
+    return next(
+        (list(found["schema"]["enum"]) for found in described if found["name"] == "policy"), []
+    )
 
 
 def can_be_unfit(operation: Any) -> bool:
-    """Whether anything does not fit: a body, or a parameter that is not just a string (to find no string takes the generator seconds)."""
+    """Whether anything does not fit: a body, or a parameter that is not just a string (to find
+    no string takes the generator seconds)."""
     described = operation.definition.raw
-    kinds = {found.get("schema", {}).get("type", "string") for found in described.get("parameters", ())}
+    kinds = {
+        found.get("schema", {}).get("type", "string") for found in described.get("parameters", ())
+    }
     return "requestBody" in described or bool(kinds - {"string"})
 
 
 def attack(operation: Any, mode: GenerationMode, found: list[str], policy: str = "") -> bool:
-    """Send examples to one operation, or to one policy of it, which is there; what is wrong is added to `found`. Whether any was taken."""
+    """Send examples to one operation, or to one policy of it, which is there; what is wrong is
+    added to `found`. Whether any was taken."""
     taken = []
 
     @seed(SEED)
@@ -110,11 +127,15 @@ def attack(operation: Any, mode: GenerationMode, found: list[str], policy: str =
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode), place=st.randoms(use_true_random=False))
+    @given(
+        case=operation.as_strategy(generation_mode=mode), place=st.randoms(use_true_random=False)
+    )
     def run(case: Any, place: random.Random) -> None:
         for name in case.path_parameters or {}:
             if name in KNOWN and (policy or place.random() < 0.8):
-                case.path_parameters[name] = KNOWN[name][0] if policy else place.choice(KNOWN[name][:1] * 4 + KNOWN[name])
+                case.path_parameters[name] = (
+                    KNOWN[name][0] if policy else place.choice(KNOWN[name][:1] * 4 + KNOWN[name])
+                )
         if policy:
             case.path_parameters["policy"] = policy
             if "requestBody" in operation.definition.raw and place.random() < 0.7:
@@ -124,16 +145,23 @@ def attack(operation: Any, mode: GenerationMode, found: list[str], policy: str =
         wrong = complaint(answer)
         if wrong:
             sent = answer.request
-            found.append(f"{wrong}: {sent.method} {sent.url} {sent.body!r:.300} -> {answer.status_code} {answer.text[:300]}")
+            found.append(
+                f"{wrong}: {sent.method} {sent.url} {sent.body!r:.300} -> {answer.status_code} "
+                f"{answer.text[:300]}"
+            )
 
-    with contextlib.suppress(Unsatisfiable):  # nothing that does not fit can be sent to a route without parameters
+    # nothing that does not fit can be sent to a route without parameters
+    with contextlib.suppress(Unsatisfiable):
         run()
     return any(taken)
 
 
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"]
+)
 def test_no_request_breaks_a_route(server: ServerProcess, mode: GenerationMode) -> None:
-    """Values that fit the document's shapes, and values that do not, at names that exist and names that do not."""
+    """Values that fit the document's shapes, and values that do not, at names that exist and
+    names that do not."""
     admin = Admin(server)
     known = operations(server.http_url)
     assert len(known) > 130
@@ -148,9 +176,14 @@ def test_no_request_breaks_a_route(server: ServerProcess, mode: GenerationMode) 
 
 
 def test_no_request_breaks_a_policy(server: ServerProcess) -> None:
-    """Every policy of a namespace and of a topic: whatever is stored in it, reading and removing are answered."""
+    """Every policy of a namespace and of a topic: whatever is stored in it, reading and removing
+    are answered."""
     admin = Admin(server)
-    about = [(operation, policy) for operation in operations(server.http_url) for policy in policies(operation)]
+    about = [
+        (operation, policy)
+        for operation in operations(server.http_url)
+        for policy in policies(operation)
+    ]
     assert len(about) > 4 * 60
     found: list[str] = []
     missed = []

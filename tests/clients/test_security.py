@@ -28,7 +28,9 @@ OTHER = SecretKey(b"o" * 32)
 
 def shown(*arguments: str) -> str:
     """Standard output of the command line, which must succeed."""
-    done = subprocess.run([sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-m", "magnetar", *arguments], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,8 +58,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def test_the_python_client_gets_in_by_token_or_certificate(secured: Secured, topic: str) -> None:
-    """Without the right it raises its AuthorizationError. With nothing, a wrong or an expired token it tries until its time is over, as it does
-    with Apache Pulsar: it does not read an error that comes instead of CONNECTED."""
+    """Without the right it raises its AuthorizationError. With nothing, a wrong or an expired
+    token it tries until its time is over, as it does with Apache Pulsar: it does not read an
+    error that comes instead of CONNECTED."""
     certificate = secured.authority.client("admin")
     for good in (
         pulsar.AuthenticationToken(token("admin")),
@@ -66,7 +69,10 @@ def test_the_python_client_gets_in_by_token_or_certificate(secured: Secured, top
         client = secured.client(good)
         client.create_producer(topic).send(b"a")
         client.close()
-    for wrong in (None, *map(pulsar.AuthenticationToken, (token("admin", key=OTHER), token("admin", -1)))):
+    for wrong in (
+        None,
+        *map(pulsar.AuthenticationToken, (token("admin", key=OTHER), token("admin", -1))),
+    ):
         client = secured.client(wrong, 1)
         with pytest.raises(pulsar.Timeout):
             client.create_producer(topic)
@@ -131,7 +137,8 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         (token("admin", -1), "AuthenticationException"),
         (token("nobody"), "Authorization"),
     ):
-        told = driver.language == "java" or said == "Authorization"  # Go, too, tries on when it is not let in
+        # Go, too, tries on when it is not let in
+        told = driver.language == "java" or said == "Authorization"
         refused = client(shown, operation_timeout_ms=60_000 if told else 1000)
         with pytest.raises(ForeignError) as error:
             refused.producer(topic)
@@ -140,23 +147,40 @@ def test_java_and_go_get_in_by_token_and_are_refused_in_their_words(
         refused.close()
 
 
-def test_the_command_line_shows_its_token_by_tls(secured: Secured, topic: str, tmp_path: Path) -> None:
+def test_the_command_line_shows_its_token_by_tls(
+    secured: Secured, topic: str, tmp_path: Path
+) -> None:
     """It makes the token itself, as the guide says."""
     file, key = tmp_path / "token", tmp_path / "key"
     shown("token", "create-secret-key", "--output", str(key))
     assert len(key.read_bytes()) == 32
     assert key.stat().st_mode & 0o077 == 0
     file.write_text(
-        shown("token", "create", "--secret-key", str(secured.directory / "key"), "--subject", "admin", "--expires", "1h")
+        shown(
+            "token",
+            "create",
+            "--secret-key",
+            str(secured.directory / "key"),
+            "--subject",
+            "admin",
+            "--expires",
+            "1h",
+        )
     )
     access = ["--token-file", str(file), "--tls-ca", str(secured.authority.file)]
     by_rest = [*access, "--url", secured.process.https_url]
     shown("topics", "create", topic, *by_rest)
-    shown("produce", topic, "-m", "hello", *access, "--service-url", secured.process.service_url_tls)
+    shown(
+        "produce", topic, "-m", "hello", *access, "--service-url", secured.process.service_url_tls
+    )
     assert "hello" in shown("topics", "peek", topic, *by_rest)
     assert "serving" in shown("status", *by_rest)
     refused = subprocess.run(
-        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", "magnetar", "status", *by_rest[2:]],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert refused.returncode == 1
     assert "--token-file" in refused.stderr
@@ -168,16 +192,22 @@ def _together(brokers: list[ServerProcess], authority: Authority) -> bool:
         seen = [asked(broker, authority, "/magnetar/v1/status")["brokers"] for broker in brokers]
     except OSError:
         return False
-    return all(len([row for row in rows if row["state"] == "serving"]) == len(brokers) for rows in seen)
+    return all(
+        len([row for row in rows if row["state"] == "serving"]) == len(brokers) for rows in seen
+    )
 
 
 @pytest.mark.etcd
 def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> None:
-    """Brokers ask each other by TLS, showing internal tokens; their health check does; a topic's partitions are summed up over both."""
+    """Brokers ask each other by TLS, showing internal tokens; their health check does; a topic's
+    partitions are summed up over both."""
     authority = Authority(tmp_path / "ca")
     for name, content in (("key", KEY.secret), ("internal", OTHER.secret)):
         (tmp_path / name).write_bytes(content)
-    document = DOCUMENT.format(tmp_path) + f"internal: {{keyFile: {tmp_path}/internal, caFile: {authority.file}}}\n"
+    document = (
+        DOCUMENT.format(tmp_path)
+        + f"internal: {{keyFile: {tmp_path}/internal, caFile: {authority.file}}}\n"
+    )
     (tmp_path / "security.yaml").write_text(document)
     environment = {
         "MAGNETAR_SECURITY": str(tmp_path / "security.yaml"),
@@ -186,7 +216,10 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
     }
     etcd = EtcdServer(tmp_path / "etcd")
     store = f"etcd://{etcd.address[0]}:{etcd.address[1]}"
-    brokers = [ServerProcess(tmp_path, name=f"broker-{number}", store=store, environment=environment) for number in range(2)]
+    brokers = [
+        ServerProcess(tmp_path, name=f"broker-{number}", store=store, environment=environment)
+        for number in range(2)
+    ]
     try:
         etcd.start()
         for broker in brokers:
@@ -208,7 +241,11 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
             stats = asked(broker, authority, f"{path}/partitioned-stats")
             assert stats["msgInCounter"] == 16
             assert asked(broker, authority, "/admin/v2/brokers/health") == "ok"
-        owners = {row["owner"] for row in asked(brokers[0], authority, "/magnetar/v1/status")["bundles"] if row["state"] == "Owned"}
+        owners = {
+            row["owner"]
+            for row in asked(brokers[0], authority, "/magnetar/v1/status")["bundles"]
+            if row["state"] == "Owned"
+        }
         assert len(owners) == 2, "both brokers serve some of it"
         client.close()
     finally:
@@ -220,13 +257,21 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
 
 @pytest.mark.etcd
 def test_clients_follow_topics_from_broker_to_broker_by_tls(tmp_path: Path, driver: Driver) -> None:
-    """The successor's TLS address comes with the hand-over; plain ports are not used: a client of TLS never goes to one."""
+    """The successor's TLS address comes with the hand-over; plain ports are not used: a client
+    of TLS never goes to one."""
     authority = Authority(tmp_path / "ca")
-    cluster = Cluster(tmp_path / "cluster", brokers=2, environment={"MAGNETAR_TLS": str(authority.server())})
+    cluster = Cluster(
+        tmp_path / "cluster", brokers=2, environment={"MAGNETAR_TLS": str(authority.server())}
+    )
     try:
         cluster.start()
         url, topic = cluster.brokers[cluster.entry].service_url_tls, "moved"
-        python = pulsar.Client(url, tls_trust_certs_file_path=str(authority.file), operation_timeout_seconds=60, logger=QUIET)
+        python = pulsar.Client(
+            url,
+            tls_trust_certs_file_path=str(authority.file),
+            operation_timeout_seconds=60,
+            logger=QUIET,
+        )
         foreign = driver.client(url, trust_file=str(authority.file))
         producer, consumer = python.create_producer(topic), foreign.consumer(topic, "s")
         for number in range(3):

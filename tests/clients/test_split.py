@@ -1,4 +1,5 @@
-"""The official Python client while its bundles are split: twice under load, a child is unloaded, and the owner of others is killed.
+"""The official Python client while its bundles are split: twice under load, a child is unloaded,
+and the owner of others is killed.
 
 Three broker processes, a real etcd, one volume.
 """
@@ -59,11 +60,15 @@ def split(cluster: Cluster, topic: str, query: str = "") -> BundleName:
         status, body = request("PUT", f"{owner.http_url}{PATH}/{bundle.range}/split{query}")
         assert status in accepted, (status, body)
         if status == UNAVAILABLE:
-            accepted.add(GONE)  # it may have been carried out all the same: then there is no such bundle any more
+            # it may have been carried out all the same: then there is no such bundle any more
+            accepted.add(GONE)
         return status in (204, GONE)
 
     wait_for(f"{bundle} is split", done)
-    wait_for(f"{cluster.entry} knows that {bundle} is split", lambda: len(boundaries(cluster)) == count + 1)
+    wait_for(
+        f"{cluster.entry} knows that {bundle} is split",
+        lambda: len(boundaries(cluster)) == count + 1,
+    )
     return bundle
 
 
@@ -74,14 +79,17 @@ def wait_for_traffic(load: Load) -> None:
 
 
 def test_splits_under_load_lose_nothing(cluster: Cluster) -> None:
-    """No send fails and no order breaks; a split sends nobody away; children move and are taken over like any bundle."""
+    """No send fails and no order breaks; a split sends nobody away; children move and are taken
+    over like any bundle."""
     client_log = cluster.directory / "client.log"
     load = Load(cluster.service_url, [f"split-{number}" for number in range(TOPICS)], client_log)
     with load:
         wait_for_traffic(load)
         wait_for("bundles evenly spread", lambda: sorted(cluster.counts().values()) == [1, 1, 2])
         # At a broker of one bundle, so that the leader has no reason to even them out again.
-        topic = next(found for found in load.topics if cluster.counts().get(cluster.owner(found)) == 1)
+        topic = next(
+            found for found in load.topics if cluster.counts().get(cluster.owner(found)) == 1
+        )
         before, closed = len(boundaries(cluster)), _closed(client_log)
         started = time.monotonic()
         whole = split(cluster, topic, "?splitAlgorithmName=range_equally_divide&unload=false")
@@ -110,7 +118,10 @@ def test_splits_under_load_lose_nothing(cluster: Cluster) -> None:
         wait_for_traffic(load)
         cluster.brokers[victim].start()
         cluster.wait_healthy()
-        url, names = f"{cluster.brokers[victim].http_url}{PATH}/topics", {f"persistent://public/default/{t}" for t in load.topics}
+        url, names = (
+            f"{cluster.brokers[victim].http_url}{PATH}/topics",
+            {f"persistent://public/default/{t}" for t in load.topics},
+        )
         wait_for(f"{victim} knows all topics", lambda: names <= set(request("GET", url)[1]))
     load.verify(duplicates_max=PENDING_MAX)
 

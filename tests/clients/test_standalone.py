@@ -1,4 +1,5 @@
-"""The official Python client against a standalone server, each feature with a restart of the server in between."""
+"""The official Python client against a standalone server, each feature with a restart of the
+server in between."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def _receive_all(consumer: pulsar.Consumer, count: int) -> list[bytes]:
 
 
 def _put(url: str, body: bytes) -> int:
-    request = urllib.request.Request(url, data=body, method="PUT", headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, data=body, method="PUT", headers={"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return int(response.status)
@@ -48,17 +51,22 @@ def test_a_server_that_is_ready_says_so(server: ServerProcess) -> None:
         with urllib.request.urlopen(server.http_url + path, timeout=60) as response:
             assert response.status == 200
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(server.http_url + "/admin/v2/persistent/no/such/topic/stats", timeout=60)
+        urllib.request.urlopen(
+            server.http_url + "/admin/v2/persistent/no/such/topic/stats", timeout=60
+        )
     with refused.value as answer:
         assert answer.code == 404
         assert b"reason" in answer.read()
 
 
 def test_messages_survive_a_restart(server: ServerProcess, client: pulsar.Client) -> None:
-    """What was acknowledged to the producer before SIGKILL is delivered after it, in order and with properties and key."""
+    """What was acknowledged to the producer before SIGKILL is delivered after it, in order and
+    with properties and key."""
     producer = client.create_producer("survivors")
     for number in range(20):
-        producer.send(str(number).encode(), properties={"number": str(number)}, partition_key=f"key-{number}")
+        producer.send(
+            str(number).encode(), properties={"number": str(number)}, partition_key=f"key-{number}"
+        )
     server.kill()
     server.start()
     consumer = client.subscribe("survivors", "s", initial_position=pulsar.InitialPosition.Earliest)
@@ -72,7 +80,9 @@ def test_messages_survive_a_restart(server: ServerProcess, client: pulsar.Client
 
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
-def test_acknowledgements_survive_a_restart(server: ServerProcess, client: pulsar.Client, kind: pulsar.ConsumerType) -> None:
+def test_acknowledgements_survive_a_restart(
+    server: ServerProcess, client: pulsar.Client, kind: pulsar.ConsumerType
+) -> None:
     """A subscription goes on where it was: acknowledged messages stay away, others come back."""
     topic = f"cursor-{kind.name}"
     consumer = client.subscribe(topic, "s", consumer_type=kind)
@@ -91,14 +101,21 @@ def test_acknowledgements_survive_a_restart(server: ServerProcess, client: pulsa
         again.receive(SHORT_MS)
 
 
-@pytest.mark.parametrize("compression", [pulsar.CompressionType.NONE, pulsar.CompressionType.LZ4, pulsar.CompressionType.ZSTD])
+@pytest.mark.parametrize(
+    "compression",
+    [pulsar.CompressionType.NONE, pulsar.CompressionType.LZ4, pulsar.CompressionType.ZSTD],
+)
 def test_batches_and_compression_pass_through(
     server: ServerProcess, client: pulsar.Client, compression: pulsar.CompressionType
 ) -> None:
     """Batches of a real client come back message by message, before and after a restart."""
     topic = f"batches-{compression.name}"
     producer = client.create_producer(
-        topic, batching_enabled=True, batching_max_messages=50, batching_max_publish_delay_ms=50, compression_type=compression
+        topic,
+        batching_enabled=True,
+        batching_max_messages=50,
+        batching_max_publish_delay_ms=50,
+        compression_type=compression,
     )
     for number in range(200):
         producer.send_async(f"{number}".encode() * 10, None)
@@ -113,11 +130,15 @@ def test_batches_and_compression_pass_through(
 
 
 def test_shared_subscription_divides_messages(server: ServerProcess, client: pulsar.Client) -> None:
-    """Two Shared consumers get every message once between them; what one does not acknowledge goes to the other when it leaves, and both
-    have their share of what comes after a restart."""
+    """Two Shared consumers get every message once between them; what one does not acknowledge
+    goes to the other when it leaves, and both have their share of what comes after a restart."""
     topic = "shared"
-    first = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
-    second = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
+    first = client.subscribe(
+        topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10
+    )
+    second = client.subscribe(
+        topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10
+    )
     producer = client.create_producer(topic)
     for number in range(40):
         producer.send(str(number).encode())
@@ -145,13 +166,16 @@ def test_shared_subscription_divides_messages(server: ServerProcess, client: pul
     assert set(got.values()) == {1}
     server.stop()
     server.start()
-    third = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10)
+    third = client.subscribe(
+        topic, "s", consumer_type=pulsar.ConsumerType.Shared, receiver_queue_size=10
+    )
     await_consumers(server, topic, "s", 2)
     later = {str(number).encode() for number in range(40, 60)}
     for value in sorted(later):
         producer.send(value)
     shares: list[set[bytes]] = [set(), set()]
-    while not later <= shares[0] | shares[1]:  # what was acknowledged just before the stop may come again
+    # what was acknowledged just before the stop may come again
+    while not later <= shares[0] | shares[1]:
         for consumer, share in zip((second, third), shares, strict=True):
             with contextlib.suppress(pulsar.Timeout):
                 message = consumer.receive(SHORT_MS)
@@ -161,7 +185,8 @@ def test_shared_subscription_divides_messages(server: ServerProcess, client: pul
 
 
 def test_exclusive_refuses_a_second_consumer(server: ServerProcess, client: pulsar.Client) -> None:
-    """The second Exclusive consumer is told that the subscription is taken, also once the first has come back after a restart."""
+    """The second Exclusive consumer is told that the subscription is taken, also once the first
+    has come back after a restart."""
     consumer = client.subscribe("exclusive", "s")
     for _ in before_and_after(server):
         await_consumers(server, "exclusive", "s", 1)
@@ -172,14 +197,20 @@ def test_exclusive_refuses_a_second_consumer(server: ServerProcess, client: puls
 
 
 def test_negative_acknowledgement_redelivers(server: ServerProcess, client: pulsar.Client) -> None:
-    """A nacked message of a Shared subscription comes back with its count, which begins anew with the server; acknowledged, it stays away."""
-    consumer = client.subscribe("nack", "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100)
+    """A nacked message of a Shared subscription comes back with its count, which begins anew
+    with the server; acknowledged, it stays away."""
+    consumer = client.subscribe(
+        "nack", "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
+    )
     client.create_producer("nack").send(b"again")
     for _ in before_and_after(server):
         first = consumer.receive(RECEIVE_MS)
         consumer.negative_acknowledge(first)
         second = consumer.receive(RECEIVE_MS)
-        assert (second.data(), second.redelivery_count()) == (b"again", first.redelivery_count() + 1)
+        assert (second.data(), second.redelivery_count()) == (
+            b"again",
+            first.redelivery_count() + 1,
+        )
     consumer.acknowledge(second)
     consumer.close()
     server.stop()
@@ -189,7 +220,8 @@ def test_negative_acknowledgement_redelivers(server: ServerProcess, client: puls
 
 
 def test_reader_and_last_message_id(server: ServerProcess, client: pulsar.Client) -> None:
-    """`has_message_available` is right on an empty topic, at the end, and after a restart; a reader starts where it is told."""
+    """`has_message_available` is right on an empty topic, at the end, and after a restart; a
+    reader starts where it is told."""
     reader = client.create_reader("read", pulsar.MessageId.earliest)
     assert not reader.has_message_available()
     producer = client.create_producer("read")
@@ -204,7 +236,8 @@ def test_reader_and_last_message_id(server: ServerProcess, client: pulsar.Client
 
 
 def test_partitioned_topic(server: ServerProcess, client: pulsar.Client) -> None:
-    """Partitions made over REST are used by producer and consumer, keys stay together, a restart changes nothing."""
+    """Partitions made over REST are used by producer and consumer, keys stay together, a restart
+    changes nothing."""
     url = f"{server.http_url}/admin/v2/persistent/public/default/many/partitions"
     assert _put(url, b"3") == 204
     producer = client.create_producer("many")
@@ -225,7 +258,8 @@ def test_partitioned_topic(server: ServerProcess, client: pulsar.Client) -> None
 
 
 def test_cumulative_acknowledgement_and_seek(server: ServerProcess, client: pulsar.Client) -> None:
-    """Seek moves a durable cursor back over what was acknowledged; both are there after a restart."""
+    """Seek moves a durable cursor back over what was acknowledged; both are there after a
+    restart."""
     consumer = client.subscribe("seek", "s", initial_position=pulsar.InitialPosition.Earliest)
     producer = client.create_producer("seek")
     identifiers = [producer.send(str(number).encode()) for number in range(10)]
@@ -237,11 +271,13 @@ def test_cumulative_acknowledgement_and_seek(server: ServerProcess, client: puls
     consumer = client.subscribe("seek", "s")
     assert [consumer.receive(RECEIVE_MS).data() for _ in range(2)] == [b"8", b"9"]
     consumer.seek(identifiers[4])
-    assert consumer.receive(RECEIVE_MS).data() == b"5"  # this client leaves out the message it seeks to, unless told otherwise
+    # this client leaves out the message it seeks to, unless told otherwise
+    assert consumer.receive(RECEIVE_MS).data() == b"5"
     consumer.close()
     server.kill()
     server.start()
-    assert client.subscribe("seek", "s").receive(RECEIVE_MS).data() == b"4"  # a new consumer of it leaves out nothing
+    # a new consumer of it leaves out nothing
+    assert client.subscribe("seek", "s").receive(RECEIVE_MS).data() == b"4"
 
 
 def test_unsubscribe_forgets(server: ServerProcess, client: pulsar.Client) -> None:

@@ -1,5 +1,6 @@
-"""A standalone server as a transaction coordinator, as it is delivered: nothing of one until somebody asks, found at its own address, and the same
-after SIGKILL, SIGTERM or being switched off."""
+"""A standalone server as a transaction coordinator, as it is delivered: nothing of one until
+somebody asks, found at its own address, and the same after SIGKILL, SIGTERM or being switched
+off."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def _metrics(server: ServerProcess) -> str:
 
 
 def _begin(port: int) -> int:
-    """A transaction by the bare protocol, without the look-up and the handshake before it; its sequence."""
+    """A transaction by the bare protocol, without the look-up and the handshake before it; its
+    sequence."""
     wire = Wire(port)
     try:
         wire.connect()
@@ -65,9 +67,11 @@ def _journal(server: ServerProcess) -> bytes:
 
 
 def test_a_server_that_was_never_asked_has_nothing_of_a_coordinator(tmp_path: Path) -> None:
-    """Clients are led to it, and publish; until the first command about transactions there is no file, record or metric of a coordinator.
+    """Clients are led to it, and publish; until the first command about transactions there is no
+    file, record or metric of a coordinator.
 
-    Then many at once ask, and wait for the same one. From its next start on the server has it at once.
+    Then many at once ask, and wait for the same one. From its next start on the server has it at
+    once.
     """
     with ServerProcess(tmp_path) as server:
         client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
@@ -88,7 +92,8 @@ def test_a_server_that_was_never_asked_has_nothing_of_a_coordinator(tmp_path: Pa
 
 
 def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
-    """The first command that names transactions is a person's: answered as by a coordinator that has always been there."""
+    """The first command that names transactions is a person's: answered as by a coordinator that
+    has always been there."""
     with ServerProcess(tmp_path) as server:
         assert request("GET", f"{server.http_url}/magnetar/v1/transactions") == (
             200,
@@ -99,21 +104,27 @@ def test_an_administrators_question_wakes_it_too(tmp_path: Path) -> None:
 
 
 def _discovered(server: ServerProcess) -> tuple[int, str]:
-    """How many coordinators clients are told of, and where the first one is ("" = there is no such topic)."""
+    """How many coordinators clients are told of, and where the first one is ("" = there is no
+    such topic)."""
     wire = Wire(server.broker_port)
     try:
         wire.connect()
-        body = api.CommandPartitionedTopicMetadata(topic=ASSIGN, metadata_auto_creation_enabled=False)
+        body = api.CommandPartitionedTopicMetadata(
+            topic=ASSIGN, metadata_auto_creation_enabled=False
+        )
         count = wire.ask(Type.PARTITIONED_METADATA, body).partitions
         if not count:
             return 0, ""
-        return count, wire.ask(Type.LOOKUP, api.CommandLookupTopic(topic=f"{ASSIGN}-partition-0")).brokerServiceUrl
+        return count, wire.ask(
+            Type.LOOKUP, api.CommandLookupTopic(topic=f"{ASSIGN}-partition-0")
+        ).brokerServiceUrl
     finally:
         wire.close()
 
 
 def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
-    """One coordinator, at the address that clients use anyway; transactions begin and end there, and metrics tell of it."""
+    """One coordinator, at the address that clients use anyway; transactions begin and end there,
+    and metrics tell of it."""
 
     async def scenario() -> None:
         async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
@@ -130,7 +141,8 @@ def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
 
 @pytest.mark.parametrize("planned", [False, True], ids=["killed", "stopped"])
 def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> None:
-    """SIGKILL or SIGTERM: outcomes are told again, an open transaction is committed by the same client, ids go on."""
+    """SIGKILL or SIGTERM: outcomes are told again, an open transaction is committed by the same
+    client, ids go on."""
 
     def lose() -> None:
         if planned:
@@ -142,7 +154,9 @@ def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> N
     asyncio.run(outcomes_survive(own.service_url, lose))
 
 
-def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(tmp_path: Path) -> None:
+def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(
+    tmp_path: Path,
+) -> None:
     """Three lives on one directory: with transactions, without, and with them again."""
 
     async def begin(url: str) -> TxnId:
@@ -164,7 +178,8 @@ def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_
 
 @pytest.mark.java
 def test_switched_off_the_official_clients_fail_at_once(tmp_path: Path, driver: Driver) -> None:
-    """A client that enables transactions is not made, as where a cluster has no coordinators: it never waits for one."""
+    """A client that enables transactions is not made, as where a cluster has no coordinators: it
+    never waits for one."""
     with ServerProcess(tmp_path, environment={SWITCH: "0"}) as server:
         with pytest.raises(ForeignError) as refused:
             driver.client(server.service_url, transactions=True)

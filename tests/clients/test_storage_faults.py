@@ -1,4 +1,5 @@
-"""A standalone server on a small real file system that fills up, and on files that are damaged: the official client loses nothing."""
+"""A standalone server on a small real file system that fills up, and on files that are damaged:
+the official client loses nothing."""
 
 from __future__ import annotations
 
@@ -35,10 +36,16 @@ CHUNK = b"x" * (256 << 10)
 
 def mounted(*command: str) -> None:
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root: ENOSPC end to end was NOT tested on this machine")
+        pytest.skip(
+            "mounting a small file system needs root: ENOSPC end to end was NOT tested on this "
+            "machine"
+        )
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
-        pytest.skip(f"{' '.join(command)}: {found.stderr.strip()}: ENOSPC end to end was NOT tested on this machine")
+        pytest.skip(
+            f"{' '.join(command)}: {found.stderr.strip()}: ENOSPC end to end was NOT tested on "
+            "this machine"
+        )
 
 
 @pytest.fixture(params=[MEMORY_DISK, "ext4"])
@@ -77,7 +84,11 @@ def fill(path: Path) -> None:
 def metrics(server: ServerProcess) -> dict[str, float]:
     with urllib.request.urlopen(server.http_url + "/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
-    return {line.split()[0]: float(line.split()[-1]) for line in lines if line and not line.startswith("#") and "{" not in line}
+    return {
+        line.split()[0]: float(line.split()[-1])
+        for line in lines
+        if line and not line.startswith("#") and "{" not in line
+    }
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -97,12 +108,17 @@ def damage(server: ServerProcess) -> list[dict[str, Any]]:
         return found
 
 
-def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is_space(server: ServerProcess, disk: Path) -> None:
-    """Sends time out instead of failing for good; what is there can be read by new consumers; the process lives on; then it goes on."""
+def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is_space(
+    server: ServerProcess, disk: Path
+) -> None:
+    """Sends time out instead of failing for good; what is there can be read by new consumers;
+    the process lives on; then it goes on."""
     client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     ballast = disk / "ballast"
     try:
-        patient = client.create_producer("full", send_timeout_millis=120_000, batching_enabled=False)
+        patient = client.create_producer(
+            "full", send_timeout_millis=120_000, batching_enabled=False
+        )
         acknowledged = list(range(4))
         for number in acknowledged:
             patient.send(b"%d " % number + CHUNK)
@@ -152,13 +168,16 @@ def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is
 
 @pytest.fixture
 def quick_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A standalone server on the machine's own disk that rolls early and does not rewrite by age."""
+    """A standalone server on the machine's own disk that rolls early and does not rewrite by
+    age."""
     with ServerProcess(tmp_path, environment=QUICK) as process:
         yield process
 
 
 def roll(server: ServerProcess, topic: str) -> None:
-    request = urllib.request.Request(f"{server.http_url}/admin/v2/persistent/public/default/{topic}/roll", b"", method="POST")
+    request = urllib.request.Request(
+        f"{server.http_url}/admin/v2/persistent/public/default/{topic}/roll", b"", method="POST"
+    )
     with urllib.request.urlopen(request, timeout=60):
         return
 
@@ -170,8 +189,9 @@ def only_log_with(server: ServerProcess, needle: bytes) -> Path:
 
 
 def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProcess) -> None:
-    """One byte of a sealed file is wrong, the index of another is gone: the entries before come, the damaged one is named by REST and metrics
-    and never skipped, another topic is served by the same process; the file restored, the consumer goes on."""
+    """One byte of a sealed file is wrong, the index of another is gone: the entries before come,
+    the damaged one is named by REST and metrics and never skipped, another topic is served by
+    the same process; the file restored, the consumer goes on."""
     server = quick_server
     client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     try:
@@ -191,7 +211,11 @@ def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProce
         overwrite(path, intact.index(b"hurt-3"), b"hurt-X")
         only_log_with(server, b"sound-3").with_suffix(".index").unlink(missing_ok=True)
         reader = client.create_reader("hurt", pulsar.MessageId.earliest)
-        assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [b"hurt-0", b"hurt-1", b"hurt-2"]
+        assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [
+            b"hurt-0",
+            b"hurt-1",
+            b"hurt-2",
+        ]
         with pytest.raises(pulsar.Timeout):
             reader.read_next(2000)
         wait_for("the damage is known", lambda: bool(unreadable(server)))
@@ -202,9 +226,15 @@ def test_damage_is_named_and_everything_else_is_served(quick_server: ServerProce
         assert found["offset"] < intact.index(b"hurt-3") < found["offset"] + 200
         assert metrics(server)["magnetar_storage_damage"] >= 1
         sound = client.create_reader("sound", pulsar.MessageId.earliest)
-        assert [sound.read_next(RECEIVE_MS).data() for _ in range(6)] == [b"sound-%d" % number for number in range(6)]
+        assert [sound.read_next(RECEIVE_MS).data() for _ in range(6)] == [
+            b"sound-%d" % number for number in range(6)
+        ]
         overwrite(path, intact.index(b"hurt-3"), b"hurt-3")
-        assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [b"hurt-3", b"hurt-4", b"hurt-5"]
+        assert [reader.read_next(RECEIVE_MS).data() for _ in range(3)] == [
+            b"hurt-3",
+            b"hurt-4",
+            b"hurt-5",
+        ]
         wait_for("the damage is over", lambda: not unreadable(server))
     finally:
         client.close()

@@ -1,4 +1,5 @@
-"""The official Python client and REST against a standalone server: how topics and messages end, with a restart of the server in between."""
+"""The official Python client and REST against a standalone server: how topics and messages end,
+with a restart of the server in between."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ QUICK = {
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A standalone server that looks at its topics all the time, and keeps unused topics unless a test says otherwise."""
+    """A standalone server that looks at its topics all the time, and keeps unused topics unless
+    a test says otherwise."""
     with ServerProcess(tmp_path, environment=QUICK) as process:
         yield process
 
@@ -47,7 +49,12 @@ def client(server: ServerProcess) -> Iterator[pulsar.Client]:
 def rest(server: ServerProcess, method: str, path: str, body: Any = None) -> Any:
     """The JSON of the answer, None without one. Raises HTTPError."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(server.http_url + path, data=data, method=method, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        server.http_url + path,
+        data=data,
+        method=method,
+        headers={"Content-Type": "application/json"},
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         text = answer.read()
         return json.loads(text) if text else None
@@ -73,7 +80,9 @@ def position(identifier: pulsar.MessageId) -> tuple[int, int]:
     return identifier.ledger_id(), identifier.entry_id()
 
 
-def test_what_was_acknowledged_is_dropped_and_readers_go_on_behind_it(server: ServerProcess, client: pulsar.Client) -> None:
+def test_what_was_acknowledged_is_dropped_and_readers_go_on_behind_it(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
     """Also a reader whose start has been dropped, and after a kill; ids go on."""
     topic = "dropped"
     consumer = client.subscribe(topic, "s")
@@ -89,12 +98,26 @@ def test_what_was_acknowledged_is_dropped_and_readers_go_on_behind_it(server: Se
         assert reader.read_next(RECEIVE_MS).data() == b"6"
         reader.close()
     assert position(producer.send(b"more")) > position(sent[-1])
-    assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [b"6", b"7", b"8", b"9", b"more"]
+    assert [consumer.receive(RECEIVE_MS).data() for _ in range(5)] == [
+        b"6",
+        b"7",
+        b"8",
+        b"9",
+        b"more",
+    ]
 
 
-def test_retention_keeps_what_was_acknowledged(server: ServerProcess, client: pulsar.Client) -> None:
-    """A late subscription still gets everything, before and after a restart; lifting the policy lets it go."""
-    rest(server, "POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+def test_retention_keeps_what_was_acknowledged(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """A late subscription still gets everything, before and after a restart; lifting the policy
+    lets it go."""
+    rest(
+        server,
+        "POST",
+        f"{NAMESPACE}/retention",
+        {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+    )
     topic = "retained"
     consumer = client.subscribe(topic, "s")
     producer = client.create_producer(topic)
@@ -110,18 +133,27 @@ def test_retention_keeps_what_was_acknowledged(server: ServerProcess, client: pu
         late.acknowledge(message)
     assert entries_of(server, topic) == 5
     rest(server, "DELETE", f"{NAMESPACE}/retention")
-    rest(server, "POST", f"{topic_path(topic)}/subscription/s/skip_all")  # an acknowledgement on its way at the stop comes again
+    # an acknowledgement on its way at the stop comes again
+    rest(server, "POST", f"{topic_path(topic)}/subscription/s/skip_all")
     until(lambda: entries_of(server, topic) == 0)
 
 
-def test_messages_beyond_their_time_to_live_are_not_delivered(server: ServerProcess, client: pulsar.Client) -> None:
-    """Expired while nobody was there; what came later is delivered; the server was killed in between."""
+def test_messages_beyond_their_time_to_live_are_not_delivered(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """Expired while nobody was there; what came later is delivered; the server was killed in
+    between."""
     topic = "expiring"
     client.subscribe(topic, "s").close()
     producer = client.create_producer(topic)
     producer.send(b"old")
     rest(server, "POST", f"{topic_path(topic)}/messageTTL?messageTTL=1")
-    until(lambda: rest(server, "GET", f"{topic_path(topic)}/stats")["subscriptions"]["s"]["msgBacklog"] == 0)
+    until(
+        lambda: (
+            rest(server, "GET", f"{topic_path(topic)}/stats")["subscriptions"]["s"]["msgBacklog"]
+            == 0
+        )
+    )
     rest(server, "DELETE", f"{topic_path(topic)}/messageTTL")
     server.stop()
     server.start()
@@ -130,10 +162,17 @@ def test_messages_beyond_their_time_to_live_are_not_delivered(server: ServerProc
     assert consumer.receive(RECEIVE_MS).data() == b"new"
 
 
-def test_nothing_can_be_published_to_a_terminated_topic(server: ServerProcess, client: pulsar.Client) -> None:
+def test_nothing_can_be_published_to_a_terminated_topic(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
     """The client learns it on send and on create, also after a kill; what is there can be read."""
     topic = "ended"
-    rest(server, "POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+    rest(
+        server,
+        "POST",
+        f"{NAMESPACE}/retention",
+        {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+    )
     producer = client.create_producer(topic)
     last = [producer.send(str(number).encode()) for number in range(3)][-1]
     found = rest(server, "POST", f"{topic_path(topic)}/terminate")
@@ -149,8 +188,11 @@ def test_nothing_can_be_published_to_a_terminated_topic(server: ServerProcess, c
     assert not reader.has_message_available()
 
 
-def test_an_unused_topic_is_deleted_and_its_ids_stay_single(server: ServerProcess, client: pulsar.Client) -> None:
-    """By the policy, then by force under a producer's feet; every new life of the name has greater ids, whatever happens in between."""
+def test_an_unused_topic_is_deleted_and_its_ids_stay_single(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """By the policy, then by force under a producer's feet; every new life of the name has
+    greater ids, whatever happens in between."""
     topic = "fleeting"
     inactive = {
         "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
@@ -174,14 +216,21 @@ def test_an_unused_topic_is_deleted_and_its_ids_stay_single(server: ServerProces
     assert rest(server, "GET", f"{NAMESPACE}/topics") == [f"persistent://public/default/{topic}"]
 
 
-def test_a_full_backlog_keeps_producers_away_until_it_is_consumed(server: ServerProcess, client: pulsar.Client) -> None:
+def test_a_full_backlog_keeps_producers_away_until_it_is_consumed(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
     """producer_exception, over a restart."""
     topic = "full"
     consumer = client.subscribe(topic, "s")
     producer = client.create_producer(topic)
     for _ in range(10):
         producer.send(bytes(1000))
-    rest(server, "POST", f"{topic_path(topic)}/backlogQuota", {"limitSize": 5000, "policy": "producer_exception"})
+    rest(
+        server,
+        "POST",
+        f"{topic_path(topic)}/backlogQuota",
+        {"limitSize": 5000, "policy": "producer_exception"},
+    )
     until(lambda: rest(server, "GET", f"{topic_path(topic)}/stats")["publishers"] == [])
     producer.close()
     server.stop()
@@ -200,7 +249,9 @@ def test_a_full_backlog_keeps_producers_away_until_it_is_consumed(server: Server
     until(lambda: not refused())
 
 
-def test_partitions_go_together_and_a_namespace_by_force(server: ServerProcess, client: pulsar.Client) -> None:
+def test_partitions_go_together_and_a_namespace_by_force(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
     """A topic in use is not deleted unless by force."""
     rest(server, "PUT", f"{topic_path('many')}/partitions", 3)
     consumer = client.subscribe("many", "s")

@@ -1,4 +1,5 @@
-"""The official Python client and topics: patterns, partitions that grow, non-persistent ones, lists; with restarts of the server in between."""
+"""The official Python client and topics: patterns, partitions that grow, non-persistent ones,
+lists; with restarts of the server in between."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ def rest(server: ServerProcess, method: str, path: str, body: Any = None) -> tup
     """One request to the admin REST: status, and the JSON it answered."""
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(
-        server.http_url + ADMIN + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        server.http_url + ADMIN + path,
+        data=data,
+        method=method,
+        headers={"Content-Type": "application/json"},
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -52,7 +56,8 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def pattern_consumer(client: pulsar.Client) -> pulsar.Consumer:
-    """This client looks for new topics once a minute, whatever it is told; a fresh consumer looks at once."""
+    """This client looks for new topics once a minute, whatever it is told; a fresh consumer
+    looks at once."""
     return client.subscribe(
         re.compile("persistent://public/default/reg-.*"),
         "s",
@@ -71,8 +76,11 @@ def received(consumer: pulsar.Consumer, expected: set[bytes]) -> None:
         missing.discard(message.data())
 
 
-def test_a_pattern_consumer_finds_topics_before_and_after_a_restart(server: ServerProcess, client: pulsar.Client) -> None:
-    """Topics that match get consumed, plain and partitioned, those of before a restart and those made after it; others do not."""
+def test_a_pattern_consumer_finds_topics_before_and_after_a_restart(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
+    """Topics that match get consumed, plain and partitioned, those of before a restart and those
+    made after it; others do not."""
     first = client.create_producer("reg-1")
     client.create_producer("other").send(b"never")
     client.create_producer("reg-2").send(b"two")
@@ -91,38 +99,48 @@ def test_a_pattern_consumer_finds_topics_before_and_after_a_restart(server: Serv
 
 
 def test_lists_over_rest_survive_restarts(server: ServerProcess, client: pulsar.Client) -> None:
-    """Plain topics, partitions nobody has used, non-persistent ones by mode, and no system topics."""
+    """Plain topics, partitions nobody has used, non-persistent ones by mode, and no system
+    topics."""
     client.create_producer("plain")
     client.create_producer("non-persistent://public/default/volatile")
     assert rest(server, "PUT", "/persistent/public/default/parts/partitions", 3)[0] == 204
     persistent = [
-        f"persistent://public/default/{name}" for name in ("parts-partition-0", "parts-partition-1", "parts-partition-2", "plain")
+        f"persistent://public/default/{name}"
+        for name in ("parts-partition-0", "parts-partition-1", "parts-partition-2", "plain")
     ]
     volatile = "non-persistent://public/default/volatile"
     assert topics(server) == topics(server, "?mode=PERSISTENT") == persistent
     assert topics(server, "?mode=NON_PERSISTENT") == [volatile]
     assert topics(server, "?mode=ALL") == [volatile, *persistent]
     assert rest(server, "GET", "/persistent/public/default") == (200, persistent)
-    assert rest(server, "GET", "/persistent/public/default/partitioned") == (200, ["persistent://public/default/parts"])
+    assert rest(server, "GET", "/persistent/public/default/partitioned") == (
+        200,
+        ["persistent://public/default/parts"],
+    )
     server.kill()
     server.start()
     assert topics(server) == persistent
 
 
 def test_partitions_are_created_grow_and_go(server: ServerProcess, client: pulsar.Client) -> None:
-    """N partitions as asked, more of them without losing what reaches a new one early, and their end; statuses as admin clients expect."""
+    """N partitions as asked, more of them without losing what reaches a new one early, and their
+    end; statuses as admin clients expect."""
     path = "/persistent/public/default/many/partitions"
     assert rest(server, "PUT", path, 0)[0] == 406
     assert rest(server, "PUT", path, 2)[0] == 204
     assert rest(server, "PUT", path, 2)[0] == 409
-    assert client.get_topic_partitions("many") == [f"persistent://public/default/many-partition-{index}" for index in range(2)]
+    assert client.get_topic_partitions("many") == [
+        f"persistent://public/default/many-partition-{index}" for index in range(2)
+    ]
     consumer = client.subscribe("many", "s")
     consumer.close()
     assert rest(server, "POST", path, 4)[0] == 204
     assert rest(server, "POST", path, 3)[0] >= 400
     assert rest(server, "GET", path)[1]["partitions"] == 4
     assert len(client.get_topic_partitions("many")) == 4
-    producer = client.create_producer("many", message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution)
+    producer = client.create_producer(
+        "many", message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+    )
     for number in range(40):
         producer.send(str(number).encode())
     server.kill()
@@ -134,7 +152,9 @@ def test_partitions_are_created_grow_and_go(server: ServerProcess, client: pulsa
         message = consumer.receive(RECEIVE_MS)
         received.add(int(message.data()))
         used.add(message.message_id().partition())
-    assert (received, used) == (set(range(40)), {0, 1, 2, 3}), "a grown partition keeps what came before its consumer"
+    assert (received, used) == (set(range(40)), {0, 1, 2, 3}), (
+        "a grown partition keeps what came before its consumer"
+    )
     assert rest(server, "DELETE", path)[0] == 412, "a consumer is attached"
     consumer.close()
     producer.close()
@@ -143,7 +163,9 @@ def test_partitions_are_created_grow_and_go(server: ServerProcess, client: pulsa
     assert topics(server) == []
 
 
-def test_topics_are_created_as_the_namespaces_policy_says(server: ServerProcess, client: pulsar.Client) -> None:
+def test_topics_are_created_as_the_namespaces_policy_says(
+    server: ServerProcess, client: pulsar.Client
+) -> None:
     """Partitioned with the default number, or not at all; a restart changes nothing."""
     policy = "/namespaces/public/default/autoTopicCreation"
     made = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}
@@ -160,11 +182,15 @@ def test_topics_are_created_as_the_namespaces_policy_says(server: ServerProcess,
 
 
 def test_non_persistent_topics(server: ServerProcess, client: pulsar.Client) -> None:
-    """Messages reach who listens, plain and partitioned, each consumer of a Shared subscription some; after a restart both sides are back."""
+    """Messages reach who listens, plain and partitioned, each consumer of a Shared subscription
+    some; after a restart both sides are back."""
     topic = "non-persistent://public/default/volatile"
     producer = client.create_producer(topic)
     producer.send(b"nobody listens")
-    consumers = [client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared) for _ in range(2)]
+    consumers = [
+        client.subscribe(topic, "shared", consumer_type=pulsar.ConsumerType.Shared)
+        for _ in range(2)
+    ]
     exclusive = client.subscribe(topic, "exclusive")
     for number in range(20):
         producer.send(str(number).encode())
@@ -188,7 +214,8 @@ def test_non_persistent_topics(server: ServerProcess, client: pulsar.Client) -> 
     assert rest(server, "PUT", "/non-persistent/public/default/vp/partitions", 2)[0] == 204
     partitioned = client.subscribe("non-persistent://public/default/vp", "s")
     publisher = client.create_producer(
-        "non-persistent://public/default/vp", message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        "non-persistent://public/default/vp",
+        message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution,
     )
     for number in range(10):
         publisher.send(str(number).encode())

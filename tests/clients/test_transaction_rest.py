@@ -1,4 +1,5 @@
-"""REST about transactions: any broker tells what coordinators know, ends a transaction by force, and pulsar-admin understands it."""
+"""REST about transactions: any broker tells what coordinators know, ends a transaction by force,
+and pulsar-admin understands it."""
 
 from __future__ import annotations
 
@@ -41,13 +42,17 @@ class Holder:
         self._wire.close()
 
     def begin(self) -> TxnId:
-        found = self._wire.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=TIMEOUT_MS, tc_id=self._tcid))
+        found = self._wire.ask(
+            Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=TIMEOUT_MS, tc_id=self._tcid)
+        )
         assert not found.HasField("error"), found
         return TxnId(found.txnid_most_bits, found.txnid_least_bits)
 
     def join(self, txn: TxnId) -> None:
         ids = {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
-        added = self._wire.ask(Type.ADD_PARTITION_TO_TXN, api.CommandAddPartitionToTxn(**ids, partitions=[TOPIC]))
+        added = self._wire.ask(
+            Type.ADD_PARTITION_TO_TXN, api.CommandAddPartitionToTxn(**ids, partitions=[TOPIC])
+        )
         assert not added.HasField("error"), added
         subscription = api.Subscription(topic=TOPIC, subscription="s")
         body = api.CommandAddSubscriptionToTxn(**ids, subscription=[subscription])
@@ -75,7 +80,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def holders(stage: Stage) -> Iterator[list[Holder]]:
     """A client of each."""
-    found = [Holder(coordinator.broker_port, tcid) for tcid, coordinator in enumerate(stage.coordinators)]
+    found = [
+        Holder(coordinator.broker_port, tcid) for tcid, coordinator in enumerate(stage.coordinators)
+    ]
     yield found
     for holder in found:
         holder.close()
@@ -97,29 +104,48 @@ def _pulsar(server: ServerProcess, path: str, method: str = "GET") -> tuple[int,
 
 @pytest.mark.etcd
 def test_a_broker_answers_for_all_coordinators(stage: Stage, holders: list[Holder]) -> None:
-    """Which there are, their state, a transaction with its participants, those that are open for long, and how one has ended."""
+    """Which there are, their state, a transaction with its participants, those that are open for
+    long, and how one has ended."""
     broker = stage.broker
     status, found = _pulsar(broker, "coordinators")
     urls = [coordinator.service_url for coordinator in stage.coordinators]
-    assert (status, found) == (200, [{"id": tcid, "brokerServiceUrl": url} for tcid, url in enumerate(urls)])
+    assert (status, found) == (
+        200,
+        [{"id": tcid, "brokerServiceUrl": url} for tcid, url in enumerate(urls)],
+    )
     txn, other = holders[1].begin(), holders[0].begin()
     holders[1].join(txn)
     status, stats = _pulsar(broker, "coordinatorStats")
     assert (status, sorted(stats)) == (200, ["0", "1"])
-    assert (stats["1"]["state"], stats["1"]["leastSigBits"], stats["1"]["ongoingTxnSize"]) == ("Ready", txn.least, 1)
+    assert (stats["1"]["state"], stats["1"]["leastSigBits"], stats["1"]["ongoingTxnSize"]) == (
+        "Ready",
+        txn.least,
+        1,
+    )
     assert _pulsar(broker, "coordinatorStats?coordinatorId=1") == (200, stats["1"])
     status, log = _pulsar(broker, "coordinatorInternalStats/1")
     assert status == 200
     assert log["transactionLogStats"]["managedLedgerInternalStats"]["totalSize"] > 0
     status, metadata = _pulsar(broker, f"transactionMetadata/{txn.most}/{txn.least}")
-    assert (status, metadata["txnId"], metadata["status"], metadata["timeoutAt"]) == (200, str(txn), "OPEN", TIMEOUT_MS)
-    assert (list(metadata["producedPartitions"]), list(metadata["ackedPartitions"][TOPIC])) == ([TOPIC], ["s"])
+    assert (status, metadata["txnId"], metadata["status"], metadata["timeoutAt"]) == (
+        200,
+        str(txn),
+        "OPEN",
+        TIMEOUT_MS,
+    )
+    assert (list(metadata["producedPartitions"]), list(metadata["ackedPartitions"][TOPIC])) == (
+        [TOPIC],
+        ["s"],
+    )
     status, slow = _pulsar(broker, "slowTransactions/1")
     assert (status, sorted(slow)) == (200, sorted([str(txn), str(other)]))
     assert _pulsar(broker, f"slowTransactions/{TIMEOUT_MS}") == (200, {})
     assert list(_pulsar(broker, "slowTransactions/1?coordinatorId=0")[1]) == [str(other)]
     listed = [_ask(broker, f"/magnetar/v1/transactions?limit={limit}")[1] for limit in (1, 2)]
-    assert [(len(found["transactions"]), found["more"]) for found in listed] == [(1, True), (2, False)]
+    assert [(len(found["transactions"]), found["more"]) for found in listed] == [
+        (1, True),
+        (2, False),
+    ]
     assert not holders[0].end(other, COMMIT).HasField("error")
     status, ended = _pulsar(broker, f"transactionMetadata/{other.most}/{other.least}")
     assert (status, ended["status"]) == (200, "COMMITTED")
@@ -128,14 +154,19 @@ def test_a_broker_answers_for_all_coordinators(stage: Stage, holders: list[Holde
 
 
 @pytest.mark.etcd
-def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(stage: Stage, holders: list[Holder]) -> None:
+def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(
+    stage: Stage, holders: list[Holder]
+) -> None:
     """Its client is then told that it was aborted; what was committed stays committed."""
     broker, holder = stage.broker, holders[0]
     txn, committed = holder.begin(), holder.begin()
     assert not holder.end(committed, COMMIT).HasField("error")
     assert _pulsar(broker, f"abortTransaction/{txn.most}/{txn.least}", "POST") == (204, None)
     refused = holder.end(txn, COMMIT)
-    assert (int(refused.error), "ABORTED" in refused.message) == (int(WireCode.INVALID_TXN_STATUS), True)
+    assert (int(refused.error), "ABORTED" in refused.message) == (
+        int(WireCode.INVALID_TXN_STATUS),
+        True,
+    )
     status, reason = _pulsar(broker, f"abortTransaction/{committed.most}/{committed.least}", "POST")
     assert (status, "is COMMITTED" in reason["reason"]) == (409, True)
     assert not holder.end(committed, COMMIT).HasField("error")
@@ -144,8 +175,11 @@ def test_an_open_transaction_is_aborted_by_force_and_a_decided_one_is_not(stage:
 
 
 @pytest.mark.etcd
-def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_for(stage: Stage, holders: list[Holder]) -> None:
-    """SIGKILL: the list says whose transactions are missing. Retired: the first coordinator tells outcomes in its place."""
+def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_for(
+    stage: Stage, holders: list[Holder]
+) -> None:
+    """SIGKILL: the list says whose transactions are missing. Retired: the first coordinator
+    tells outcomes in its place."""
     broker, last = stage.broker, stage.coordinators[1]
     ended, waiting = holders[1].begin(), holders[0].begin()
     assert not holders[1].end(ended, ABORT).HasField("error")
@@ -155,11 +189,15 @@ def test_a_coordinator_that_is_away_is_named_and_one_that_is_gone_is_answered_fo
     assert found["unreachable"] == [1]
     last.start()
     stage.limit(1)
-    wait_for("number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, 2 * CHANGE_S)
+    wait_for(
+        "number 1 retires", lambda: _state_of(stage, 1) is CoordinatorState.RETIRING, 2 * CHANGE_S
+    )
     assert last.stop() == 0
     status, told = _ask(broker, f"/magnetar/v1/transactions/{ended.most}/{ended.least}")
     assert (status, told["status"]) == (200, "ABORTED")
-    assert _pulsar(broker, f"transactionMetadata/{ended.most}/{ended.least}")[1]["status"] == "ABORTED"
+    assert (
+        _pulsar(broker, f"transactionMetadata/{ended.most}/{ended.least}")[1]["status"] == "ABORTED"
+    )
 
 
 def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
@@ -169,7 +207,8 @@ def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
 
 @pytest.mark.etcd
 def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stage: Stage) -> None:
-    """Messages and acknowledgements of an open transaction, by topic and subscription, and nothing of them once it was aborted."""
+    """Messages and acknowledgements of an open transaction, by topic and subscription, and
+    nothing of them once it was aborted."""
     broker, topic = stage.broker, "public/default/participant"
 
     async def scenario() -> None:
@@ -186,19 +225,34 @@ def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stag
             await consumer.acknowledge(message, txn=txn)
             held = f"{message.id.ledger}/{message.id.entry}"
             buffer = await ask(f"transactionBufferStats/{topic}?lowWaterMarks=true")
-            assert (buffer["state"], buffer["ongoingTxnSize"], buffer["totalAbortedTransactions"]) == ("Ready", 1, 0)
+            assert (
+                buffer["state"],
+                buffer["ongoingTxnSize"],
+                buffer["totalAbortedTransactions"],
+            ) == ("Ready", 1, 0)
             inside = await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}")
             assert (bool(inside["startPosition"]), inside["aborted"]) == (True, False)
             assert (await ask(f"pendingAckStats/{topic}/s"))["ongoingTxnSize"] == 1
-            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "PendingAck"}
-            assert await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}") is not None
+            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {
+                "state": "PendingAck"
+            }
+            assert (
+                await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}")
+                is not None
+            )
             assert "\nmagnetar_transactions_open 1.0\n" in await asyncio.to_thread(_metrics, broker)
             await txn.abort()  # is answered after a while also if not all have carried it out
-            while "\nmagnetar_transactions_open 0.0\n" not in await asyncio.to_thread(_metrics, broker):
+            while "\nmagnetar_transactions_open 0.0\n" not in await asyncio.to_thread(
+                _metrics, broker
+            ):
                 await asyncio.sleep(0.05)
             assert (await ask(f"transactionBufferStats/{topic}"))["ongoingTxnSize"] == 0
-            assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))["aborted"]
-            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "NotInPendingAck"}
+            assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))[
+                "aborted"
+            ]
+            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {
+                "state": "NotInPendingAck"
+            }
 
     async def ask(path: str) -> Any:
         status, found = await asyncio.to_thread(_pulsar, broker, path)
@@ -215,7 +269,8 @@ def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stag
 @pytest.mark.java
 @pytest.mark.timeout(600)
 def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
-    """Against a standalone server: its own commands, which parse what they get into Pulsar's classes."""
+    """Against a standalone server: its own commands, which parse what they get into Pulsar's
+    classes."""
     server = ServerProcess(tmp_path)
     server.start()
     admin = PulsarAdmin(server.http_url, tmp_path)
@@ -226,7 +281,9 @@ def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
         assert admin("transactions coordinators-list").split() == ["0", server.service_url]
         assert admin.json("transactions coordinator-stats -c 0")["ongoingTxnSize"] == 1
         assert "state=Ready" in admin("transactions coordinator-stats")
-        assert admin.json("transactions coordinator-internal-stats -c 0")["transactionLogStats"]["managedLedgerName"]
+        assert admin.json("transactions coordinator-internal-stats -c 0")["transactionLogStats"][
+            "managedLedgerName"
+        ]
         shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
         assert (shown["status"], list(shown["producedPartitions"])) == ("OPEN", [TOPIC])
         assert f"txnId={txn}, status=OPEN" in admin("transactions slow-transactions -t 0s -c 0")
@@ -235,12 +292,20 @@ def test_pulsar_admin_shows_and_aborts_transactions(tmp_path: Path) -> None:
         client.subscribe(TOPIC, "s")
         client.close()
         of_topic, of_both = f"-t {topic}", f"-t {topic} -s s"
-        assert admin.json(f"transactions transaction-buffer-stats {of_topic} -l")["state"] == "NoSnapshot"
+        assert (
+            admin.json(f"transactions transaction-buffer-stats {of_topic} -l")["state"]
+            == "NoSnapshot"
+        )
         assert admin.json(f"transactions pending-ack-stats {of_both}")["state"] == "None"
-        assert not admin.json(f"transactions transaction-in-buffer-stats {of_topic} -m 0 -l 0")["aborted"]
+        assert not admin.json(f"transactions transaction-in-buffer-stats {of_topic} -m 0 -l 0")[
+            "aborted"
+        ]
         admin(f"transactions transaction-in-pending-ack-stats {of_both} -m 0 -l 0")
-        admin(f"transactions position-stats-in-pending-ack {of_both} -l 1 -e 1")  # prints nothing, whatever it gets
-        assert "managedLedger" in admin.refused(f"transactions pending-ack-internal-stats {of_both}")
+        # prints nothing, whatever it gets
+        admin(f"transactions position-stats-in-pending-ack {of_both} -l 1 -e 1")
+        assert "managedLedger" in admin.refused(
+            f"transactions pending-ack-internal-stats {of_both}"
+        )
         admin(f"transactions abort-transaction -m {txn.most} -l {txn.least}")
         shown = admin.json(f"transactions transaction-metadata -m {txn.most} -l {txn.least}")
         assert shown["status"] in ("ABORTING", "ABORTED")

@@ -1,4 +1,5 @@
-"""Transactions where every port is TLS and every peer is asked who it is: a standalone server reaches itself, and transactions have owners."""
+"""Transactions where every port is TLS and every peer is asked who it is: a standalone server
+reaches itself, and transactions have owners."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def _client(secured: Secured, role: str) -> Client:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, then wait until TLS has shut down: its sockets outlive the client that closed them."""
+    """Do the work, then wait until TLS has shut down: its sockets outlive the client that closed
+    them."""
     async with asyncio.timeout(TIMEOUT_S):
         await work
         loop: Any = asyncio.get_running_loop()
@@ -51,7 +53,8 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None:
-    """The coordinator tells the topic by an internal token over TLS; another role may not end the transaction, a super user may."""
+    """The coordinator tells the topic by an internal token over TLS; another role may not end
+    the transaction, a super user may."""
 
     async def scenario() -> None:
         async with (
@@ -76,28 +79,38 @@ def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None
 
 
 def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) -> None:
-    """END_TXN_ON_PARTITION of a role that may publish there is refused; a super user's is carried out."""
+    """END_TXN_ON_PARTITION of a role that may publish there is refused; a super user's is
+    carried out."""
 
     async def tell(role: str) -> api.CommandEndTxnOnPartitionResponse:
         async with _client(secured, role) as client:
             await client.create_producer(TOPIC)
             pool = client._session.pool
             connection, number = await pool.get(await pool.locate(TOPIC)), pool.next_request_id()
-            frame = requests.end_txn_on_partition(number, TxnId(0, 1 << 20), TOPIC, commit=False, low_watermark=-1)
+            frame = requests.end_txn_on_partition(
+                number, TxnId(0, 1 << 20), TOPIC, commit=False, low_watermark=-1
+            )
             return (await connection.request(number, frame)).end_txn_on_partition_response
 
     async def scenario() -> None:
         refused = await tell("ann")
-        assert (refused.error, "its coordinator does" in refused.message) == (api.AuthorizationError, True)
+        assert (refused.error, "its coordinator does" in refused.message) == (
+            api.AuthorizationError,
+            True,
+        )
         assert not (await tell("admin")).HasField("error")
 
     asyncio.run(_to_the_end(scenario()))
 
 
 async def _asked(client: Client, ask: Callable[[int], bytes]) -> int:
-    """The code that the coordinator of a standalone server refuses one request with; -1 if it does what it is asked."""
+    """The code that the coordinator of a standalone server refuses one request with; -1 if it
+    does what it is asked."""
     pool = client._session.pool
-    connection, number = await pool.get(await pool.locate(f"{ASSIGN}-partition-0")), pool.next_request_id()
+    connection, number = (
+        await pool.get(await pool.locate(f"{ASSIGN}-partition-0")),
+        pool.next_request_id(),
+    )
     try:
         await connection.request(number, ask(number))
     except BrokerRefused as refused:
@@ -113,24 +126,36 @@ def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> 
     async def scenario() -> None:
         for role, code in (("nobody", api.AuthorizationError), ("ann", DONE), ("admin", DONE)):
             async with _client(secured, role) as client:
-                assert await _asked(client, lambda number: requests.new_txn(number, 0, 1_000)) == code, role
+                assert (
+                    await _asked(client, lambda number: requests.new_txn(number, 0, 1_000)) == code
+                ), role
 
     asyncio.run(_to_the_end(scenario()))
 
 
 @pytest.mark.parametrize(
     ("topic", "code"),
-    [(TOPIC, DONE), ("persistent://other/tenant/t", api.AuthorizationError), (f"{TOPIC}/_txnlog", api.NotAllowedError)],
+    [
+        (TOPIC, DONE),
+        ("persistent://other/tenant/t", api.AuthorizationError),
+        (f"{TOPIC}/_txnlog", api.NotAllowedError),
+    ],
 )
-def test_topics_of_a_transaction_are_those_that_its_role_may_use(secured: Secured, topic: str, code: int) -> None:
+def test_topics_of_a_transaction_are_those_that_its_role_may_use(
+    secured: Secured, topic: str, code: int
+) -> None:
     """By messages and by acknowledgements."""
 
     async def scenario() -> None:
         async with _client(secured, "ann") as ann:
             txn = ann.transaction()
             await txn.begin()
-            published = await _asked(ann, lambda number: requests.add_partitions_to_txn(number, txn.id, (topic,)))
-            acknowledged = await _asked(ann, lambda number: requests.add_subscription_to_txn(number, txn.id, topic, "s"))
+            published = await _asked(
+                ann, lambda number: requests.add_partitions_to_txn(number, txn.id, (topic,))
+            )
+            acknowledged = await _asked(
+                ann, lambda number: requests.add_subscription_to_txn(number, txn.id, topic, "s")
+            )
             assert [published, acknowledged] == [code, code]
             await txn.abort()
 
@@ -145,12 +170,18 @@ def test_an_administrator_ends_the_transactions_of_a_role(secured: Secured) -> N
         async with _client(secured, "ann") as ann, _client(secured, "eve") as eve:
             for client in (ann, ann, eve):
                 await client.transaction(timeout_s=600).begin()
-            assert await asyncio.to_thread(secured.rest, "POST", "/magnetar/v1/transactions/abort?role=ann") == {
+            assert await asyncio.to_thread(
+                secured.rest, "POST", "/magnetar/v1/transactions/abort?role=ann"
+            ) == {
                 "aborted": 2,
                 "more": False,
             }
             left = await asyncio.to_thread(secured.rest, "GET", "/magnetar/v1/transactions")
-            assert [row["owner"] for row in left["transactions"] if row["owner"] != "admin"] == ["eve"]
-            await asyncio.to_thread(secured.rest, "POST", "/magnetar/v1/transactions/abort?role=eve")
+            assert [row["owner"] for row in left["transactions"] if row["owner"] != "admin"] == [
+                "eve"
+            ]
+            await asyncio.to_thread(
+                secured.rest, "POST", "/magnetar/v1/transactions/abort?role=eve"
+            )
 
     asyncio.run(_to_the_end(scenario()))

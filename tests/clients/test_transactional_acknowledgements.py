@@ -1,4 +1,5 @@
-"""Acknowledgements in transactions with our own client and a real server that is killed in between: what is held, ended and delivered again."""
+"""Acknowledgements in transactions with our own client and a real server that is killed in
+between: what is held, ended and delivered again."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from dev.server_process import ServerProcess
-from magnetar.client import Batching, Client, Consumer, Message, MessageId, Transaction, TransactionAborted, exactly_once
+from magnetar.client import (
+    Batching,
+    Client,
+    Consumer,
+    Message,
+    MessageId,
+    Transaction,
+    TransactionAborted,
+    exactly_once,
+)
 from magnetar.errors import TransactionConflict
 
 pytestmark = pytest.mark.slow
@@ -35,7 +45,8 @@ async def receive(consumer: Consumer[bytes], count: int) -> list[Message[bytes]]
 
 
 async def is_quiet(consumer: Consumer[bytes]) -> bool:
-    """True once nothing has come for a moment; what would be wrong to come was there before. Raises AssertionError naming it."""
+    """True once nothing has come for a moment; what would be wrong to come was there before.
+    Raises AssertionError naming it."""
     try:
         message = await consumer.receive(QUIET_S)
     except TimeoutError:
@@ -47,7 +58,10 @@ async def published(client: Client, topic: str, count: int, *, batched: bool = F
     batching = Batching(messages_max=count, linger_s=60.0) if batched else None
     producer = await client.create_producer(topic, batching=batching)
     sending = [
-        asyncio.ensure_future(producer.send(b"%d" % number, key=str(number) if not batched else None)) for number in range(count)
+        asyncio.ensure_future(
+            producer.send(b"%d" % number, key=str(number) if not batched else None)
+        )
+        for number in range(count)
     ]
     await asyncio.sleep(0)
     await producer.flush()
@@ -57,8 +71,11 @@ async def published(client: Client, topic: str, count: int, *, batched: bool = F
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("batched", [False, True], ids=["entries", "batch"])
-def test_commits_and_aborts_of_acknowledgements(own: ServerProcess, kind: str, batched: bool) -> None:
-    """Single messages and those of one batch: an abort brings them back, a commit does not, and SIGKILL undoes neither."""
+def test_commits_and_aborts_of_acknowledgements(
+    own: ServerProcess, kind: str, batched: bool
+) -> None:
+    """Single messages and those of one batch: an abort brings them back, a commit does not, and
+    SIGKILL undoes neither."""
     topic = f"ends-{kind}-{batched}"
 
     async def scenario() -> None:
@@ -99,7 +116,9 @@ def test_a_conflict_names_the_holder_and_aborts_whoever_was_too_late(own: Server
     async def scenario() -> None:
         topic = "conflict"
         async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(topic, "s", type="Shared", initial_position="Earliest")
+            consumer = await client.subscribe(
+                topic, "s", type="Shared", initial_position="Earliest"
+            )
             await published(client, topic, 2)
             first, second = await receive(consumer, 2)
             async with client.transaction() as holder:
@@ -123,7 +142,8 @@ def test_a_conflict_names_the_holder_and_aborts_whoever_was_too_late(own: Server
 
 
 def test_a_cumulative_acknowledgement_that_is_aborted_loses_nothing(own: ServerProcess) -> None:
-    """Whatever the client has received and not handed out yet by then (Pulsar 10431): all of it comes, in order."""
+    """Whatever the client has received and not handed out yet by then (Pulsar 10431): all of it
+    comes, in order."""
 
     async def scenario() -> None:
         topic = "cumulative"
@@ -132,29 +152,38 @@ def test_a_cumulative_acknowledgement_that_is_aborted_loses_nothing(own: ServerP
             await published(client, topic, 20)
             for _ in range(3):
                 messages = await receive(consumer, 10)
-                assert [message.value for message in messages] == [b"%d" % number for number in range(10)]
+                assert [message.value for message in messages] == [
+                    b"%d" % number for number in range(10)
+                ]
                 txn = client.transaction()
                 await txn.begin()
                 await consumer.acknowledge_cumulative(messages[-1], txn=txn)
                 await txn.abort()
             messages = await receive(consumer, 20)
-            assert [message.value for message in messages] == [b"%d" % number for number in range(20)]
+            assert [message.value for message in messages] == [
+                b"%d" % number for number in range(20)
+            ]
             async with client.transaction() as txn:
                 await consumer.acknowledge_cumulative(messages[14], txn=txn)
             await consumer.close()
             consumer = await client.subscribe(topic, "s")
-            assert [message.value for message in await receive(consumer, 5)] == [b"%d" % number for number in range(15, 20)]
+            assert [message.value for message in await receive(consumer, 5)] == [
+                b"%d" % number for number in range(15, 20)
+            ]
 
     asyncio.run(scenario())
 
 
 def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProcess) -> None:
-    """Nobody ends it but its coordinator, also when its client has gone; a consumer that is there gets the message."""
+    """Nobody ends it but its coordinator, also when its client has gone; a consumer that is
+    there gets the message."""
 
     async def scenario() -> None:
         topic = "timeout"
         async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(topic, "s", type="Shared", initial_position="Earliest")
+            consumer = await client.subscribe(
+                topic, "s", type="Shared", initial_position="Earliest"
+            )
             await published(client, topic, 1)
             (message,) = await receive(consumer, 1)
             txn = client.transaction(timeout_s=SHORT_S)
@@ -171,7 +200,8 @@ def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProces
 
 @pytest.mark.parametrize("kind", ["Shared", "Failover"])
 def test_outputs_and_acknowledgements_are_one(own: ServerProcess, kind: str) -> None:
-    """Consume, transform, produce: both or neither, with aborts, and the server killed while a transaction is open; each output is there once."""
+    """Consume, transform, produce: both or neither, with aborts, and the server killed while a
+    transaction is open; each output is there once."""
 
     async def scenario() -> None:
         source, target, count = f"source-{kind}", f"target-{kind}", 24

@@ -1,4 +1,5 @@
-"""Transactions with real processes: a coordinator that is killed or stopped, an etcd, our client; what was told stays true."""
+"""Transactions with real processes: a coordinator that is killed or stopped, an etcd, our
+client; what was told stays true."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: Stage) -> None:
-    """SIGKILL between commits: outcomes are told again, an open transaction is committed by the same client, ids go on."""
+    """SIGKILL between commits: outcomes are told again, an open transaction is committed by the
+    same client, ids go on."""
 
     def lose() -> None:
         stage.coordinators[0].kill()
@@ -44,7 +46,8 @@ def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: S
 
 
 def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
-    """SIGTERM and another process under a client that begins and commits all the while: every commit succeeds, every id is new."""
+    """SIGTERM and another process under a client that begins and commits all the while: every
+    commit succeeds, every id is new."""
 
     async def scenario() -> None:
         async with asyncio.timeout(TIMEOUT_S), Client(stage.broker.service_url) as client:
@@ -73,7 +76,8 @@ def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
 
 @pytest.mark.parametrize("planned", [True, False], ids=["given back", "killed while retiring"])
 def test_a_client_goes_on_while_there_are_fewer_coordinators(stage: Stage, planned: bool) -> None:
-    """From two to one under a client that knows both: no transaction fails, and the first coordinator tells outcomes of the other."""
+    """From two to one under a client that knows both: no transaction fails, and the first
+    coordinator tells outcomes of the other."""
 
     async def scenario() -> None:
         async with asyncio.timeout(2 * TIMEOUT_S), Client(stage.broker.service_url) as client:
@@ -91,7 +95,9 @@ def test_a_client_goes_on_while_there_are_fewer_coordinators(stage: Stage, plann
                 while not any(txn.most == 1 for txn in ids):
                     await asyncio.sleep(0.01)
                 await asyncio.to_thread(stage.limit, 1)
-                await asyncio.to_thread(wait_for, "nothing is open at number 1", lambda: _retired(stage), TIMEOUT_S)
+                await asyncio.to_thread(
+                    wait_for, "nothing is open at number 1", lambda: _retired(stage), TIMEOUT_S
+                )
                 if planned:
                     assert await asyncio.to_thread(stage.coordinators[1].stop) == 0
                 else:
@@ -117,11 +123,16 @@ def test_a_client_goes_on_while_there_are_fewer_coordinators(stage: Stage, plann
 
 def _retired(stage: Stage) -> bool:
     record = stage.record(1)
-    return record is not None and record.state is CoordinatorState.RETIRING and not record.open_transactions
+    return (
+        record is not None
+        and record.state is CoordinatorState.RETIRING
+        and not record.open_transactions
+    )
 
 
 def test_a_coordinator_that_wakes_up_after_a_takeover_answers_nothing(stage: Stage) -> None:
-    """SIGSTOP for longer than the lease; another process takes the number; after SIGCONT no transaction begins or ends at the former one."""
+    """SIGSTOP for longer than the lease; another process takes the number; after SIGCONT no
+    transaction begins or ends at the former one."""
     client = Wire(stage.coordinators[0].broker_port)
     second = stage.coordinator(0)
     try:
@@ -140,7 +151,10 @@ def test_a_coordinator_that_wakes_up_after_a_takeover_answers_nothing(stage: Sta
         try:
             wire.connect()
             ended = wire.ask(
-                Type.END_TXN, api.CommandEndTxn(txnid_most_bits=0, txnid_least_bits=before.txnid_least_bits, txn_action=0)
+                Type.END_TXN,
+                api.CommandEndTxn(
+                    txnid_most_bits=0, txnid_least_bits=before.txnid_least_bits, txn_action=0
+                ),
             )
             assert not ended.HasField("error"), ended
             after = wire.ask(Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=600_000, tc_id=0))

@@ -1,4 +1,5 @@
-"""docs/transactions.md is true: its programs are run as they stand, its settings and their defaults are the server's, its commands run elsewhere too.
+"""docs/transactions.md is true: its programs are run as they stand, its settings and their defaults
+are the server's, its commands run elsewhere too.
 
 Its lines for `magnetar` run in `test_cli_transactions`, its example in `test_exactly_once`.
 """
@@ -33,7 +34,13 @@ def _blocks(language: str) -> list[str]:
 
 def _java(directory: Path, text: str) -> Command:
     (directory / "Mover.java").write_text(text)
-    return ["java", *foreign_build.JVM_OPTIONS, "-cp", f"{foreign_build.java_libraries()}/*", str(directory / "Mover.java")]
+    return [
+        "java",
+        *foreign_build.JVM_OPTIONS,
+        "-cp",
+        f"{foreign_build.java_libraries()}/*",
+        str(directory / "Mover.java"),
+    ]
 
 
 def _go(directory: Path, text: str) -> Command:
@@ -60,13 +67,18 @@ def _python(directory: Path, text: str) -> Command:
 )
 @pytest.mark.timeout(600)
 def test_a_program_of_the_guide_moves_a_message(
-    plain_server: ServerProcess, tmp_path: Path, language: str, prepare: Callable[[Path, str], Command]
+    plain_server: ServerProcess,
+    tmp_path: Path,
+    language: str,
+    prepare: Callable[[Path, str], Command],
 ) -> None:
     """On a server as it is delivered; what it prints last is what came out of its transaction."""
     (text,) = _blocks(language)
     assert text.count(SERVICE_URL) == 1
     command = prepare(tmp_path, text.replace(SERVICE_URL, plain_server.service_url))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == f"FROM {language.upper()}", done.stdout + done.stderr
 
@@ -75,14 +87,16 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
     """Of the Java client as in the tests' pom.xml, of the Go client as in their go.mod."""
     (java,) = re.findall(r"`org\.apache\.pulsar:pulsar-client:([\d.]+)`", GUIDE)
     assert (
-        f"<artifactId>pulsar-client</artifactId>\n      <version>{java}</version>" in (foreign_build.JAVA / "pom.xml").read_text()
+        f"<artifactId>pulsar-client</artifactId>\n      <version>{java}</version>"
+        in (foreign_build.JAVA / "pom.xml").read_text()
     )
     (go,) = re.findall(r"`(github\.com/apache/pulsar-client-go v[\d.]+)`", GUIDE)
     assert f"require {go}\n" in (foreign_build.GO / "go.mod").read_text()
 
 
 def test_settings_are_the_servers() -> None:
-    """Every setting that it names exists, and the table of limits tells their defaults, in words."""
+    """Every setting that it names exists, and the table of limits tells their defaults, in
+    words."""
     defaults = BrokerSettings()
     told = {
         "transaction_timeout_max_s": (86_400.0, "1 day"),
@@ -99,7 +113,9 @@ def test_settings_are_the_servers() -> None:
     limits = re.findall(r"^\|[^|]+\|([^|]*`[^|]*)\| ([^|]+) \|$", GUIDE, re.MULTILINE)
     rows = {name: words for bounds, words in limits for name in re.findall(r"`(\w+)`", bounds)}
     assert rows == {name: words for name, (_, words) in told.items()}
-    assert {name: getattr(defaults, name) for name in told} == {name: value for name, (value, _) in told.items()}
+    assert {name: getattr(defaults, name) for name in told} == {
+        name: value for name, (value, _) in told.items()
+    }
     assert defaults.transactions_enabled
     named = set(re.findall(r"`((?:transactions?|txn)_[a-z_]+)`", GUIDE))
     assert {"transactions_enabled", *told} <= named

@@ -1,4 +1,5 @@
-"""What the benchmarks read from the machine: the raw disk, /proc, the peer's configuration and the cached distribution."""
+"""What the benchmarks read from the machine: the raw disk, /proc, the peer's configuration and
+the cached distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_the_raw_disk_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.995, 100), (1.0, 100)])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.995, 100), (1.0, 100)]
+)
 def test_percentiles_are_nearest_ranks(share: float, expected: float) -> None:
     assert raw_disk.percentile(range(1, 101), share) == expected
     assert raw_disk.percentile([7.0], share) == 7.0
@@ -36,7 +39,8 @@ def test_processor_time_counts_this_threads_work() -> None:
         pass
     spent = processor_time(os.getpid()).since(before)
     assert spent.main_thread_s >= 0.03  # 0.05 less two clock ticks
-    assert spent.process_s >= spent.main_thread_s - 0.021  # the two are read one after the other, each in whole ticks
+    # the two are read one after the other, each in whole ticks
+    assert spent.process_s >= spent.main_thread_s - 0.021
 
 
 def test_memory_is_what_this_process_holds() -> None:
@@ -77,15 +81,22 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     return provide
 
 
-def test_a_missing_java_is_named_with_its_remedy(tmp_path: Path, programs: Callable[..., None]) -> None:
+def test_a_missing_java_is_named_with_its_remedy(
+    tmp_path: Path, programs: Callable[..., None]
+) -> None:
     programs()
     with pytest.raises(CommandFailed, match=r"java is not installed.*openjdk-17"):
         pulsar_distribution.ensure(tmp_path / "cache")
 
 
-def test_a_missing_maven_is_named_with_its_remedy(tmp_path: Path, programs: Callable[..., None]) -> None:
+def test_a_missing_maven_is_named_with_its_remedy(
+    tmp_path: Path, programs: Callable[..., None]
+) -> None:
     programs(java="exit 0")
-    with pytest.raises(CommandFailed, match=re.escape(f"mvn is not installed; it fetches {pulsar_distribution.ARTIFACT}")):
+    with pytest.raises(
+        CommandFailed,
+        match=re.escape(f"mvn is not installed; it fetches {pulsar_distribution.ARTIFACT}"),
+    ):
         pulsar_distribution.ensure(tmp_path / "cache")
 
 
@@ -94,10 +105,14 @@ def test_a_failed_download_leaves_no_entry(tmp_path: Path, programs: Callable[..
     with pytest.raises(CommandFailed, match="no such artifact"):
         pulsar_distribution.ensure(tmp_path / "cache")
     assert pulsar_distribution.cached(tmp_path / "cache") is None
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"pulsar-{pulsar_distribution.VERSION}.lock"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [
+        f"pulsar-{pulsar_distribution.VERSION}.lock"
+    ]
 
 
-def test_a_cached_distribution_needs_no_maven(tmp_path: Path, programs: Callable[..., None]) -> None:
+def test_a_cached_distribution_needs_no_maven(
+    tmp_path: Path, programs: Callable[..., None]
+) -> None:
     programs(java="exit 0")
     home = tmp_path / "cache" / f"pulsar-{pulsar_distribution.VERSION}"
     (home / "bin").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""The load tool as a process: command lines, windows while it runs, and errors that say what it printed."""
+"""The load tool as a process: command lines, windows while it runs, and errors that say what it
+printed."""
 
 from __future__ import annotations
 
@@ -9,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dev.bench.pulsar_perf import BenchFailed, PerfProcess, PublishLoad, consume_arguments, produce_arguments
+from dev.bench.pulsar_perf import (
+    BenchFailed,
+    PerfProcess,
+    PublishLoad,
+    consume_arguments,
+    produce_arguments,
+)
 
 WINDOW = (
-    "Throughput produced: {total} msg --- 10.0 msg/s --- 1.0 Mbit/s --- failure 0.0 msg/s --- Latency: mean: 1.0 ms - med: 1.0"
+    "Throughput produced: {total} msg --- 10.0 msg/s --- 1.0 Mbit/s --- failure 0.0 msg/s --- "
+    "Latency: mean: 1.0 ms - med: 1.0"
     " - 95pct: 1.0 - 99pct: 2.0 - 99.9pct: 3.0 - 99.99pct: 4.0 - Max: 5.0"
 )
 STAND_IN = r"""
@@ -34,13 +42,22 @@ def stand_in(*lines: str) -> PerfProcess:
 
 def test_rate_outstanding_and_duration_are_always_given() -> None:
     """The tool's defaults are 100 msg/s, unlimited and for ever."""
-    arguments = produce_arguments("pulsar://127.0.0.1:1", "topic", PublishLoad(batched=False, rate=5000))
+    arguments = produce_arguments(
+        "pulsar://127.0.0.1:1", "topic", PublishLoad(batched=False, rate=5000)
+    )
     assert arguments[0] == "produce"
     assert arguments[-2:] == ["--disable-batching", "topic"]
-    for option, value in (("-r", "5000"), ("-o", "1000"), ("-s", "1024"), ("-u", "pulsar://127.0.0.1:1")):
+    for option, value in (
+        ("-r", "5000"),
+        ("-o", "1000"),
+        ("-s", "1024"),
+        ("-u", "pulsar://127.0.0.1:1"),
+    ):
         assert arguments[arguments.index(option) + 1] == value
     assert int(arguments[arguments.index("-time") + 1]) > 0
-    assert "--disable-batching" not in produce_arguments("pulsar://127.0.0.1:1", "topic", PublishLoad(batched=True))
+    assert "--disable-batching" not in produce_arguments(
+        "pulsar://127.0.0.1:1", "topic", PublishLoad(batched=True)
+    )
 
 
 def test_a_consumer_starts_at_the_earliest_message() -> None:
@@ -50,7 +67,9 @@ def test_a_consumer_starts_at_the_earliest_message() -> None:
 
 
 def test_windows_arrive_while_it_runs_and_the_total_at_its_end() -> None:
-    process = stand_in("Start receiving from 1 consumers", WINDOW.format(total=100), WINDOW.format(total=200))
+    process = stand_in(
+        "Start receiving from 1 consumers", WINDOW.format(total=100), WINDOW.format(total=200)
+    )
     try:
         process.wait_consumer()
         assert [window.messages_total for window in process.wait_windows(2)] == [100, 200]
@@ -62,7 +81,9 @@ def test_windows_arrive_while_it_runs_and_the_total_at_its_end() -> None:
 def test_a_tool_that_ends_early_is_an_error_with_its_output() -> None:
     process = PerfProcess([sys.executable, "-c", "print('connection refused')"], dict(os.environ))
     try:
-        with pytest.raises(BenchFailed, match="ended and did not report 1 times:\nconnection refused"):
+        with pytest.raises(
+            BenchFailed, match="ended and did not report 1 times:\nconnection refused"
+        ):
             process.wait_windows(1)
     finally:
         process.stop()
@@ -79,10 +100,13 @@ def test_a_silent_tool_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_tool_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tool_that_ignores_its_end_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("dev.bench.pulsar_perf.STOP_TIMEOUT_S", 0.3)
     program = (
-        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('Start receiving from', flush=True); signal.pause()"
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('Start receiving "
+        "from', flush=True); signal.pause()"
     )
     threads = threading.active_count()
     process = PerfProcess([sys.executable, "-c", program, str(tmp_path)], dict(os.environ))

@@ -17,7 +17,9 @@ from dev.bench.scenarios import Durations, Measurement
 from dev.bench.server_profile import HotFunction, Profile, ProfiledServer, read_profile
 
 
-def measured(scenario: str, rate: float, p50_ms: float, end_to_end: Latency | None = None) -> Measurement:
+def measured(
+    scenario: str, rate: float, p50_ms: float, end_to_end: Latency | None = None
+) -> Measurement:
     return Measurement(
         scenario=scenario,
         messages_per_s=rate,
@@ -37,17 +39,31 @@ def findings() -> Findings:
         machine={"processors": "2"},
         ready_s={MAGNETAR: 0.5, PEER: 8.0},
         measurements={
-            MAGNETAR: [measured("unbatched", 100_000, 2.0), measured("paced", 5_000, 1.0, Latency(1.0, 3.0, 5.0, 9.0))],
-            PEER: [measured("unbatched", 50_000, 8.0), measured("paced", 5_000, 0.0, Latency(4.0, 6.0, 8.0, 9.0))],
+            MAGNETAR: [
+                measured("unbatched", 100_000, 2.0),
+                measured("paced", 5_000, 1.0, Latency(1.0, 3.0, 5.0, 9.0)),
+            ],
+            PEER: [
+                measured("unbatched", 50_000, 8.0),
+                measured("paced", 5_000, 0.0, Latency(4.0, 6.0, 8.0, 9.0)),
+            ],
         },
         disk=[RawDisk(1024e6, 0.2, 0.4), RawDisk(2048e6, 0.4, 0.8), RawDisk(1024e6, 0.3, 0.6)],
-        profiles=[Profile("unbatched", 0.4, [HotFunction("broker/connections/connection.py:10 receive", 0.25, 1.5, 0.01)])],
+        profiles=[
+            Profile(
+                "unbatched",
+                0.4,
+                [HotFunction("broker/connections/connection.py:10 receive", 0.25, 1.5, 0.01)],
+            )
+        ],
     )
 
 
 def row(text: str, *cells: str) -> list[str]:
     """The cells of the only line that starts with these."""
-    (found,) = (line.split() for line in text.splitlines() if tuple(line.split()[: len(cells)]) == cells)
+    (found,) = (
+        line.split() for line in text.splitlines() if tuple(line.split()[: len(cells)]) == cells
+    )
     return found
 
 
@@ -56,12 +72,31 @@ def test_each_load_shows_both_servers_and_their_ratio(findings: Findings) -> Non
     first = next(index for index, line in enumerate(lines) if line.startswith("unbatched"))
     assert lines[first].split()[:5] == ["unbatched", MAGNETAR, "100,000", "102.4", "10.0%"]
     assert lines[first + 1].split()[:3] == ["unbatched", PEER, "50,000"]
-    assert lines[first + 2].split() == ["ratio", "x2.00", "x2.00", "x0.25", "x1.00", "x1.00", "x1.00", "x1.00"]
+    assert lines[first + 2].split() == [
+        "ratio",
+        "x2.00",
+        "x2.00",
+        "x0.25",
+        "x1.00",
+        "x1.00",
+        "x1.00",
+        "x1.00",
+    ]
 
 
 def test_a_figure_that_the_tool_rounded_to_nothing_has_no_ratio(findings: Findings) -> None:
     ratio = [line for line in render(findings).splitlines() if "ratio" in line][-1].split()
-    assert ratio == ["ratio", "x1.00", "x1.00", "x1.00", "x1.00", "x0.25", "x0.50", "x1.00", "x1.00"]
+    assert ratio == [
+        "ratio",
+        "x1.00",
+        "x1.00",
+        "x1.00",
+        "x1.00",
+        "x0.25",
+        "x0.50",
+        "x1.00",
+        "x1.00",
+    ]
 
 
 def test_without_a_peer_there_are_no_ratios(findings: Findings) -> None:
@@ -73,12 +108,23 @@ def test_without_a_peer_there_are_no_ratios(findings: Findings) -> None:
 
 def test_the_disk_is_the_median_of_its_samples_and_the_profile_is_shown(findings: Findings) -> None:
     text = render(findings)
-    assert "1024 MB/s in flushed 1 MiB writes; flushed 4 KiB write p50 0.30, p99 0.60 ms (median of 3)" in text
-    assert row(text, "25.0%") == ["25.0%", "1.50", "0.010", "broker/connections/connection.py:10", "receive"]
+    assert (
+        "1024 MB/s in flushed 1 MiB writes; flushed 4 KiB write p50 0.30, p99 0.60 ms (median of 3)"
+        in text
+    )
+    assert row(text, "25.0%") == [
+        "25.0%",
+        "1.50",
+        "0.010",
+        "broker/connections/connection.py:10",
+        "receive",
+    ]
 
 
 def test_columns_are_aligned() -> None:
-    assert table(("load", "server", "rate"), [("a", "b", "1"), ("long name", "b", "1000")]).splitlines() == [
+    assert table(
+        ("load", "server", "rate"), [("a", "b", "1"), ("long name", "b", "1000")]
+    ).splitlines() == [
         "load       server  rate",
         "a          b          1",
         "long name  b       1000",
@@ -110,7 +156,9 @@ def test_the_hottest_functions_come_first_with_calls_per_message(tmp_path: Path)
     for _ in range(50):
         profile.runcall(burn, 200)
     profile.dump_stats(tmp_path / "profile.pstats")
-    functions = read_profile("burning", tmp_path / "profile.pstats", seconds=10, messages=100, count=2).functions
+    functions = read_profile(
+        "burning", tmp_path / "profile.pstats", seconds=10, messages=100, count=2
+    ).functions
     assert len(functions) == 2
     assert functions[0].own_share >= functions[1].own_share
     (generator,) = (one for one in functions if "genexpr" in one.name)
@@ -125,7 +173,9 @@ def test_time_outside_python_is_what_the_functions_leave(tmp_path: Path) -> None
     profile.runcall(burn, 20_000)
     burned = time.perf_counter() - started
     profile.dump_stats(tmp_path / "profile.pstats")
-    found = read_profile("burning", tmp_path / "profile.pstats", seconds=burned * 4, messages=1, count=1000)
+    found = read_profile(
+        "burning", tmp_path / "profile.pstats", seconds=burned * 4, messages=1, count=1000
+    )
     assert 0.7 < found.outside_share < 1
     assert sum(one.own_share for one in found.functions) == pytest.approx(1.0)
 
@@ -147,4 +197,6 @@ def test_a_server_started_under_the_profiler_writes_its_profile(tmp_path: Path) 
         seconds = server.finish()
     found = read_profile("none", server.profile_path, seconds, messages=1, count=1000)
     assert found.functions
-    assert not [one for one in found.functions if "builtins.compile" in one.name], "imports of the start are in the profile"
+    assert not [one for one in found.functions if "builtins.compile" in one.name], (
+        "imports of the start are in the profile"
+    )

@@ -1,4 +1,5 @@
-"""The report of what transactions cost: figures stand beside the disk, no transactions, and the other server."""
+"""The report of what transactions cost: figures stand beside the disk, no transactions, and the
+other server."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def found(commit_ms: float) -> Found:
 
 
 def test_every_figure_has_its_ratio() -> None:
-    """A commit in flushes of the same disk, a rate beside the same rounds without, the median change of the p99 over pairs of windows."""
+    """A commit in flushes of the same disk, a rate beside the same rounds without, the median
+    change of the p99 over pairs of windows."""
     text = render({"magnetar": found(3.0), "pulsar": found(9.0)})
     rows = [line.split() for line in text.splitlines()]
     assert ["commit", "magnetar", "3.00", "9.00", "x1.50", "x1.50"] in rows
@@ -28,5 +30,8 @@ def test_every_figure_has_its_ratio() -> None:
 def test_reopening_is_told_for_each_way_in_which_the_server_had_ended() -> None:
     """With the time until the server was ready beside it."""
     aborted = Aborted(1000, 500.0, 2_000_000, {"kill -9": 0.5}, {"kill -9": 0.25}, {"kill -9": 1.5})
-    assert "after kill -9: server ready in 1.5 s, topic reopened in 500 ms with 250 ms of processor time" in render_aborted(aborted)
+    assert (
+        "after kill -9: server ready in 1.5 s, topic reopened in 500 ms with 250 ms of processor "
+        "time" in render_aborted(aborted)
+    )
     assert "grew by 2.0 MB" in render_aborted(aborted)

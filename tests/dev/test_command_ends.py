@@ -1,4 +1,5 @@
-"""How a command of the tools ends: a known failure is one line and exit code 1, a reader that has left is no failure, bugs are not hidden."""
+"""How a command of the tools ends: a known failure is one line and exit code 1, a reader that
+has left is no failure, bugs are not hidden."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ def failing(error: BaseException) -> int:
     ("error", "said"),
     [
         (CommandFailed("etcd: not installed"), "error: etcd: not installed"),
-        (PermissionError("denied"), "error: denied; the local cluster and its images belong to root (sudo -E)"),
+        (
+            PermissionError("denied"),
+            "error: denied; the local cluster and its images belong to root (sudo -E)",
+        ),
         (KeyboardInterrupt(), "interrupted; run the same command again to continue"),
     ],
     ids=["failure", "permission", "interrupt"],
 )
-def test_what_is_known_to_go_wrong_is_one_line(error: BaseException, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_known_to_go_wrong_is_one_line(
+    error: BaseException, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exit_code(lambda: failing(error), (CommandFailed,)) == 1
     assert capsys.readouterr() == ("", said + "\n")
 

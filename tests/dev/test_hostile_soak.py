@@ -1,4 +1,5 @@
-"""What the hostile client sends is what it means to send, and what the skewed server notes is what happened."""
+"""What the hostile client sends is what it means to send, and what the skewed server notes is
+what happened."""
 
 from __future__ import annotations
 
@@ -28,12 +29,25 @@ SMALL_BYTES = 20_000
 
 
 def target(seed: int = 0) -> Target:
-    return Target([], [], "public/hostile", "public/hostile-rest", "persistent://public/hostile/t", [], random.Random(seed))
+    return Target(
+        [],
+        [],
+        "public/hostile",
+        "public/hostile-rest",
+        "persistent://public/hostile/t",
+        [],
+        random.Random(seed),
+    )
 
 
-@pytest.mark.parametrize(("kind", "path"), ALL, ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value))
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    ALL,
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else str(value),
+)
 def test_a_largest_frame_is_well_formed_and_large(kind: int, path: tuple[str, ...]) -> None:
-    """The broker's own decoder takes it, and it fills what it may (a count of elements may end it earlier)."""
+    """The broker's own decoder takes it, and it fills what it may (a count of elements may end
+    it earlier)."""
     frame = largest_frame(target(), kind, path, SMALL_BYTES)
     assert SMALL_BYTES / 4 < len(frame) <= SMALL_BYTES + FRAME_OVERHEAD_BYTES_MAX
     assert decode_command(frame, HEADER_BYTES).type == kind
@@ -42,7 +56,9 @@ def test_a_largest_frame_is_well_formed_and_large(kind: int, path: tuple[str, ..
 def test_largest_frames_cover_every_command_with_room() -> None:
     """Only commands of numbers alone have no largest frame."""
     covered = {kind for kind, _ in ALL}
-    left = {FIELD_OF_TYPE[kind] for kind in FIELD_OF_TYPE} - {FIELD_OF_TYPE[kind] for kind in covered}
+    left = {FIELD_OF_TYPE[kind] for kind in FIELD_OF_TYPE} - {
+        FIELD_OF_TYPE[kind] for kind in covered
+    }
     assert left == {
         *("ping", "pong", "flow", "unsubscribe", "consumer_stats", "get_last_message_id", "reached_end_of_topic"),
         *("active_consumer_change", "new_txn", "end_txn", "tc_client_connect_request", "watch_topic_list_close"),
@@ -54,7 +70,11 @@ def test_an_acknowledgement_by_hand_is_that_of_the_library() -> None:
     ids = [(1, 0), (1, 2), (1 << 40, (1 << 64) - 1)]
     command = decode_command(ack_frame(ids, 1000, 7, TxnId(1, 2)), HEADER_BYTES)
     assert [(found.ledgerId, found.entryId) for found in command.ack.message_id] == ids
-    assert (command.ack.request_id, command.ack.txnid_most_bits, command.ack.txnid_least_bits) == (7, 1, 2)
+    assert (command.ack.request_id, command.ack.txnid_most_bits, command.ack.txnid_least_bits) == (
+        7,
+        1,
+        2,
+    )
     assert command.ack.ack_type == api.CommandAck.Individual
 
 
@@ -86,7 +106,9 @@ def test_a_stop_of_the_loop_is_noted_with_what_it_did(tmp_path: Path) -> None:
 
     def noted() -> list[dict[str, Any]]:
         path = tmp_path / "stops"
-        stops = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        stops = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         return [stop for stop in stops if any("keep_the_loop" in frame for frame in stop["where"])]
 
     async def run() -> None:
@@ -116,8 +138,17 @@ def test_errors_that_nobody_foresaw_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     lines = [
         json.dumps({"event": "request.refused", "level": "info"}),
-        json.dumps({"event": "connection.request_failed", "level": "error", "exception": "Traceback\n  File\nKeyError: 1"}),
+        json.dumps(
+            {
+                "event": "connection.request_failed",
+                "level": "error",
+                "exception": "Traceback\n  File\nKeyError: 1",
+            }
+        ),
         "Exception in thread",
     ]
     log.write_text("\n".join(lines))
-    assert logged_errors(log) == {"connection.request_failed: KeyError: 1": 1, "Exception in thread": 1}
+    assert logged_errors(log) == {
+        "connection.request_failed: KeyError: 1": 1,
+        "Exception in thread": 1,
+    }

@@ -61,7 +61,11 @@ def test_derived_files_do_not_change_the_tag(tmp_path: Path) -> None:
 
 
 def test_the_context_lets_in_what_the_tag_names() -> None:
-    allowed = {line[1:] for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    allowed = {
+        line[1:]
+        for line in (CHECKOUT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert allowed == {*content.FILES, *content.TREES} - {"Dockerfile"}
 
 
@@ -88,13 +92,19 @@ def test_the_base_leaves_out_what_debians_slim_images_leave_out() -> None:
 
 
 def test_the_dockerfile_copies_nothing_else() -> None:
-    copies = re.findall(r"^COPY (?:--chmod=\S+ )?(?!--from)(.+)$", (CHECKOUT / "Dockerfile").read_text(), re.M)
+    copies = re.findall(
+        r"^COPY (?:--chmod=\S+ )?(?!--from)(.+)$", (CHECKOUT / "Dockerfile").read_text(), re.M
+    )
     copied = {source.rstrip("*") for copy in copies for source in copy.split()[:-1]}
     assert copied == {*content.FILES, *content.TREES} - {"Dockerfile"}
 
 
-@pytest.mark.parametrize("name", ["magnetar", "localhost/magnetar:latest", "localhost:5000/magnetar"])
-def test_a_floating_tag_is_refused(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["magnetar", "localhost/magnetar:latest", "localhost:5000/magnetar"]
+)
+def test_a_floating_tag_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MAGNETAR_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["dev.image", "build", "--tag", name])
     with pytest.raises(SystemExit, match="other than latest"):
@@ -148,7 +158,11 @@ def _members(layout: Path, without: set[str]) -> set[str]:
 def test_an_archive_is_complete_unless_told_what_is_known(tmp_path: Path) -> None:
     layout = _layout(tmp_path)
     digests = archive.blobs_of(layout, archive.manifest_of(layout, MANIFEST_NAME))
-    everything = {"oci-layout", "index.json", *(digest.removeprefix("sha256:") for digest in digests)}
+    everything = {
+        "oci-layout",
+        "index.json",
+        *(digest.removeprefix("sha256:") for digest in digests),
+    }
     large = oci.digest(b"L" * (archive.SMALL_BLOB_BYTES_MAX + 1))
     assert _members(layout, set()) == everything
     assert _members(layout, set(digests)) == everything - {large.removeprefix("sha256:")}
@@ -171,15 +185,23 @@ def test_an_image_that_was_not_built_is_named(tmp_path: Path) -> None:
         archive.manifest_of(_layout(tmp_path), "localhost/other:1")
 
 
-def _entrypoint(tmp_path: Path, *arguments: str, environment: dict[str, str] | None = None) -> list[str]:
+def _entrypoint(
+    tmp_path: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> list[str]:
     """Run the entry point with programs that print how they were called."""
     for name in ("bin/java", "magnetar", "other"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('#!/bin/bash\nprintf "%s\\n" "${0##*/}" "$@"\n')
         (tmp_path / name).chmod(0o755)
-    settings = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JAVA_HOME": str(tmp_path), **(environment or {})}
+    settings = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "JAVA_HOME": str(tmp_path),
+        **(environment or {}),
+    }
     argv = ["bash", str(CHECKOUT / "dev/image/entrypoint.sh"), *arguments]
-    return subprocess.run(argv, env=settings, check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        argv, env=settings, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 def test_the_entry_point_runs_magnetar_or_what_it_is_told(tmp_path: Path) -> None:

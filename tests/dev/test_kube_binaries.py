@@ -21,7 +21,9 @@ def test_an_entry_appears_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError, SystemExit])
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path, interruption: type[BaseException]) -> None:
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path, interruption: type[BaseException]
+) -> None:
     with pytest.raises(interruption), binaries.entry(tmp_path, "tool-1") as directory:  # noqa: PT012 - the point of it
         (directory / "tool").write_text("half a pro")
         raise interruption
@@ -35,7 +37,9 @@ def test_an_entry_without_its_program_is_not_cached(tmp_path: Path) -> None:
     assert binaries.cached("etcd", paths) is None
 
 
-def test_a_cached_program_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_program_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = Paths(tmp_path)
     with binaries.entry(paths.binaries, PROGRAMS["etcd"].cache_key) as directory:
         (directory / "etcd").write_text("program")
@@ -48,16 +52,30 @@ def test_an_unknown_program_names_the_known_ones(tmp_path: Path) -> None:
         binaries.ensure(["kubernetes"], Paths(tmp_path))
 
 
-@pytest.mark.parametrize("program", [each for each in PROGRAMS.values() if each.module != "pause"], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "program",
+    [each for each in PROGRAMS.values() if each.module != "pause"],
+    ids=lambda each: each.name,
+)
 def test_the_version_table_agrees_with_the_go_modules(program: Program) -> None:
-    requirements = dict(re.findall(r"^\s*(?:require )?(\S+/\S+) v(\S+)", (MODULES / program.module / "go.mod").read_text(), re.M))
+    requirements = dict(
+        re.findall(
+            r"^\s*(?:require )?(\S+/\S+) v(\S+)",
+            (MODULES / program.module / "go.mod").read_text(),
+            re.M,
+        )
+    )
     assert requirements[program.source] == program.version
 
 
 def test_every_staging_module_has_the_version_of_kubernetes() -> None:
-    replaced = re.findall(r"^\t(\S+) => (\S+) v0\.(\S+)$", (MODULES / "node" / "go.mod").read_text(), re.M)
+    replaced = re.findall(
+        r"^\t(\S+) => (\S+) v0\.(\S+)$", (MODULES / "node" / "go.mod").read_text(), re.M
+    )
     assert len(replaced) == 31
-    assert {version for _, _, version in replaced} == {PROGRAMS["kubelet"].version.removeprefix("1.")}
+    assert {version for _, _, version in replaced} == {
+        PROGRAMS["kubelet"].version.removeprefix("1.")
+    }
     assert all(name == target for name, target, _ in replaced)
 
 
@@ -80,7 +98,8 @@ def test_the_dns_server_has_the_plugins_that_its_configuration_names(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "built_as"), [("etcd", "server"), ("etcdctl", "etcdctl"), ("coredns", "coredns"), ("kubelet", "kubelet")]
+    ("name", "built_as"),
+    [("etcd", "server"), ("etcdctl", "etcdctl"), ("coredns", "coredns"), ("kubelet", "kubelet")],
 )
 def test_go_names_a_program_after_its_package(name: str, built_as: str) -> None:
     assert PROGRAMS[name].built_as == built_as
@@ -99,5 +118,7 @@ def test_the_node_needs_neither_helm_nor_etcdctl() -> None:
         ({"XDG_CACHE_HOME": ""}, Path("~/.cache/magnetar").expanduser().resolve()),
     ],
 )
-def test_the_cache_directory_follows_the_environment(environment: dict[str, str], expected: Path) -> None:
+def test_the_cache_directory_follows_the_environment(
+    environment: dict[str, str], expected: Path
+) -> None:
     assert cache_directory(environment) == expected

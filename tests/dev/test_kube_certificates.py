@@ -56,7 +56,13 @@ def test_each_certificate_verifies_against_its_own_authority_only(pki: Path) -> 
     """No cluster credential opens etcd, and the other way round."""
     for issued in ISSUED:
         for authority in (certificates.CLUSTER, certificates.ETCD):
-            argv = ["openssl", "verify", "-CAfile", str(pki / f"{authority}.crt"), str(pki / f"{issued.name}.crt")]
+            argv = [
+                "openssl",
+                "verify",
+                "-CAfile",
+                str(pki / f"{authority}.crt"),
+                str(pki / f"{issued.name}.crt"),
+            ]
             accepted = subprocess.run(argv, capture_output=True).returncode == 0
             assert accepted == (authority == issued.authority), issued.name
 

@@ -47,7 +47,9 @@ def test_only_our_chains_are_removed() -> None:
 
 
 def test_a_clean_host_needs_no_removal() -> None:
-    assert network.removal_script("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n") == ""
+    assert (
+        network.removal_script("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j ACCEPT\nCOMMIT\n") == ""
+    )
 
 
 def test_every_component_is_described_once(tmp_path: Path) -> None:
@@ -76,8 +78,16 @@ def test_nothing_listens_to_the_world(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
     programs = {name: Path("/programs") / name for name in NODE_PROGRAMS}
     texts = [" ".join(component.argv) for component in components.node(paths, programs)]
-    texts += [configuration.kubelet_text(paths), configuration.proxy_text(paths), configuration.dns_text(paths)]
-    assert not [text for text in texts if re.search(r"bind\S*[ =:\"]+0\.0\.0\.0|listen\S*[ =]0\.0\.0\.0", text, re.I)]
+    texts += [
+        configuration.kubelet_text(paths),
+        configuration.proxy_text(paths),
+        configuration.dns_text(paths),
+    ]
+    assert not [
+        text
+        for text in texts
+        if re.search(r"bind\S*[ =:\"]+0\.0\.0\.0|listen\S*[ =]0\.0\.0\.0", text, re.I)
+    ]
 
 
 def test_containerd_keeps_to_the_state_directory(tmp_path: Path) -> None:
@@ -103,16 +113,23 @@ def test_there_are_volumes_for_two_clusters(tmp_path: Path) -> None:
 def test_mounts_are_taken_down_youngest_first_and_only_ours() -> None:
     mountinfo = "\n".join(
         f"{number} 1 0:1 / {point} rw - tmpfs tmpfs rw"
-        for number, point in enumerate(["/", "/cache/cluster/a", "/cache/cluster/a/b\\040c", "/cache/cluster-other/a", "/home"])
+        for number, point in enumerate(
+            ["/", "/cache/cluster/a", "/cache/cluster/a/b\\040c", "/cache/cluster-other/a", "/home"]
+        )
     )
-    assert containers.mounts_below(Path("/cache/cluster"), mountinfo) == ["/cache/cluster/a/b c", "/cache/cluster/a"]
+    assert containers.mounts_below(Path("/cache/cluster"), mountinfo) == [
+        "/cache/cluster/a/b c",
+        "/cache/cluster/a",
+    ]
 
 
 def test_a_scratch_image_is_reproducible_and_named(tmp_path: Path) -> None:
     program = tmp_path / "pause"
     program.write_bytes(b"\x7fELF")
     for name in ("one.tar", "two.tar"):
-        oci.write_scratch_image(tmp_path / name, "localhost/pause:1", {"pause": program}, ["/pause"])
+        oci.write_scratch_image(
+            tmp_path / name, "localhost/pause:1", {"pause": program}, ["/pause"]
+        )
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     with tarfile.open(tmp_path / "one.tar") as archive:
         index = archive.extractfile("index.json")
@@ -131,13 +148,20 @@ def test_a_scratch_image_is_reproducible_and_named(tmp_path: Path) -> None:
         ("True", [], 2e9, False),
     ],
 )
-def test_a_node_is_ready_by_a_fresh_report_only(status: str, taints: list[object], since: float, ready: bool) -> None:
+def test_a_node_is_ready_by_a_fresh_report_only(
+    status: str, taints: list[object], since: float, ready: bool
+) -> None:
     condition = {"type": "Ready", "status": status, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
-    assert api.accepts_pods({"spec": {"taints": taints}, "status": {"conditions": [condition]}}, since) is ready
+    assert (
+        api.accepts_pods({"spec": {"taints": taints}, "status": {"conditions": [condition]}}, since)
+        is ready
+    )
 
 
 @pytest.mark.parametrize(("verb", "code"), [("down", 0), ("load x.tar", 2), ("wipe-volumes", 2)])
-def test_an_existing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, code: int) -> None:
+def test_an_existing_cluster_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, code: int
+) -> None:
     monkeypatch.setenv("CONTEXT", "production")
     monkeypatch.setenv("MAGNETAR_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["dev.kube", *verb.split()])
@@ -145,7 +169,9 @@ def test_an_existing_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_up_with_a_context_only_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_with_a_context_only_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither preflight nor anything else runs; an unknown context is an error that names it."""
     monkeypatch.setattr(preflight, "rows", lambda *_, **__: pytest.fail("preflight ran"))
     monkeypatch.setenv("MAGNETAR_CACHE", str(tmp_path))
@@ -161,7 +187,10 @@ def test_only_a_volume_whose_claim_was_deleted_is_reclaimed() -> None:
     phases = {"a": "Bound", "b": "Released", "c": "Available"}
     listed = {
         "items": [
-            *({"metadata": {"name": name}, "status": {"phase": phase}} for name, phase in phases.items()),
+            *(
+                {"metadata": {"name": name}, "status": {"phase": phase}}
+                for name, phase in phases.items()
+            ),
             {"metadata": {"name": "new"}},
         ]
     }

@@ -21,7 +21,9 @@ tcp LISTEN 0 4096 *:12379         *:*
 
 
 def test_the_table_lines_up() -> None:
-    text = preflight.render([Row("Go", State.MISSING, "not installed", "install it"), Row("root", State.OK, "yes")])
+    text = preflight.render(
+        [Row("Go", State.MISSING, "not installed", "install it"), Row("root", State.OK, "yes")]
+    )
     assert text.splitlines() == [
         "CHECK  STATE    FOUND          WHAT TO DO",
         "Go     MISSING  not installed  install it",
@@ -49,13 +51,22 @@ def test_another_address_takes_nothing() -> None:
 
 
 def test_only_missing_rows_block() -> None:
-    rows = [Row("a", State.OK, ""), Row("b", State.WILL, ""), Row("c", State.NOTE, ""), Row("d", State.MISSING, "")]
+    rows = [
+        Row("a", State.OK, ""),
+        Row("b", State.WILL, ""),
+        Row("c", State.NOTE, ""),
+        Row("d", State.MISSING, ""),
+    ]
     assert [row.check for row in preflight.blockers(rows)] == ["d"]
 
 
-def test_without_root_it_points_to_another_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_root_it_points_to_another_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    row = next(row for row in preflight.rows(Paths(tmp_path), node_is_up=True) if row.check == "root")
+    row = next(
+        row for row in preflight.rows(Paths(tmp_path), node_is_up=True) if row.check == "root"
+    )
     assert row.state is State.MISSING
     assert "CONTEXT" in row.remedy
 

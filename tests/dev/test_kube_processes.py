@@ -49,11 +49,15 @@ def test_a_recycled_pid_is_never_killed(tmp_path: Path, bystander: subprocess.Po
     assert bystander.poll() is None
 
 
-def test_a_pid_of_an_earlier_boot_is_never_killed(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+def test_a_pid_of_an_earlier_boot_is_never_killed(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
     """After a reboot even pid and start time may agree by chance."""
     ticks = processes.start_ticks(bystander.pid)
     assert ticks is not None
-    processes.write_record(tmp_path / "old.json", processes.Record(bystander.pid, ticks, "another-boot", "d"))
+    processes.write_record(
+        tmp_path / "old.json", processes.Record(bystander.pid, ticks, "another-boot", "d")
+    )
     assert not processes.stop(tmp_path / "old.json")
     assert bystander.poll() is None
 

@@ -20,7 +20,10 @@ sys.stdin.read()
 def test_two_processes_are_never_given_the_same_port() -> None:
     """Both draw the same numbers while both live; nobody listens on any of them yet."""
     givers = [
-        subprocess.Popen([sys.executable, "-c", GIVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", GIVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
     ]
     try:
         given = []

@@ -45,18 +45,37 @@ def _python(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-def test_tasks_run_at_once_and_say_whose_a_line_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_run_at_once_and_say_whose_a_line_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each waits for the other: one after another would never end."""
     one, two = tmp_path / "one", tmp_path / "two"
     for path in (one, two):
         os.mkfifo(path)
-    waits = [Task("a", "", _python(f"open({str(one)!r}, 'w').close(); open({str(two)!r}).close(); print('met')"), 1)]
-    waits.append(Task("b", "", _python(f"open({str(one)!r}).close(); open({str(two)!r}, 'w').close(); print('met')"), 1))
+    waits = [
+        Task(
+            "a",
+            "",
+            _python(f"open({str(one)!r}, 'w').close(); open({str(two)!r}).close(); print('met')"),
+            1,
+        )
+    ]
+    waits.append(
+        Task(
+            "b",
+            "",
+            _python(f"open({str(one)!r}).close(); open({str(two)!r}, 'w').close(); print('met')"),
+            1,
+        )
+    )
     assert run(waits) == []
     assert sorted(capsys.readouterr().out.splitlines()) == ["  a: met", "  b: met"]
 
 
 def test_a_task_that_fails_stops_the_others() -> None:
     assert run(
-        [Task("slow", "", _python("import time; time.sleep(600)"), 1), Task("wrong", "", _python("raise SystemExit(3)"), 1)]
+        [
+            Task("slow", "", _python("import time; time.sleep(600)"), 1),
+            Task("wrong", "", _python("raise SystemExit(3)"), 1),
+        ]
     ) == ["wrong"]

@@ -1,4 +1,5 @@
-"""The soak's judge: a good history passes, and each planted violation is found, alone and by its name."""
+"""The soak's judge: a good history passes, and each planted violation is found, alone and by its
+name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ P, Q = "p", "q"
 
 
 def good(deduplicated: bool = True) -> TopicHistory:
-    """Two producers, two partitions, one batch, a receipt of a repetition, and two subscriptions that got everything."""
+    """Two producers, two partitions, one batch, a receipt of a repetition, and two subscriptions
+    that got everything."""
     topic = TopicHistory("t", deduplicated, (0, 1))
     topic.stored = {
         0: [((3, 0, 0), (P, 0)), ((3, 0, 1), (P, 2)), ((3, 1, -1), (Q, 0)), ((5, 0, -1), (P, 3))],
@@ -34,7 +36,8 @@ def good(deduplicated: bool = True) -> TopicHistory:
 
 
 def test_a_good_history_has_no_violation() -> None:
-    """Also one with repeated deliveries, before the acknowledgement was confirmed or in a session that had begun before."""
+    """Also one with repeated deliveries, before the acknowledgement was confirmed or in a
+    session that had begun before."""
     topic = good()
     for subscription in topic.subscriptions:
         subscription.deliver((0, (3, 1, -1)), (Q, 0), 1.5)
@@ -51,7 +54,9 @@ def lose(topic: TopicHistory) -> None:
     topic.stored[0].pop()
     for subscription in topic.subscriptions:
         subscription.distinct.discard((P, 3))
-        subscription.delivered = [delivery for delivery in subscription.delivered if delivery[1] != (P, 3)]
+        subscription.delivered = [
+            delivery for delivery in subscription.delivered if delivery[1] != (P, 3)
+        ]
 
 
 def misplace(topic: TopicHistory) -> None:
@@ -138,14 +143,17 @@ def undo_an_acknowledgement(topic: TopicHistory) -> None:
         (undo_an_acknowledgement, {"acknowledgement undone"}),
     ],
 )
-def test_each_planted_violation_is_found(plant: Callable[[TopicHistory], None], kinds: set[str]) -> None:
+def test_each_planted_violation_is_found(
+    plant: Callable[[TopicHistory], None], kinds: set[str]
+) -> None:
     topic = good()
     plant(topic)
     assert {violation.kind for violation in violations([topic])} == kinds
 
 
 def test_the_longest_gap_overlaps_the_span() -> None:
-    """A gap counts whole, though it began before the span or ends after it; a topic without any receipt is silent for all of it."""
+    """A gap counts whole, though it began before the span or ends after it; a topic without any
+    receipt is silent for all of it."""
     topic = TopicHistory("t", True)
     assert topic.longest_gap(10.0, 12.0) == 2.0
     topic.times = [1.0, 9.0, 11.0, 11.5, 20.0]

@@ -12,7 +12,10 @@ from dev.soak.report import VIOLATIONS_SHOWN_MAX, fault_table, percentile, progr
 def topics() -> list[TopicHistory]:
     """One topic with a gap of 4 s from 10 to 14, and one of another client without."""
     made = []
-    for client, times in (("official", [9.0, 10.0, 14.0, 15.0]), ("own", [9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0])):
+    for client, times in (
+        ("official", [9.0, 10.0, 14.0, 15.0]),
+        ("own", [9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0]),
+    ):
         topic = TopicHistory(f"t-{client}", client == "own", client=client)
         for number, at in enumerate(times):
             topic.sent["p"] += 1
@@ -26,7 +29,12 @@ def topics() -> list[TopicHistory]:
 
 def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([], 0.5) == 0.0
-    assert [percentile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.99, 1.0)] == [1.0, 2.0, 3.0, 3.0]
+    assert [percentile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 0.99, 1.0)] == [
+        1.0,
+        2.0,
+        3.0,
+        3.0,
+    ]
 
 
 def test_faults_are_told_by_kind_with_the_gaps_of_each_client() -> None:
@@ -57,5 +65,7 @@ def test_the_summary_counts_and_shows_violations_up_to_a_limit() -> None:
 
 def test_progress_names_what_is_being_done() -> None:
     assert "11 sent" in progress_line(10.0, topics(), 3, Counter({"unload": 1}))
-    assert progress_line(10.0, topics(), 3, Counter({"unload": 1, "kill -9": 1})).endswith("3 faults; now: kill -9, unload")
+    assert progress_line(10.0, topics(), 3, Counter({"unload": 1, "kill -9": 1})).endswith(
+        "3 faults; now: kill -9, unload"
+    )
     assert progress_line(10.0, topics(), 3, Counter()).endswith("now: nothing")

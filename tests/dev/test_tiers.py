@@ -24,11 +24,16 @@ sys.exit(int(sys.argv[3]))
 def meeting(name: str, directory: Path, other: str, code: int, lane: int) -> Tier:
     """A tier that ends when the other one has begun."""
     return Tier(
-        name, f"proves {name}", [[sys.executable, "-c", MEET, str(directory / name), str(directory / other), str(code)]], lane
+        name,
+        f"proves {name}",
+        [[sys.executable, "-c", MEET, str(directory / name), str(directory / other), str(code)]],
+        lane,
     )
 
 
-def test_two_lanes_run_at_once_and_are_shown_one_after_the_other(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_two_lanes_run_at_once_and_are_shown_one_after_the_other(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """The failure of one is its own; a third tier runs after the one in its lane."""
     tiers = [
         meeting("one", tmp_path, "two", 0, SECOND),
@@ -41,7 +46,11 @@ def test_two_lanes_run_at_once_and_are_shown_one_after_the_other(tmp_path: Path,
     ]  # fmt: skip
     shown = capfdbinary.readouterr().out.decode()
     lines = [line for line in shown.splitlines() if line]
-    assert lines == [line for name in ("one", "two", "three") for line in (f"=== {name}: proves {name}", "began", "ended")]
+    assert lines == [
+        line
+        for name in ("one", "two", "three")
+        for line in (f"=== {name}: proves {name}", "began", "ended")
+    ]
 
 
 def test_counts_come_from_the_last_line_of_a_pytest_run(tmp_path: Path) -> None:
@@ -53,7 +62,17 @@ def test_counts_come_from_the_last_line_of_a_pytest_run(tmp_path: Path) -> None:
         "@pytest.mark.skip\n"
         "def test_skipped(): pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        str(file),
+    ]
     (outcome,) = Run(tmp_path).round([Tier("some", "something", [command])])
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 1, 1)
     assert outcome.broken
@@ -62,6 +81,16 @@ def test_counts_come_from_the_last_line_of_a_pytest_run(tmp_path: Path) -> None:
 def test_what_needs_the_machine_runs_alone() -> None:
     """Neighbours in the plan share a round only if neither is alone."""
     first, second, alone = (Tier(str(lane), "", [], lane) for lane in (FIRST, SECOND, ALONE))
-    assert rounds([alone, second, first, second, alone, alone]) == [[alone], [second, first, second], [alone], [alone]]
+    assert rounds([alone, second, first, second, alone, alone]) == [
+        [alone],
+        [second, first, second],
+        [alone],
+        [alone],
+    ]
     names = [[tier.name for tier in found] for found in rounds(list(TIERS.values()))]
-    assert names == [["check"], ["simulation"], ["unit", "contract", "clients", "spark", "apiserver"], ["kubernetes"]]
+    assert names == [
+        ["check"],
+        ["simulation"],
+        ["unit", "contract", "clients", "spark", "apiserver"],
+        ["kubernetes"],
+    ]

@@ -1,4 +1,5 @@
-"""The checker of transaction histories accuses every naive broker of its fault, and a right one of nothing."""
+"""The checker of transaction histories accuses every naive broker of its fault, and a right one
+of nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +39,17 @@ def test_a_right_broker_is_accused_of_nothing_over_long_courses_that_reach_every
     assert fates == set(Fate)
 
 
-@pytest.mark.parametrize(("broker", "kind"), NAIVE, ids=lambda value: value.name if isinstance(value, Kind) else value.__name__)
+@pytest.mark.parametrize(
+    ("broker", "kind"),
+    NAIVE,
+    ids=lambda value: value.name if isinstance(value, Kind) else value.__name__,
+)
 def test_a_naive_broker_is_found(broker: Callable[[], ModelBroker], kind: Kind) -> None:
     """In most of the courses, not by luck in one."""
-    found = [{anomaly.kind for anomaly in anomalies(play(broker(), iter(course(seed))))} for seed in range(COURSES)]
+    found = [
+        {anomaly.kind for anomaly in anomalies(play(broker(), iter(course(seed))))}
+        for seed in range(COURSES)
+    ]
     assert sum(kind in kinds for kinds in found) >= COURSES / 3
 
 
@@ -50,11 +58,12 @@ def test_every_kind_has_a_naive_broker() -> None:
     assert {kind for _, kind in NAIVE} == set(Kind)
 
 
-# --- what nobody knows ---------------------------------------------------------------------------------------------------------
+# --- what nobody knows ----------------------------------------------------------------------------
 
 
 def moved(*, answered: Fate, there: tuple[str, ...], remaining: tuple[str, ...]) -> History:
-    """One transaction that acknowledges i1 and i2 and publishes o1 and o2; what a reader and a new consumer find in the end."""
+    """One transaction that acknowledges i1 and i2 and publishes o1 and o2; what a reader and a
+    new consumer find in the end."""
     history = History()
     for value in ("i1", "i2"):
         history.publish("in", value).confirm()
@@ -92,7 +101,8 @@ def test_an_unknown_outcome_may_be_either_but_as_a_whole(
 
 
 def test_what_an_unknown_transaction_left_another_one_may_take() -> None:
-    """The retry of a transaction that did not take place is its explanation, not a second processing."""
+    """The retry of a transaction that did not take place is its explanation, not a second
+    processing."""
     history = moved(answered=Fate.UNKNOWN, there=("p1", "p2"), remaining=())
     retry = history.begin((0, 1))
     for number in "12":
@@ -102,7 +112,9 @@ def test_what_an_unknown_transaction_left_another_one_may_take() -> None:
     retry.ask_commit()
     retry.answer(Fate.COMMITTED)
     assert anomalies(history) == []
-    history.final_read("out", [((3, number, -1), value) for number, value in enumerate(("p1", "p2", "o1", "o2"))])
+    history.final_read(
+        "out", [((3, number, -1), value) for number, value in enumerate(("p1", "p2", "o1", "o2"))]
+    )
     assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.DOUBLE_PROCESSING}
 
 
@@ -130,7 +142,8 @@ def test_what_lay_in_a_trimmed_topic_may_be_gone_once_it_was_received() -> None:
 
 
 def test_what_was_trimmed_without_an_acknowledgement_is_missed() -> None:
-    """A topic may only lose what every subscription is rid of: what an aborted transaction had acknowledged is to come again."""
+    """A topic may only lose what every subscription is rid of: what an aborted transaction had
+    acknowledged is to come again."""
     history = moved(answered=Fate.ABORTED, there=(), remaining=("i1", "i2"))
     consumer = history.subscribe("in", "s")
     consumer.receive((1, 0, -1), "i1")
@@ -143,7 +156,8 @@ def test_what_was_trimmed_without_an_acknowledgement_is_missed() -> None:
 
 
 def test_an_acknowledgement_of_an_unknown_outcome_is_not_undone() -> None:
-    """Its messages show that it took place; then what it had confirmed comes to nobody who subscribes later."""
+    """Its messages show that it took place; then what it had confirmed comes to nobody who
+    subscribes later."""
     history = moved(answered=Fate.UNKNOWN, there=("o1", "o2"), remaining=())
     history.subscribe("in", "s").receive((1, 0, -1), "i1")
     assert {anomaly.kind for anomaly in anomalies(history)} == {Kind.ACK_UNDONE}

@@ -1,6 +1,8 @@
-"""A broker with transactions in a few lines, and brokers that are wrong in one way each; what clients of it do is drawn from numbers.
+"""A broker with transactions in a few lines, and brokers that are wrong in one way each; what
+clients of it do is drawn from numbers.
 
-Owns: `ModelBroker`, its naive variants (`NAIVE`: which anomaly each must be accused of), and `play`, which records a history.
+Owns: `ModelBroker`, its naive variants (`NAIVE`: which anomaly each must be accused of), and
+`play`, which records a history.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class ModelTransaction:
 
 
 class ModelBroker:
-    """Right in everything: topics, one subscription of SOURCE, transactions. `crash` forgets what may be forgotten."""
+    """Right in everything: topics, one subscription of SOURCE, transactions. `crash` forgets
+    what may be forgotten."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[tuple[Place, str]]] = {name: [] for name in (SOURCE, *TARGETS)}
@@ -90,7 +93,9 @@ class ModelBroker:
     def deliverable(self) -> list[tuple[Place, str]]:
         """What the subscription may be given."""
         return [
-            (place, value) for place, value in self.topics[SOURCE] if value not in self.acknowledged and value not in self.pending
+            (place, value)
+            for place, value in self.topics[SOURCE]
+            if value not in self.acknowledged and value not in self.pending
         ]
 
     def readable(self, topic: str) -> list[tuple[Place, str]]:
@@ -98,7 +103,7 @@ class ModelBroker:
         return self.topics[topic]
 
 
-# --- naive variants ------------------------------------------------------------------------------------------------------------
+# --- naive variants -------------------------------------------------------------------------------
 
 
 class AbortShows(ModelBroker):
@@ -110,7 +115,8 @@ class AbortShows(ModelBroker):
 
 
 class Uncommitted(ModelBroker):
-    """Readers see what lies in the log, whatever its transaction does; what is aborted is cleaned up."""
+    """Readers see what lies in the log, whatever its transaction does; what is aborted is
+    cleaned up."""
 
     def send(self, txn: int, topic: str, value: str) -> None:
         super().send(txn, topic, value)
@@ -201,7 +207,9 @@ class ForgetsOutcomes(ModelBroker):
     """What has ended is unknown, and what is unknown was aborted."""
 
     def end(self, txn: int, fate: Fate) -> Fate:
-        return super().end(txn, fate) if self.transactions[txn].ended is Fate.UNKNOWN else Fate.ABORTED
+        return (
+            super().end(txn, fate) if self.transactions[txn].ended is Fate.UNKNOWN else Fate.ABORTED
+        )
 
 
 class ReusesIds(ModelBroker):
@@ -256,7 +264,9 @@ class LosesPlain(ModelBroker):
     """What was published outside of transactions is not durable."""
 
     def crash(self) -> None:
-        if self.topics[SOURCE] and self.topics[SOURCE][-1][1] not in self.acknowledged | set(self.pending):
+        if self.topics[SOURCE] and self.topics[SOURCE][-1][1] not in self.acknowledged | set(
+            self.pending
+        ):
             self.topics[SOURCE].pop()
 
 
@@ -270,7 +280,11 @@ class SkipsReads(ModelBroker):
     def readable(self, topic: str) -> list[tuple[Place, str]]:
         self.looked += 1
         entries = self.topics[topic]
-        return entries if topic == SOURCE or self.looked % 2 else [entry for entry in entries if entry[0][1] % 5]
+        return (
+            entries
+            if topic == SOURCE or self.looked % 2
+            else [entry for entry in entries if entry[0][1] % 5]
+        )
 
 
 NAIVE: tuple[tuple[Callable[[], ModelBroker], Kind], ...] = (
@@ -297,7 +311,7 @@ NAIVE: tuple[tuple[Callable[[], ModelBroker], Kind], ...] = (
 )
 
 
-# --- what clients do -----------------------------------------------------------------------------------------------------------
+# --- what clients do ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -317,7 +331,9 @@ class _Play:
         self._numbers = itertools.count()
         self._open: list[_Client] = []
         self._ended: list[_Client] = []
-        self._watching = {topic: self.history.subscribe(topic, "watch", whole=True) for topic in TARGETS}
+        self._watching = {
+            topic: self.history.subscribe(topic, "watch", whole=True) for topic in TARGETS
+        }
         self._seen = dict.fromkeys(TARGETS, 0)
         self._consumer = self._subscribe()
 
@@ -354,7 +370,8 @@ class _Play:
         return self._open[self.draw(len(self._open))] if self._open else None
 
     def _move(self) -> None:
-        """Receive, acknowledge and publish in one transaction; on a conflict the message is left alone."""
+        """Receive, acknowledge and publish in one transaction; on a conflict the message is left
+        alone."""
         client, found = self._any_open(), self.broker.deliverable()
         if client is None or not found:
             return
@@ -431,7 +448,8 @@ class _Play:
 
 
 def play(broker: ModelBroker, numbers: Iterator[int]) -> History:
-    """A history of clients of `broker`; the course is `numbers`: an action, then what it chooses, until they are used up."""
+    """A history of clients of `broker`; the course is `numbers`: an action, then what it
+    chooses, until they are used up."""
     course = _Play(broker, lambda count: next(numbers, 0) % count)
     for action in numbers:
         course.step(action)

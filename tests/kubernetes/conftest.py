@@ -1,7 +1,8 @@
 """A real Kubernetes with Magnetar on it.
 
-Owns: the session-wide cluster (a local node, or the one that CONTEXT and IMAGE name), a clean namespace of work, and traffic from the official Python
-client. Imports: dev.cluster, pulsar. Everything runs on this machine or in pods of the given cluster; what a test makes it removes.
+Owns: the session-wide cluster (a local node, or the one that CONTEXT and IMAGE name), a clean
+namespace of work, and traffic from the official Python client. Imports: dev.cluster, pulsar.
+Everything runs on this machine or in pods of the given cluster; what a test makes it removes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ READY_S = 300.0
 """How long a node that is busy with other things may take for anything."""
 POLL_S = 0.5
 CONNECT_ATTEMPTS = 6
-UNREACHABLE = ("Unable to connect", "TLS handshake timeout", "connection refused", "i/o timeout", "etcdserver: request timed out")
+UNREACHABLE = (
+    "Unable to connect",
+    "TLS handshake timeout",
+    "connection refused",
+    "i/o timeout",
+    "etcdserver: request timed out",
+)
 
 
 class Node:
@@ -38,11 +45,20 @@ class Node:
     def run(self, *arguments: str, check: bool = True, given: str | None = None) -> str:
         """kubectl with these arguments; its standard output. A failure carries what kubectl said.
 
-        An API server that a busy machine keeps from answering is asked again: that is not what these tests are about.
+        An API server that a busy machine keeps from answering is asked again: that is not what
+        these tests are about.
         """
         for attempt in range(CONNECT_ATTEMPTS):
-            result = subprocess.run([*self.tools.kubectl, *arguments], input=given, text=True, capture_output=True, check=False)
-            unreachable = result.returncode != 0 and any(word in result.stderr for word in UNREACHABLE)
+            result = subprocess.run(
+                [*self.tools.kubectl, *arguments],
+                input=given,
+                text=True,
+                capture_output=True,
+                check=False,
+            )
+            unreachable = result.returncode != 0 and any(
+                word in result.stderr for word in UNREACHABLE
+            )
             if not unreachable or attempt == CONNECT_ATTEMPTS - 1:
                 break
             time.sleep(1.0 + attempt)
@@ -55,7 +71,8 @@ class Node:
         return json.loads(self.run("get", kind, *([name] if name else []), *options, "-o", "json"))
 
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = READY_S) -> float:
-        """Wait until `condition()`; seconds it took. On failure the state of the cluster is part of the message."""
+        """Wait until `condition()`; seconds it took. On failure the state of the cluster is part
+        of the message."""
         started = time.monotonic()
         while time.monotonic() - started < timeout_s:
             if condition():
@@ -69,10 +86,21 @@ class Node:
             self.run("get", "magnetar,pods,pvc", "-o", "wide", check=False),
             self.run("describe", "brokercluster/main", check=False)[-3000:],
             self.run("get", "events", "--sort-by=.lastTimestamp", check=False)[-4000:],
-            self.run("logs", "-n", cluster.SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/name=magnetar", "--tail=60", check=False),
+            self.run(
+                "logs",
+                "-n",
+                cluster.SYSTEM_NAMESPACE,
+                "-l",
+                "app.kubernetes.io/name=magnetar",
+                "--tail=60",
+                check=False,
+            ),
         ]
         for pod in self.run("get", "pods", "-o", "name", check=False).split():
-            parts += [f"--- {pod}", self.run("logs", pod, "--tail=40", "--all-containers", check=False)]
+            parts += [
+                f"--- {pod}",
+                self.run("logs", pod, "--tail=40", "--all-containers", check=False),
+            ]
         return "\n".join(parts)[-30_000:]
 
     def ready_brokers(self) -> int:
@@ -84,15 +112,35 @@ class Node:
         return next((entry["status"] for entry in found if entry["type"] == condition), "Unknown")
 
     def restrict(self, namespace: str) -> None:
-        """Make the namespace if need be; from now on it takes only pods that pass the restricted security standard."""
+        """Make the namespace if need be; from now on it takes only pods that pass the restricted
+        security standard."""
         self.run("create", "namespace", namespace, check=False)
-        self.run("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+        self.run(
+            "label",
+            "namespace",
+            namespace,
+            "pod-security.kubernetes.io/enforce=restricted",
+            "--overwrite",
+        )
 
     def installed_images(self) -> tuple[str, str]:
         """Our image and etcd's, as the release was told."""
-        command = [*self.tools.helm, "get", "values", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "-o", "json"]
-        values = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        return f"{values['image']['repository']}:{values['image']['tag']}", values.get("etcd", {}).get("image", "")
+        command = [
+            *self.tools.helm,
+            "get",
+            "values",
+            cluster.RELEASE,
+            "-n",
+            cluster.SYSTEM_NAMESPACE,
+            "-o",
+            "json",
+        ]
+        values = json.loads(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        )
+        return f"{values['image']['repository']}:{values['image']['tag']}", values.get(
+            "etcd", {}
+        ).get("image", "")
 
     def service_url(self, cluster_name: str = "main", namespace: str = "default") -> str:
         return f"pulsar://{self.get('service', cluster_name, '-n', namespace)['spec']['clusterIP']}:6650"
@@ -100,9 +148,13 @@ class Node:
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """The quickstart, Ready, one broker; no pod of ours may need more than the restricted security standard grants."""
+    """The quickstart, Ready, one broker; no pod of ours may need more than the restricted
+    security standard grants."""
     context, image = os.environ.get("CONTEXT", ""), os.environ.get("IMAGE", "")
-    subprocess.run([sys.executable, "-m", "dev.kube", "up", *(["--context", context] if context else [])], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "dev.kube", "up", *(["--context", context] if context else [])],
+        check=True,
+    )
     found = Node(cluster.tools(context))
     for namespace in ("default", cluster.SYSTEM_NAMESPACE):
         found.restrict(namespace)
@@ -113,7 +165,8 @@ def node() -> Iterator[Node]:
 
 
 class Traffic:
-    """The official Python client producing and consuming all the while, with a record of everything it was told."""
+    """The official Python client producing and consuming all the while, with a record of
+    everything it was told."""
 
     def __init__(self, service_url: str, topics: list[str], **shown: Any) -> None:
         """`shown`: more arguments of the official client, as for TLS and tokens."""
@@ -161,18 +214,26 @@ class Traffic:
         """The latency that this share of the sends since `measure_anew` did not exceed."""
         with self._lock:
             ordered = sorted(self._latencies_s)
-        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] * 1000 if ordered else math.nan
+        return (
+            ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] * 1000
+            if ordered
+            else math.nan
+        )
 
     def _produce(self, topic: str) -> None:
         producer = self._client.create_producer(
-            topic, producer_name=f"{topic}-producer", send_timeout_millis=60_000, block_if_queue_full=True
+            topic,
+            producer_name=f"{topic}-producer",
+            send_timeout_millis=60_000,
+            block_if_queue_full=True,
         )
         number = 0
         while not self._stop.is_set():
             for _ in range(10):
                 sent = time.monotonic()
                 producer.send_async(
-                    str(number).encode(), lambda result, _id, n=number, sent=sent: self._receipt(topic, n, result, sent)
+                    str(number).encode(),
+                    lambda result, _id, n=number, sent=sent: self._receipt(topic, n, result, sent),
                 )
                 number += 1
             self._stop.wait(0.02)
@@ -191,7 +252,9 @@ class Traffic:
             self._last_receipt[topic] = now
 
     def _consume(self, topic: str) -> None:
-        consumer = self._client.subscribe(topic, "traffic", initial_position=pulsar.InitialPosition.Earliest)
+        consumer = self._client.subscribe(
+            topic, "traffic", initial_position=pulsar.InitialPosition.Earliest
+        )
         while not self._stop.is_set():
             try:
                 message = consumer.receive(500)
@@ -203,10 +266,12 @@ class Traffic:
         consumer.close()
 
     def verify(self) -> None:
-        """Read every topic back: nothing acknowledged is missing, and first occurrences are in order."""
+        """Read every topic back: nothing acknowledged is missing, and first occurrences are in
+        order."""
         client = self._connect()
         with self._lock:
-            acknowledged = {topic: list(numbers) for topic, numbers in self.acknowledged.items()}  # traffic goes on while we read
+            # traffic goes on while we read
+            acknowledged = {topic: list(numbers) for topic, numbers in self.acknowledged.items()}
         for topic, numbers in acknowledged.items():
             assert numbers, f"nothing was acknowledged on {topic}: the test proves nothing"
             reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -214,7 +279,9 @@ class Traffic:
             while reader.has_message_available():
                 stored.setdefault(int(reader.read_next(60_000).data()))
             missing = sorted(set(numbers) - stored.keys())
-            assert missing == [], f"{topic}: {len(missing)} acknowledged messages are missing, first {missing[:5]}"
+            assert missing == [], (
+                f"{topic}: {len(missing)} acknowledged messages are missing, first {missing[:5]}"
+            )
             assert list(stored) == sorted(stored), f"{topic}: the producer's order is not kept"
         client.close()
 
@@ -223,6 +290,9 @@ class Traffic:
 def traffic(node: Node) -> Iterator[Traffic]:
     """Six topics under traffic; they spread over bundles by their names."""
     stamp = time.monotonic_ns() // 1_000_000
-    with Traffic(node.service_url(), [f"persistent://public/default/load-{stamp}-{number}" for number in range(6)]) as running:
+    with Traffic(
+        node.service_url(),
+        [f"persistent://public/default/load-{stamp}-{number}" for number in range(6)],
+    ) as running:
         node.wait("traffic flows", lambda: running.total() > 100)
         yield running

@@ -1,4 +1,5 @@
-"""The product on a real node: scale by editing, drain, forced deletion, Spark; under traffic from the official Python client.
+"""The product on a real node: scale by editing, drain, forced deletion, Spark; under traffic from
+the official Python client.
 
 The tests run in this order and share one cluster, as a user's day would.
 """
@@ -47,7 +48,9 @@ def _scale(node: Node, replicas: int) -> float:
 
 def _broker_pods(node: Node) -> set[str]:
     """Names of the broker pods that exist."""
-    found = node.get("pods", "", "-l", "magnetar.io/cluster=main,app.kubernetes.io/component=broker")["items"]
+    found = node.get(
+        "pods", "", "-l", "magnetar.io/cluster=main,app.kubernetes.io/component=broker"
+    )["items"]
     return {pod["metadata"]["name"] for pod in found}
 
 
@@ -58,10 +61,13 @@ def _flow(node: Node, traffic: Traffic, messages: int = 200) -> None:
 
 
 def _bundles_by_broker(node: Node) -> dict[str, int]:
-    """Bundles of each broker, as the brokers themselves report them; nothing while the one that is asked comes or goes."""
+    """Bundles of each broker, as the brokers themselves report them; nothing while the one that
+    is asked comes or goes."""
     address = node.get("service", "main")["spec"]["clusterIP"]
     try:
-        with urllib.request.urlopen(f"http://{address}:8080/magnetar/v1/status", timeout=60) as response:
+        with urllib.request.urlopen(
+            f"http://{address}:8080/magnetar/v1/status", timeout=60
+        ) as response:
             status = json.load(response)
     except OSError:
         return {}
@@ -69,18 +75,25 @@ def _bundles_by_broker(node: Node) -> dict[str, int]:
 
 
 def test_quickstart_is_ready(node: Node) -> None:
-    """One broker serves, the namespace of the quickstart exists, everything says so in its conditions."""
+    """One broker serves, the namespace of the quickstart exists, everything says so in its
+    conditions."""
     assert node.condition("brokercluster", "main", "Ready") == "True"
-    node.wait("TopicNamespace Ready", lambda: node.condition("topicnamespace", "demo", "Ready") == "True")
+    node.wait(
+        "TopicNamespace Ready", lambda: node.condition("topicnamespace", "demo", "Ready") == "True"
+    )
     assert node.ready_brokers() == 1
 
 
 def test_scaling_fails_no_send(node: Node, traffic: Traffic) -> None:
-    """`kubectl scale` to 3, 2 and 4 while clients publish: bundles spread, the highest broker is drained, no send fails, nothing is lost."""
+    """`kubectl scale` to 3, 2 and 4 while clients publish: bundles spread, the highest broker is
+    drained, no send fails, nothing is lost."""
     took = {3: _scale(node, 3)}
     node.wait(
         "bundles on every broker",
-        lambda: min(_bundles_by_broker(node).values(), default=0) > 0 and len(_bundles_by_broker(node)) == 3,
+        lambda: (
+            min(_bundles_by_broker(node).values(), default=0) > 0
+            and len(_bundles_by_broker(node)) == 3
+        ),
     )
     traffic.measure_anew()
     _flow(node, traffic, STEADY_MESSAGES)
@@ -96,34 +109,44 @@ def test_scaling_fails_no_send(node: Node, traffic: Traffic) -> None:
     took[2] = min(took[2], _scale(node, 2))
     assert traffic.failed == []
     print(
-        f"\nseconds to scale to {took}; publish p99 {steady_ms:.0f} ms steady, {drain_ms:.0f} ms while a broker is drained"
+        f"\nseconds to scale to {took}; publish p99 {steady_ms:.0f} ms steady, {drain_ms:.0f} ms "
+        "while a broker is drained"
         f" (x{drain_ms / steady_ms:.1f}), longest pause of one topic {pause_ms:.0f} ms"
     )
     traffic.verify()
 
 
 def test_forced_deletion_of_a_broker_loses_nothing(node: Node, traffic: Traffic) -> None:
-    """`kubectl delete pod --force`: the broker's bundles are taken over; nothing acknowledged is missing."""
+    """`kubectl delete pod --force`: the broker's bundles are taken over; nothing acknowledged is
+    missing."""
     traffic.measure_anew()
     before = traffic.total()
     node.run("delete", "pod", "main-broker-1", "--force", "--grace-period=0")
     started = time.monotonic()
     node.wait("traffic on every topic", lambda: traffic.total() > before + 1000)
     node.wait("the broker is back", lambda: node.ready_brokers() == 2)
-    print(f"\nback after {time.monotonic() - started:.1f} s, longest pause of one topic {traffic.longest_gap_s:.1f} s")
+    print(
+        f"\nback after {time.monotonic() - started:.1f} s, longest pause of one topic "
+        f"{traffic.longest_gap_s:.1f} s"
+    )
     assert traffic.failed == []
     traffic.verify()
 
 
 def test_probes_stay_green_while_connections_flood_a_broker(node: Node, traffic: Traffic) -> None:
-    """Half requests and silent connections, from the node that the probes come from: no probe fails, no container restarts, clients go on."""
+    """Half requests and silent connections, from the node that the probes come from: no probe
+    fails, no container restarts, clients go on."""
     pod = "main-broker-0"
 
     def health() -> tuple[int, int]:
         """Failed probes that Kubernetes has noted of the pod, and restarts."""
-        events = node.get("events", "", f"--field-selector=involvedObject.name={pod},reason=Unhealthy")["items"]
+        events = node.get(
+            "events", "", f"--field-selector=involvedObject.name={pod},reason=Unhealthy"
+        )["items"]
         status = node.get("pod", pod)["status"]
-        return sum(event.get("count") or 1 for event in events), status["containerStatuses"][0]["restartCount"]
+        return sum(event.get("count") or 1 for event in events), status["containerStatuses"][0][
+            "restartCount"
+        ]
 
     before, address = health(), node.get("pod", pod)["status"]["podIP"]
     traffic.measure_anew()
@@ -131,13 +154,16 @@ def test_probes_stay_green_while_connections_flood_a_broker(node: Node, traffic:
     assert opened > 2 * FLOOD_CONNECTIONS, "the broker took none back, or took too few to need to"
     assert health() == before
     _flow(node, traffic)
-    print(f"\n{opened} connections; longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms")
+    print(
+        f"\n{opened} connections; longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms"
+    )
     assert traffic.failed == []
     traffic.verify()
 
 
 def _flood(address: str) -> int:
-    """For `FLOOD_S` as many connections as a peer may want, to the port of clients and of HTTP, opened again when the broker ends them; how many."""
+    """For `FLOOD_S` as many connections as a peer may want, to the port of clients and of HTTP,
+    opened again when the broker ends them; how many."""
     opened, held = 0, {6650: list[socket.socket](), 8080: list[socket.socket]()}
     ends = time.monotonic() + FLOOD_S
     try:
@@ -150,7 +176,9 @@ def _flood(address: str) -> int:
                     opened += 1
                     with contextlib.suppress(OSError):
                         peers.append(socket.create_connection((address, port), timeout=5))
-                        peers[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: x" if port == 8080 else b"")
+                        peers[-1].sendall(
+                            b"GET /ready HTTP/1.1\r\nHost: x" if port == 8080 else b""
+                        )
                         peers[-1].setblocking(False)
             time.sleep(FLOOD_PAUSE_S)
     finally:
@@ -168,14 +196,18 @@ def _is_over(peer: socket.socket) -> bool:
         return True
 
 
-def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: Node, traffic: Traffic) -> None:
+def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(
+    node: Node, traffic: Traffic
+) -> None:
     """With two operators, the other one takes over and scales the cluster; no client notices."""
     image, etcd_image = node.installed_images()
     cluster.install(node.tools, image, etcd_image, cluster.CHART, "--set", "replicas=2")
     system = ("-n", cluster.SYSTEM_NAMESPACE)
 
     def leader() -> str:
-        return str(node.get("lease", "magnetar-operator", *system)["spec"].get("holderIdentity") or "")
+        return str(
+            node.get("lease", "magnetar-operator", *system)["spec"].get("holderIdentity") or ""
+        )
 
     node.wait("an operator leads", lambda: leader() != "")
     first = leader()
@@ -186,7 +218,10 @@ def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: N
     )
     node.run("delete", "pod", pod, *system, "--force", "--grace-period=0")
     took_s = node.wait("the other one leads", lambda: leader() not in ("", first))
-    print(f"\nanother operator leads after {took_s:.1f} s (forced deletion lets a process end in order if it can)")
+    print(
+        f"\nanother operator leads after {took_s:.1f} s (forced deletion lets a process end in "
+        "order if it can)"
+    )
     _scale(node, 3)
     _scale(node, 2)
     _flow(node, traffic)
@@ -198,7 +233,8 @@ def test_forced_deletion_of_the_operators_leader_delays_reconciling_only(node: N
 def _etcd_roles(node: Node) -> list[str]:
     """What each member of the managed etcd is, as the status says."""
     return sorted(
-        member.get("role", "") for member in node.get("brokercluster", "main")["status"].get("etcd", {}).get("members", [])
+        member.get("role", "")
+        for member in node.get("brokercluster", "main")["status"].get("etcd", {}).get("members", [])
     )
 
 
@@ -209,12 +245,16 @@ def _resize_etcd(node: Node, members: int) -> float:
     wanted = ["Follower"] * (members - 1) + ["Leader"]
     return node.wait(
         f"{members} members of etcd",
-        lambda: _etcd_roles(node) == wanted and node.condition("brokercluster", "main", "Ready") == "True",
+        lambda: (
+            _etcd_roles(node) == wanted
+            and node.condition("brokercluster", "main", "Ready") == "True"
+        ),
     )
 
 
 def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffic: Traffic) -> None:
-    """1 -> 3 -> 1 members live; one of three deleted by force, the leader at that: no send fails, nothing acknowledged is missing."""
+    """1 -> 3 -> 1 members live; one of three deleted by force, the leader at that: no send
+    fails, nothing acknowledged is missing."""
     up_s = _resize_etcd(node, 3)
     members = node.get("brokercluster", "main")["status"]["etcd"]["members"]
     leader = next(member["name"] for member in members if member.get("role") == "Leader")
@@ -225,13 +265,18 @@ def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffi
 
     def is_back() -> bool:
         ready = node.get("statefulset", "main-etcd").get("status", {}).get("readyReplicas") == 3
-        return ready and node.get("pod", leader)["metadata"]["uid"] != uid and len(_etcd_roles(node)) == 3
+        return (
+            ready
+            and node.get("pod", leader)["metadata"]["uid"] != uid
+            and len(_etcd_roles(node)) == 3
+        )
 
     back_s = node.wait("three members again", is_back)
     down_s = _resize_etcd(node, 1)
     _flow(node, traffic)
     print(
-        f"\netcd to three members {up_s:.0f} s, back to one {down_s:.0f} s; its leader lost: three again after {back_s:.0f} s,"
+        f"\netcd to three members {up_s:.0f} s, back to one {down_s:.0f} s; its leader lost: three "
+        f"again after {back_s:.0f} s,"
         f" longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms"
     )
     assert traffic.failed == []
@@ -245,13 +290,26 @@ def expectation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _example(node: Node, expectation: Path) -> list[str]:
-    return ["--service-url", node.service_url(), "--topic", COMPACTED_TOPIC, "--expectation", str(expectation)]
+    return [
+        "--service-url",
+        node.service_url(),
+        "--topic",
+        COMPACTED_TOPIC,
+        "--expectation",
+        str(expectation),
+    ]
 
 
-def test_compaction_runs_driver_and_executors_to_a_committed_result(node: Node, expectation: Path) -> None:
-    """`kubectl apply -f examples/compaction.yaml` over several generations of this machine's package records leaves exactly the newest of each."""
+def test_compaction_runs_driver_and_executors_to_a_committed_result(
+    node: Node, expectation: Path
+) -> None:
+    """`kubectl apply -f examples/compaction.yaml` over several generations of this machine's
+    package records leaves exactly the newest of each."""
     example = _example(node, expectation)
-    subprocess.run([sys.executable, "examples/debian-packages/produce.py", *example, "--generations", "3"], check=True)
+    subprocess.run(
+        [sys.executable, "examples/debian-packages/produce.py", *example, "--generations", "3"],
+        check=True,
+    )
     node.run("apply", "-f", "examples/compaction.yaml")
     seen_executor = False
 
@@ -274,28 +332,53 @@ def test_compaction_runs_driver_and_executors_to_a_committed_result(node: Node, 
 
 
 def test_clean_up_leaves_the_data(node: Node, expectation: Path) -> None:
-    """Deleting the BrokerCluster removes its pods and keeps its volumes; applying it again adopts them and serves the same messages."""
+    """Deleting the BrokerCluster removes its pods and keeps its volumes; applying it again
+    adopts them and serves the same messages."""
     node.run("delete", "brokercluster", "main", "--wait=true")
     mine = "magnetar.io/cluster=main,app.kubernetes.io/component in (broker,etcd)"
     node.wait("pods gone", lambda: not node.get("pods", "", "-l", mine)["items"])
     assert node.get("pvc")["items"], "the volumes must outlive the cluster object"
     node.run("apply", "-f", "examples/quickstart")
     node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True")
-    subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)
+    subprocess.run(
+        [sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)],
+        check=True,
+    )
 
 
-def test_uninstalled_with_its_definitions_and_installed_again_it_finds_the_data(node: Node, expectation: Path) -> None:
-    """The operator goes first, then the definitions and with them every resource: nobody is wedged, and a new one serves the same messages."""
+def test_uninstalled_with_its_definitions_and_installed_again_it_finds_the_data(
+    node: Node, expectation: Path
+) -> None:
+    """The operator goes first, then the definitions and with them every resource: nobody is
+    wedged, and a new one serves the same messages."""
     image, etcd_image = node.installed_images()
     subprocess.run(
-        [*node.tools.helm, "uninstall", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "--wait", "--no-hooks"], check=True
+        [
+            *node.tools.helm,
+            "uninstall",
+            cluster.RELEASE,
+            "-n",
+            cluster.SYSTEM_NAMESPACE,
+            "--wait",
+            "--no-hooks",
+        ],
+        check=True,
     )
-    definitions = [name for name in node.run("get", "crd", "-o", "name").split() if name.endswith(".magnetar.io")]
+    definitions = [
+        name
+        for name in node.run("get", "crd", "-o", "name").split()
+        if name.endswith(".magnetar.io")
+    ]
     assert definitions, "they outlive the release"
     node.run("delete", "--wait=true", *definitions)
-    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"])
+    node.wait(
+        "pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"]
+    )
     assert node.get("pvc")["items"], "the volumes must outlive everything"
     cluster.install(node.tools, image, etcd_image)
     node.run("apply", "-f", "examples/quickstart")
     node.wait("Ready again", lambda: node.condition("brokercluster", "main", "Ready") == "True")
-    subprocess.run([sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)], check=True)
+    subprocess.run(
+        [sys.executable, "examples/debian-packages/verify.py", *_example(node, expectation)],
+        check=True,
+    )

@@ -1,4 +1,5 @@
-"""What a release offers beside the operator: `helm test`; and what the local node does as a real one's storage class would."""
+"""What a release offers beside the operator: `helm test`; and what the local node does as a real
+one's storage class would."""
 
 from __future__ import annotations
 
@@ -18,8 +19,24 @@ pytestmark = pytest.mark.kubernetes
 
 def test_helm_test_publishes_and_reads_a_message(node: Node) -> None:
     image, etcd_image = node.installed_images()
-    cluster.install(node.tools, image, etcd_image, cluster.CHART, "--set", "test.serviceUrl=pulsar://main.default:6650")
-    command = [*node.tools.helm, "test", cluster.RELEASE, "-n", cluster.SYSTEM_NAMESPACE, "--logs", "--timeout", "2m"]
+    cluster.install(
+        node.tools,
+        image,
+        etcd_image,
+        cluster.CHART,
+        "--set",
+        "test.serviceUrl=pulsar://main.default:6650",
+    )
+    command = [
+        *node.tools.helm,
+        "test",
+        cluster.RELEASE,
+        "-n",
+        cluster.SYSTEM_NAMESPACE,
+        "--logs",
+        "--timeout",
+        "2m",
+    ]
     tested = subprocess.run(command, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     assert "the operator is ready" in tested.stdout
@@ -33,21 +50,34 @@ def test_a_volume_is_emptied_when_its_claim_is_deleted(node: Node) -> None:
     volume = _available_volume(node)
     name = volume["metadata"]["name"]
     node.run("apply", "-f", "-", given=json.dumps(_claim_of(volume)))
-    node.run("wait", "--for=jsonpath={.status.phase}=Bound", "persistentvolumeclaim/reclaimed", "--timeout=60s")
+    node.run(
+        "wait",
+        "--for=jsonpath={.status.phase}=Bound",
+        "persistentvolumeclaim/reclaimed",
+        "--timeout=60s",
+    )
     left = Path(volume["spec"]["local"]["path"]) / "left"
     left.write_text("by the one before")
     node.run("delete", "persistentvolumeclaim", "reclaimed", "--timeout=60s")
     # The reclaimer may have been faster than this wait; its volume has the same name.
     node.run("wait", "--for=delete", f"persistentvolume/{name}", "--timeout=5s", check=False)
     node.run("wait", "--for=create", f"persistentvolume/{name}", "--timeout=60s")
-    node.run("wait", "--for=jsonpath={.status.phase}=Available", f"persistentvolume/{name}", "--timeout=60s")
+    node.run(
+        "wait",
+        "--for=jsonpath={.status.phase}=Available",
+        f"persistentvolume/{name}",
+        "--timeout=60s",
+    )
     assert node.get("persistentvolume", name)["metadata"]["uid"] != volume["metadata"]["uid"]
     assert not left.exists()
 
 
 def _available_volume(node: Node) -> dict[str, Any]:
-    """A volume that no claim holds: which ones the claims of etcd took is the scheduler's choice."""
-    listed: list[dict[str, Any]] = json.loads(node.run("get", "persistentvolume", "--output=json"))["items"]
+    """A volume that no claim holds: which ones the claims of etcd took is the scheduler's
+    choice."""
+    listed: list[dict[str, Any]] = json.loads(node.run("get", "persistentvolume", "--output=json"))[
+        "items"
+    ]
     available = [volume for volume in listed if volume["status"]["phase"] == "Available"]
     assert available, [(volume["metadata"]["name"], volume["status"]) for volume in listed]
     return available[0]

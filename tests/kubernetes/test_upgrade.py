@@ -1,6 +1,8 @@
-"""The version before this one and back: chart, operator and brokers, while clients publish to a cluster that the old version made.
+"""The version before this one and back: chart, operator and brokers, while clients publish to a
+cluster that the old version made.
 
-Runs after the other tests of this folder: the old version has the whole Kubernetes cluster to itself.
+Runs after the other tests of this folder: the old version has the whole Kubernetes cluster to
+itself.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ spec:
 """
 POLICIES = "/admin/v2/namespaces/shop/orders"
 STORY = ("DriftCorrected", "Recreated", "Conflict")
-"""Events of a resource whose record two versions would fight about, or that one of them would not recognise."""
+"""Events of a resource whose record two versions would fight about, or that one of them would
+not recognise."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +66,34 @@ class Version:
 
 def _image(source: Path) -> str:
     command = [sys.executable, "-m", "dev.image", "build", "--load", "--source", str(source)]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+    return subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")
 def versions(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Version, Version]:
-    """The commit before this one, and this checkout. Without history, this checkout under another image name stands for the old one."""
+    """The commit before this one, and this checkout. Without history, this checkout under
+    another image name stands for the old one."""
     if not node.tools.local:
         pytest.skip("images of two versions are built and loaded on the local node only")
     _, etcd_image = node.installed_images()
     source = tmp_path_factory.mktemp("previous")
     archive = source.with_suffix(".tar")
-    found = subprocess.run(["git", "archive", "--output", str(archive), "HEAD~1"], cwd=ROOT, check=False, capture_output=True)
+    found = subprocess.run(
+        ["git", "archive", "--output", str(archive), "HEAD~1"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+    )
     if found.returncode != 0:
         print("\nno commit before this one: the same content under another name is the old version")
         subprocess.run(["git", "archive", "--output", str(archive), "HEAD"], cwd=ROOT, check=True)
     with tarfile.open(archive) as packed:
         packed.extractall(source, filter="data")
     readme = source / "README.md"
-    readme.write_text(readme.read_text() + "\nThe version before.\n")  # two commits may differ in nothing that reaches the image
+    # two commits may differ in nothing that reaches the image
+    readme.write_text(readme.read_text() + "\nThe version before.\n")
     old = Version("the version before", str(source / cluster.CHART), _image(source), etcd_image)
     return old, Version("this version", str(ROOT / cluster.CHART), _image(ROOT), etcd_image)
 
@@ -92,7 +104,10 @@ def _install(node: Node, version: Version, *options: str) -> None:
 
 def _brokers(node: Node) -> dict[str, dict[str, Any]]:
     selector = "magnetar.io/cluster=old,app.kubernetes.io/component=broker"
-    return {pod["metadata"]["name"]: pod for pod in node.get("pods", "", "-n", NAMESPACE, "-l", selector)["items"]}
+    return {
+        pod["metadata"]["name"]: pod
+        for pod in node.get("pods", "", "-n", NAMESPACE, "-l", selector)["items"]
+    }
 
 
 def _images(node: Node) -> set[str]:
@@ -102,8 +117,12 @@ def _images(node: Node) -> set[str]:
 def _is_ready(node: Node) -> bool:
     found = node.get("brokercluster", "old", "-n", NAMESPACE)
     status = found.get("status", {})
-    ready = next((entry["status"] for entry in status.get("conditions", []) if entry["type"] == "Ready"), "")
-    return ready == "True" and status.get("readyReplicas") == 2 and not status.get("pendingRestarts")
+    ready = next(
+        (entry["status"] for entry in status.get("conditions", []) if entry["type"] == "Ready"), ""
+    )
+    return (
+        ready == "True" and status.get("readyReplicas") == 2 and not status.get("pendingRestarts")
+    )
 
 
 def _rest(node: Node, path: str) -> Any:
@@ -114,13 +133,20 @@ def _rest(node: Node, path: str) -> Any:
 
 
 def _serves_namespace(node: Node, generation: int, ttl_s: int) -> bool:
-    """Whether the TopicNamespace is Ready for that generation, and the brokers have what it says beside what REST set."""
+    """Whether the TopicNamespace is Ready for that generation, and the brokers have what it says
+    beside what REST set."""
     status = node.get("topicnamespace", "orders", "-n", NAMESPACE).get("status", {})
-    ready = {entry["type"]: (entry["status"], entry["observedGeneration"]) for entry in status.get("conditions", [])}.get("Ready")
+    ready = {
+        entry["type"]: (entry["status"], entry["observedGeneration"])
+        for entry in status.get("conditions", [])
+    }.get("Ready")
     if ready != ("True", generation) or status.get("appliedGeneration") != generation:
         return False
     try:
-        ttl, properties = _rest(node, f"{POLICIES}/messageTTL"), _rest(node, f"{POLICIES}/properties")
+        ttl, properties = (
+            _rest(node, f"{POLICIES}/messageTTL"),
+            _rest(node, f"{POLICIES}/properties"),
+        )
     except OSError:
         return False  # the broker behind the service is just being replaced
     return bool(ttl == ttl_s and properties == {"team": "blue", "cost": "low"})
@@ -130,17 +156,25 @@ def _change_namespace(node: Node, generation: int, ttl_s: int, by: Version) -> N
     """The operator of this version takes an edit over, and nothing that REST set is lost by it."""
     patch = json.dumps({"spec": {"policies": {"message_ttl_in_seconds": ttl_s}}})
     node.run("patch", "topicnamespace", "orders", "-n", NAMESPACE, "--type", "merge", "-p", patch)
-    node.wait(f"{by.name} serves generation {generation} of the namespace", lambda: _serves_namespace(node, generation, ttl_s))
+    node.wait(
+        f"{by.name} serves generation {generation} of the namespace",
+        lambda: _serves_namespace(node, generation, ttl_s),
+    )
 
 
 def _told_of_namespace(node: Node) -> list[str]:
     """Events about the TopicNamespace that an upgrade must not cause."""
-    events = node.get("events", "", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=TopicNamespace")["items"]
-    return [f"{event['reason']}: {event['message']}" for event in events if event["reason"] in STORY]
+    events = node.get(
+        "events", "", "-n", NAMESPACE, "--field-selector", "involvedObject.kind=TopicNamespace"
+    )["items"]
+    return [
+        f"{event['reason']}: {event['message']}" for event in events if event["reason"] in STORY
+    ]
 
 
 def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
-    """Install a version and wait until every broker runs it; for a while old and new ones serve the same clients."""
+    """Install a version and wait until every broker runs it; for a while old and new ones serve
+    the same clients."""
     before = traffic.total()
     traffic.measure_anew()
     started = time.monotonic()
@@ -158,7 +192,8 @@ def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
     node.wait("traffic goes on", lambda: traffic.total() > before + 500)
     assert traffic.failed == []
     print(
-        f"\n{version.name} after {time.monotonic() - started:.0f} s, longest pause of one topic {traffic.longest_gap_s * 1000:.0f} ms"
+        f"\n{version.name} after {time.monotonic() - started:.0f} s, longest pause of one topic "
+        f"{traffic.longest_gap_s * 1000:.0f} ms"
     )
 
 
@@ -167,7 +202,9 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
     """A cluster that the version before made; every other one is gone."""
     old, new = versions
     node.run("delete", "magnetar", "--all", "-A", "--wait=true")
-    node.wait("pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"])
+    node.wait(
+        "pods gone", lambda: not node.get("pods", "", "-l", "magnetar.io/cluster=main")["items"]
+    )
     _install(node, old)
     node.restrict(NAMESPACE)
     node.run("apply", "-f", "-", given=MANIFEST)
@@ -175,8 +212,11 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
     address = node.get("service", "old", "-n", NAMESPACE)["spec"]["clusterIP"]
 
     def set_by_rest() -> bool:
-        """A property of the namespace that no resource speaks of: it is there once the resource has made the namespace."""
-        request = urllib.request.Request(f"http://{address}:8080{POLICIES}/property/cost/low", method="PUT")
+        """A property of the namespace that no resource speaks of: it is there once the resource
+        has made the namespace."""
+        request = urllib.request.Request(
+            f"http://{address}:8080{POLICIES}/property/cost/low", method="PUT"
+        )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return bool(answer.status < 300)
@@ -192,20 +232,31 @@ def old_cluster(node: Node, versions: tuple[Version, Version]) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("old_cluster")
-def test_upgrade_rollback_and_upgrade_fail_no_send(node: Node, versions: tuple[Version, Version]) -> None:
-    """Brokers of both versions serve side by side; nothing acknowledged is lost; the way back works as well.
+def test_upgrade_rollback_and_upgrade_fail_no_send(
+    node: Node, versions: tuple[Version, Version]
+) -> None:
+    """Brokers of both versions serve side by side; nothing acknowledged is lost; the way back works
+    as well.
 
-    A TopicNamespace goes along: each version recognises the record as its own, takes an edit over, and leaves alone what REST set.
+    A TopicNamespace goes along: each version recognises the record as its own, takes an edit over,
+    and leaves alone what REST set.
     """
     old, new = versions
-    topics = [f"persistent://{place}/upgrade-{number}" for place in ("public/default", "shop/orders") for number in range(3)]
+    topics = [
+        f"persistent://{place}/upgrade-{number}"
+        for place in ("public/default", "shop/orders")
+        for number in range(3)
+    ]
     bundles = _rest(node, f"{POLICIES}/bundles")["boundaries"]
     with Traffic(node.service_url("old", NAMESPACE), topics) as traffic:
         node.wait("traffic flows", lambda: traffic.total() > 100)
         ttl_s = 3600
         for generation, version in enumerate((new, old, new), start=2):
             _roll_to(node, version, traffic)
-            node.wait("the namespace is as before", partial(_serves_namespace, node, generation - 1, ttl_s))
+            node.wait(
+                "the namespace is as before",
+                partial(_serves_namespace, node, generation - 1, ttl_s),
+            )
             ttl_s += 60
             _change_namespace(node, generation, ttl_s, version)
         traffic.verify()
@@ -221,21 +272,35 @@ def _reconciled(pod: dict[str, Any]) -> bool:
             lines = answer.read().decode().splitlines()
     except OSError:
         return False  # it does not listen yet
-    counted = [line for line in lines if line.startswith("controller_runtime_reconcile_total{") and "BrokerCluster" in line]
+    counted = [
+        line
+        for line in lines
+        if line.startswith("controller_runtime_reconcile_total{") and "BrokerCluster" in line
+    ]
     return sum(float(line.rpartition(" ")[2]) for line in counted) >= 1
 
 
 @pytest.mark.usefixtures("old_cluster")
-def test_an_upgrade_of_the_operator_alone_restarts_no_broker(node: Node, versions: tuple[Version, Version]) -> None:
-    """Another operator, the same brokers' template: a new operator pod leads and has reconciled, and every broker is the one that it was."""
+def test_an_upgrade_of_the_operator_alone_restarts_no_broker(
+    node: Node, versions: tuple[Version, Version]
+) -> None:
+    """Another operator, the same brokers' template: a new operator pod leads and has reconciled,
+    and every broker is the one that it was."""
     before = {name: pod["metadata"]["uid"] for name, pod in _brokers(node).items()}
     selector = "app.kubernetes.io/name=magnetar"
-    known = {pod["metadata"]["uid"] for pod in node.get("pods", "", "-n", cluster.SYSTEM_NAMESPACE, "-l", selector)["items"]}
+    known = {
+        pod["metadata"]["uid"]
+        for pod in node.get("pods", "", "-n", cluster.SYSTEM_NAMESPACE, "-l", selector)["items"]
+    }
     _install(node, versions[1], "--set", "operator.logLevel=debug")
 
     def new_operator_works() -> bool:
         pods = node.get("pods", "", "-n", cluster.SYSTEM_NAMESPACE, "-l", selector)["items"]
-        fresh = [pod for pod in pods if pod["metadata"]["uid"] not in known and pod["status"].get("podIP")]
+        fresh = [
+            pod
+            for pod in pods
+            if pod["metadata"]["uid"] not in known and pod["status"].get("podIP")
+        ]
         return any(_reconciled(pod) for pod in fresh)
 
     node.wait("the new operator has reconciled", new_operator_works)

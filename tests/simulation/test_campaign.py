@@ -21,7 +21,9 @@ def covered(ranges: list[Range]) -> set[int]:
 
 
 @given(RANGES, st.integers(0, 30), st.integers(0, 30))
-def test_ranges_are_merged_and_what_is_missing_is_found(ranges: list[Range], start: int, end: int) -> None:
+def test_ranges_are_merged_and_what_is_missing_is_found(
+    ranges: list[Range], start: int, end: int
+) -> None:
     tidy = merged(ranges)
     assert covered(tidy) == covered(ranges)
     assert all(low[1] < high[0] for low, high in itertools.pairwise(tidy))
@@ -54,7 +56,8 @@ def test_the_state_survives_and_names_its_suite(tmp_path: Path) -> None:
 def test_a_campaign_resumes_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("PYTHONHASHSEED", "PYTHONPATH"):  # main sets them for its workers; the test gives them back
+    # main sets them for its workers; the test gives them back
+    for variable in ("PYTHONHASHSEED", "PYTHONPATH"):
         monkeypatch.setenv(variable, "0")
     path = tmp_path / "state.json"
     command = ["--suite", "toy_fence", "--jobs", "1", "--state", str(path), "--seeds"]

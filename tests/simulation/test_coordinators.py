@@ -1,6 +1,8 @@
-"""Transaction coordinators keep their word through 30 bad days, and each kind of trouble did happen to them.
+"""Transaction coordinators keep their word through 30 bad days, and each kind of trouble did happen
+to them.
 
-The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite coordinators --seeds N:N+1 --again` repeats.
+The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign
+--suite coordinators --seeds N:N+1 --again` repeats.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ HAPPENED_PER_SEED = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_coordinators_keep_their_word(first: int) -> None:
-    """Ids once and rising, outcomes that never change, one decision for every participant, timeouts, the low watermark; at every seed."""
+    """Ids once and rising, outcomes that never change, one decision for every participant,
+    timeouts, the low watermark; at every seed."""
     SEEDS.check_passed(first)
 
 

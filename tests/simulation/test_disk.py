@@ -80,7 +80,11 @@ def test_unsynced_names_may_be_undone_in_reverse_order_per_name() -> None:
     assert outcomes == {(), ("d/kept",), ("d/new",), ("d/kept", "d/new")}
 
 
-def in_world(story: Callable[[Environment], Coroutine[Any, Any, None]], seed: int = 1, faults: Faults | None = None) -> None:
+def in_world(
+    story: Callable[[Environment], Coroutine[Any, Any, None]],
+    seed: int = 1,
+    faults: Faults | None = None,
+) -> None:
     with World(seed, faults) as world:
         world.complete(story(world.outsider("a")), within_s=60.0)
 
@@ -109,7 +113,9 @@ def test_an_append_without_its_claim_is_fenced_though_its_bytes_are_there() -> N
     in_world(story)
 
 
-@pytest.mark.parametrize("fault", ["write_error_probability", "flush_error_probability", "lookup_error_probability"])
+@pytest.mark.parametrize(
+    "fault", ["write_error_probability", "flush_error_probability", "lookup_error_probability"]
+)
 def test_every_disk_error_fails_the_append(fault: str) -> None:
     async def story(a: Environment) -> None:
         await a.volume.put_if_absent("claims/a", b"")
@@ -136,7 +142,8 @@ def test_an_append_that_was_cancelled_goes_on_as_a_thread_would() -> None:
 
 
 def test_a_taker_makes_durable_what_its_predecessor_failed_to_flush() -> None:
-    """A failed flush leaves pages that are marked clean: only writing them again helps, and then no power loss takes them."""
+    """A failed flush leaves pages that are marked clean: only writing them again helps, and then
+    no power loss takes them."""
 
     async def fail(a: Environment) -> None:
         await a.volume.put_if_absent("claims/a", b"")
@@ -171,7 +178,8 @@ def test_names_that_lead_elsewhere_are_refused() -> None:
 
 
 def test_a_process_can_be_stopped_between_any_two_steps_of_an_append() -> None:
-    """Killed or paused inside `append`, the bytes are absent, partial, unsynced or durable: each state is met."""
+    """Killed or paused inside `append`, the bytes are absent, partial, unsynced or durable: each
+    state is met."""
     states: set[str] = set()
     payload = b"p" * 3000
 
@@ -184,7 +192,9 @@ def test_a_process_can_be_stopped_between_any_two_steps_of_an_append() -> None:
 
     for seed in range(400):
         returned: list[bool] = []
-        with World(seed, Faults.none().but(partial_write_probability=0.5, disk_step_s=(0.0001, 0.002))) as world:
+        with World(
+            seed, Faults.none().but(partial_write_probability=0.5, disk_step_s=(0.0001, 0.002))
+        ) as world:
             world.node("a", main)
             world.run_until(partial(operator.contains, world.disk.names, "logs/a"), within_s=1.0)
             world.run(world.disk.chance.uniform(0.0, 0.03))
@@ -211,5 +221,8 @@ def test_what_was_acknowledged_survives_power_losses() -> None:
             world.run(0.05 + 0.01 * seed)
             world.power_loss()
             content = world.disk.names["logs/a"].read(0, 1600) if told else b""
-            found = [int.from_bytes(content[start : start + 8], "big") for start in range(0, len(content), 8)]
+            found = [
+                int.from_bytes(content[start : start + 8], "big")
+                for start in range(0, len(content), 8)
+            ]
             assert found[: len(told)] == told

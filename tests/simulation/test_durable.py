@@ -1,6 +1,7 @@
 """The whole feature set survives 300 bad days, and each feature met its trouble.
 
-The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite durable --seeds N:N+1 --again` repeats.
+The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign
+--suite durable --seeds N:N+1 --again` repeats.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ HAPPENED_PER_SEED = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_every_feature_keeps_its_promise(first: int) -> None:
-    """Invariants 1 to 4 and 9, no duplicate, no producer after its successor, keys in order, nothing late for ever; at every seed of the chunk."""
+    """Invariants 1 to 4 and 9, no duplicate, no producer after its successor, keys in order,
+    nothing late for ever; at every seed of the chunk."""
     SEEDS.check_passed(first)
 
 
@@ -47,8 +49,13 @@ def test_every_feature_met_trouble_often() -> None:
 def test_seeds_that_once_failed_pass() -> None:
     """Beyond the range above.
 
-    1324: a log file was collected between a fence's list and its look, which ended the leader. 1747 and 1847: what became of a bundle whose Owned
-    record, or release, got no answer was asked of a record that a split had removed since, which ended the broker. 5109: a delayed message whose
+    1324: a log file was collected between a fence's list and its look, which ended the leader. 1747
+    and 1847: what became of a bundle whose Owned record, or release, got no answer was asked of a
+    record that a split had removed since, which ended the broker. 5109: a delayed message whose
     time came just as it was put aside stopped its subscription.
     """
-    assert [verdict for verdict in run_seeds("durable:counted", [1324, 1747, 1847, 5109]) if verdict.error] == []
+    assert [
+        verdict
+        for verdict in run_seeds("durable:counted", [1324, 1747, 1847, 5109])
+        if verdict.error
+    ] == []

@@ -1,4 +1,5 @@
-"""A disk that is full, hangs, and writes half of what it is given: nothing acknowledged is lost, and what frees space goes on."""
+"""A disk that is full, hangs, and writes half of what it is given: nothing acknowledged is lost,
+and what frees space goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ NOTICED_BY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_full_disk_is_freed(story: str) -> None:
-    """By what the story is about, with nothing but the reserve; then publishing goes on by itself, and what was refused is stored."""
+    """By what the story is about, with nothing but the reserve; then publishing goes on by
+    itself, and what was refused is stored."""
     for verdict in run_seeds(f"full_disk_stories:tell:{story}", STORY_SEEDS):
         assert not verdict.error, f"seed {verdict.seed}:\n{verdict.error}"
         assert verdict.counts["trace: reserve used"], "the reserve was not needed"
@@ -44,7 +46,8 @@ def test_a_full_disk_is_freed(story: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_feature_keeps_its_promise_on_a_disk_that_is_full_now_and_then() -> None:
-    """Every promise of `test_durable` holds, with brokers that die and move bundles meanwhile; with space everything goes on."""
+    """Every promise of `test_durable` holds, with brokers that die and move bundles meanwhile;
+    with space everything goes on."""
     verdicts = run_seeds("durable:full", SEEDS)
     for verdict in verdicts:
         assert not verdict.error, f"seed {verdict.seed}:\n{verdict.error}"
@@ -66,7 +69,9 @@ def test_the_checkers_notice_a_planted_bug(bug: str) -> None:
     """And pass the same seeds without it."""
     verdict = hunt(f"full_disk_stories:run_durable:{bug}", BUGS_SEEDS).result()
     assert verdict is not None, f"{bug} was not noticed in {len(BUGS_SEEDS)} seeds"
-    assert re.search("invariant [123]|never got|did not end within|after the last fault", verdict.error), verdict.error
+    assert re.search(
+        "invariant [123]|never got|did not end within|after the last fault", verdict.error
+    ), verdict.error
     (control,) = run_seeds(f"full_disk_stories:run_durable:{CONTROL}", [verdict.seed])
     assert not control.error, control.error
 

@@ -1,4 +1,5 @@
-"""Every check accuses a history that breaks its promise, and none accuses what a correct system may do."""
+"""Every check accuses a history that breaks its promise, and none accuses what a correct system
+may do."""
 
 from __future__ import annotations
 
@@ -15,21 +16,38 @@ TOPIC = "persistent://public/default/t"
 OLD, NEW = ledger_of(5, 1), ledger_of(10, 1)
 
 
-def entry(ledger: int, number: int, sequence: int, payload: bytes | None = None, producer: str = "p") -> LogEntry:
-    return LogEntry(Position(ledger, number), producer, sequence, payload if payload is not None else b"%d" % sequence)
+def entry(
+    ledger: int, number: int, sequence: int, payload: bytes | None = None, producer: str = "p"
+) -> LogEntry:
+    return LogEntry(
+        Position(ledger, number),
+        producer,
+        sequence,
+        payload if payload is not None else b"%d" % sequence,
+    )
 
 
-def sent(history: History, sequence: int, position: Position | None, producer: str = "p", payload: bytes | None = None) -> None:
-    send = history.send(TOPIC, producer, sequence, payload if payload is not None else b"%d" % sequence)
+def sent(
+    history: History,
+    sequence: int,
+    position: Position | None,
+    producer: str = "p",
+    payload: bytes | None = None,
+) -> None:
+    send = history.send(
+        TOPIC, producer, sequence, payload if payload is not None else b"%d" % sequence
+    )
     send.acknowledged(position)
 
 
 def healthy() -> History:
-    """Two terms of one bundle, a resend that deduplication answered, an unknown outcome, and acknowledgements."""
+    """Two terms of one bundle, a resend that deduplication answered, an unknown outcome, and
+    acknowledgements."""
     history = History()
     sent(history, 0, Position(OLD, 0))
     history.receipt(TOPIC, Position(OLD, 0), "a")
-    history.send(TOPIC, "p", 1, b"1")  # no answer: the connection was lost, and the resend below is told where the first copy is
+    # no answer: the connection was lost, and the resend below is told where the first copy is
+    history.send(TOPIC, "p", 1, b"1")
     sent(history, 1, Position(OLD, 1))
     history.send(TOPIC, "q", 0, b"q0").failed()
     history.takeover("a", 5, [TOPIC], {TOPIC: Position(OLD, 1)})
@@ -47,7 +65,9 @@ def healthy() -> History:
     reader = history.session("r", "reader", TOPIC, durable=False)
     reader.ack(Position(OLD, 0)).confirmed()
     history.session("r", "reader", TOPIC, durable=False).received(Position(OLD, 0), b"0")
-    history.final_log(TOPIC, [entry(OLD, 0, 0), entry(OLD, 1, 1), entry(NEW, 0, 2), entry(NEW, 1, 0, b"q0", "q")])
+    history.final_log(
+        TOPIC, [entry(OLD, 0, 0), entry(OLD, 1, 1), entry(NEW, 0, 2), entry(NEW, 1, 0, b"q0", "q")]
+    )
     return history
 
 
@@ -58,7 +78,8 @@ def test_a_correct_history_is_not_accused() -> None:
 
 
 def test_a_trimmed_topic_may_lack_what_was_acknowledged_and_nothing_else() -> None:
-    """An ack need not be confirmed: the broker may have it. What nobody acknowledged must be there."""
+    """An ack need not be confirmed: the broker may have it. What nobody acknowledged must be
+    there."""
     history = History()
     history.trimmed.add(TOPIC)
     for number in range(3):
@@ -78,7 +99,10 @@ def test_a_trimmed_topic_may_lack_what_was_acknowledged_and_nothing_else() -> No
 
 def test_a_resent_sequence_is_a_duplicate_but_not_out_of_order() -> None:
     history = History()
-    history.final_log(TOPIC, [entry(OLD, 0, 0), entry(OLD, 1, 1), entry(OLD, 2, 0), entry(OLD, 3, 1), entry(OLD, 4, 2)])
+    history.final_log(
+        TOPIC,
+        [entry(OLD, 0, 0), entry(OLD, 1, 1), entry(OLD, 2, 0), entry(OLD, 3, 1), entry(OLD, 4, 2)],
+    )
     assert checks.check_order(history) == []
     assert [violation.text for violation in checks.duplicates(history)] == [
         "p #0 is in the log 2 times",
@@ -90,7 +114,9 @@ def test_a_resent_sequence_is_a_duplicate_but_not_out_of_order() -> None:
 
 
 def lost_message(history: History) -> None:
-    history.logs[TOPIC] = [found for found in history.logs[TOPIC] if found.position != Position(OLD, 1)]
+    history.logs[TOPIC] = [
+        found for found in history.logs[TOPIC] if found.position != Position(OLD, 1)
+    ]
 
 
 def changed_bytes(history: History) -> None:
@@ -165,8 +191,16 @@ def sidecar_of_another_topic(history: History) -> None:
         (no_final_log, 1, "final log of the topic was not recorded"),
         (vanished_delivery, 1, f"b'dirty' was delivered to c at {NEW}:9, but is not in the log"),
         (shared_epoch, 2, "b and a both acknowledged in epoch 10"),
-        (receipt_beyond_the_takeover, 2, f"a acknowledged {OLD}:2 after the takeover, which found {OLD}:1"),
-        (receipt_where_nothing_was_recovered, 2, f"b acknowledged {NEW}:0 before the takeover, which found nothing"),
+        (
+            receipt_beyond_the_takeover,
+            2,
+            f"a acknowledged {OLD}:2 after the takeover, which found {OLD}:1",
+        ),
+        (
+            receipt_where_nothing_was_recovered,
+            2,
+            f"b acknowledged {NEW}:0 before the takeover, which found nothing",
+        ),
         (
             position_that_goes_back_in_real_time,
             2,
@@ -181,18 +215,25 @@ def sidecar_of_another_topic(history: History) -> None:
         (sidecar_of_another_topic, 4, f"ledger {NEW - 1} is that of {TOPIC} as well"),
     ],
 )
-def test_each_breach_is_accused(breach: Callable[[History], None], invariant: int, text: str) -> None:
+def test_each_breach_is_accused(
+    breach: Callable[[History], None], invariant: int, text: str
+) -> None:
     history = healthy()
     breach(history)
     with pytest.raises(HistoryViolated) as caught:
         history.check(deduplicated=True)
-    assert any(violation.invariant == invariant and text in violation.text for violation in caught.value.violations), caught.value
+    assert any(
+        violation.invariant == invariant and text in violation.text
+        for violation in caught.value.violations
+    ), caught.value
 
 
 def test_batch_indexes_order_the_messages_of_one_entry() -> None:
     history = History()
     positions = [Position(OLD, 0, index) for index in range(3)]
-    history.final_log(TOPIC, [LogEntry(position, "p", number, b"m") for number, position in enumerate(positions)])
+    history.final_log(
+        TOPIC, [LogEntry(position, "p", number, b"m") for number, position in enumerate(positions)]
+    )
     history.check(deduplicated=True)
     session: Session = history.session("c", "s", TOPIC)
     session.ack(positions[0]).confirmed()

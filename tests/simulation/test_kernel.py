@@ -30,9 +30,14 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 @pytest.mark.slow
 def test_the_trace_is_the_same_in_another_process() -> None:
     """Nothing depends on object addresses or on the salt of string hashes."""
-    program = "from tests.simulation.scenarios import toy_cluster; print(toy_cluster.play(7).loop.trace_hash)"
+    program = (
+        "from tests.simulation.scenarios import toy_cluster; "
+        "print(toy_cluster.play(7).loop.trace_hash)"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert int(found.stdout) == toy_cluster.play(7).loop.trace_hash
 
 
@@ -144,7 +149,9 @@ def test_a_crash_at_any_step_stops_the_node_at_that_step() -> None:
 
     with World(1) as world:
         node = world.node("a", main)
-        world.loop.on_step = lambda running: world.crash("a") if running is node and world.loop.steps == 41 else None
+        world.loop.on_step = lambda running: (
+            world.crash("a") if running is node and world.loop.steps == 41 else None
+        )
         world.run(20.0)
     assert ran == list(range(len(ran)))
     assert 0 < len(ran) < 41
@@ -215,7 +222,9 @@ def test_clocks_differ_between_nodes_and_chance_between_lives() -> None:
     before = a.wall_ms()
     a.jump_wall(-30.0)
     assert a.wall_ms() - before == pytest.approx(-30_000, abs=1)
-    assert World(1).outsider("a").clock.random_bits(64) == World(1).outsider("a").clock.random_bits(64)
+    assert World(1).outsider("a").clock.random_bits(64) == World(1).outsider("a").clock.random_bits(
+        64
+    )
     world.close()
 
 
@@ -254,7 +263,9 @@ def test_a_lease_ends_when_its_holder_cannot_renew_it(fault: str) -> None:
         assert world.store.core.get("incarnations/a") is None
         world.calm()
         world.run(5.0)
-    assert len(lost) == (0 if fault == "crash" else 1), "who comes back learns that it has lost its lease"
+    assert len(lost) == (0 if fault == "crash" else 1), (
+        "who comes back learns that it has lost its lease"
+    )
 
 
 def test_a_watch_over_outages_partitions_and_disconnects_loses_and_repeats_nothing() -> None:
@@ -268,7 +279,9 @@ def test_a_watch_over_outages_partitions_and_disconnects_loses_and_repeats_nothi
         for number in range(100):
             while True:
                 try:
-                    await environment.store.transact((), (Put("k/a", b"%d" % number), Put("x", b"")))
+                    await environment.store.transact(
+                        (), (Put("k/a", b"%d" % number), Put("x", b""))
+                    )
                     break
                 except StoreUnavailable:
                     continue
@@ -282,7 +295,8 @@ def test_a_watch_over_outages_partitions_and_disconnects_loses_and_repeats_nothi
         world.at(10.0, world.store.set_available, False)
         world.at(12.0, world.store.set_available, True)
         world.run(60.0)
-    # A held request may be executed after its repetition, so a value may occur twice in a row; none is missing and none goes back.
+    # A held request may be executed after its repetition, so a value may occur twice in a row; none
+    # is missing and none goes back.
     numbers = [int(value or b"-1") for value in seen]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(100))
@@ -290,7 +304,9 @@ def test_a_watch_over_outages_partitions_and_disconnects_loses_and_repeats_nothi
 
 
 def test_the_nemesis_ends_what_it_began() -> None:
-    faults = Faults.all().but(crash_every_s=3.0, pause_every_s=3.0, partition_every_s=3.0, power_loss_every_s=20.0)
+    faults = Faults.all().but(
+        crash_every_s=3.0, pause_every_s=3.0, partition_every_s=3.0, power_loss_every_s=20.0
+    )
 
     async def idle(_: Environment) -> None:
         await asyncio.sleep(1000.0)
@@ -304,7 +320,11 @@ def test_the_nemesis_ends_what_it_began() -> None:
         assert {"crash", "pause", "resume", "partition", "heal", "power loss"} <= kinds
         assert all(world.alive(name) and not world.current(name).paused for name in "abc")
         assert world.store.available
-        assert all(world.fabric.blocked(first, second) is None for first in "abc" for second in ("a", "b", "c", STORE_HOST))
+        assert all(
+            world.fabric.blocked(first, second) is None
+            for first in "abc"
+            for second in ("a", "b", "c", STORE_HOST)
+        )
         assert world.faults.flush_error_probability == 0.0
 
 
@@ -317,7 +337,11 @@ def test_the_toy_fence_holds_for_200_seeds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
-    [{"look": toy_fence.Look.NEVER}, {"look": toy_fence.Look.BEFORE_WRITE}, {"removes_first": False}],
+    [
+        {"look": toy_fence.Look.NEVER},
+        {"look": toy_fence.Look.BEFORE_WRITE},
+        {"removes_first": False},
+    ],
     ids=["never looks", "looks too early", "reads before it removes"],
 )
 def test_every_broken_toy_fence_is_caught_within_50_seeds(broken: dict[str, object]) -> None:

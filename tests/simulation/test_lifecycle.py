@@ -1,6 +1,8 @@
-"""What lives and ends in a broker survives 100 bad days: chunks, expiry, quotas, terminated topics, topics without storage.
+"""What lives and ends in a broker survives 100 bad days: chunks, expiry, quotas, terminated topics,
+topics without storage.
 
-The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite lifecycle --seeds N:N+1 --again` repeats.
+The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign
+--suite lifecycle --seeds N:N+1 --again` repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ HAPPENED_PER_SEED = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_every_life_keeps_its_promise(first: int) -> None:
-    """Invariants 1 to 4 and 9; messages whole, none expired early, none kept too long, none behind the end of a topic; at every seed of the chunk."""
+    """Invariants 1 to 4 and 9; messages whole, none expired early, none kept too long, none
+    behind the end of a topic; at every seed of the chunk."""
     SEEDS.check_passed(first)
 
 

@@ -1,4 +1,5 @@
-"""Planned moves deliver nothing again that was acknowledged before CLOSE_CONSUMER, and the story notices brokers that do."""
+"""Planned moves deliver nothing again that was acknowledged before CLOSE_CONSUMER, and the story
+notices brokers that do."""
 
 from __future__ import annotations
 
@@ -18,4 +19,6 @@ def test_what_was_acknowledged_before_a_move_does_not_come_again(bug: str) -> No
     if bug == "none":
         assert not any(errors), errors
     else:
-        assert any("acknowledged before the move were delivered again" in error for error in errors), errors
+        assert any(
+            "acknowledged before the move were delivered again" in error for error in errors
+        ), errors

@@ -57,14 +57,21 @@ class Pair:
     """A world with node `a` connected to node `b`."""
 
     def __init__(
-        self, seed: int = 1, faults: Faults | None = None, *, buffer_bytes: int = 1 << 16, near_on_volume: bool = True
+        self,
+        seed: int = 1,
+        faults: Faults | None = None,
+        *,
+        buffer_bytes: int = 1 << 16,
+        near_on_volume: bool = True,
     ) -> None:
         self.world = World(seed, faults)
         self.near, self.far = Recorder(buffer_bytes), Recorder(buffer_bytes)
         self.world.node("b", self._listen)
         self.world.run(0.01)
         self.world.node("a", self._connect, on_volume=near_on_volume)
-        self.world.run_until(lambda: self.near.events == ["made"] and self.far.events == ["made"], within_s=1.0)
+        self.world.run_until(
+            lambda: self.near.events == ["made"] and self.far.events == ["made"], within_s=1.0
+        )
 
     async def _listen(self, environment: Environment) -> None:
         listener = await environment.network.listen("0.0.0.0", PORT, lambda: self.far)
@@ -92,7 +99,9 @@ def test_bytes_arrive_in_order_cut_and_joined_at_random_places() -> None:
             pair.near.transport.write(chunk)
         pair.world.run(1.0)
         assert pair.far.data == b"".join(numbered(200))
-        assert {len(read) for read in pair.far.reads} - {len(chunk) for chunk in numbered(200)}, "some reads are no write"
+        assert {len(read) for read in pair.far.reads} - {len(chunk) for chunk in numbered(200)}, (
+            "some reads are no write"
+        )
         shapes.add(tuple(len(read) for read in pair.far.reads))
         pair.world.close()
     assert len(shapes) == 10
@@ -139,7 +148,9 @@ def test_a_paused_process_buffers_and_accepts_but_answers_nothing() -> None:
     pair.world.pause("b")
     pair.near.transport.write(b"hello")
     second = Recorder()
-    connected = pair.world.complete(pair.world.outsider("c").network.connect("b", PORT, lambda: second), within_s=1.0)
+    connected = pair.world.complete(
+        pair.world.outsider("c").network.connect("b", PORT, lambda: second), within_s=1.0
+    )
     assert connected is second
     pair.world.run(5.0)
     assert pair.far.reads == []
@@ -191,7 +202,9 @@ def test_peers_of_a_crashed_process_learn_of_it_and_its_port_refuses() -> None:
         endings.add(pair.near.events[-1])
         assert pair.far.events == ["made"], "the dead side is told nothing"
         with pytest.raises(ConnectionRefusedError):
-            pair.world.complete(pair.world.outsider("c").network.connect("b", PORT, Recorder), within_s=1.0)
+            pair.world.complete(
+                pair.world.outsider("c").network.connect("b", PORT, Recorder), within_s=1.0
+            )
         pair.world.close()
     assert endings == {"lost NoneType", "lost ConnectionResetError"}, "FIN or RST, by chance"
 
@@ -211,7 +224,9 @@ def test_connecting_through_a_partition_waits_for_its_end_or_times_out() -> None
     caller = pair.world.outsider("c")
     pair.world.fabric.partition("c", "b")
     pair.world.at(pair.world.now + 5.0, pair.world.fabric.heal)
-    assert pair.world.complete(caller.network.connect("b", PORT, Recorder), within_s=10.0).events == ["made"]
+    assert pair.world.complete(
+        caller.network.connect("b", PORT, Recorder), within_s=10.0
+    ).events == ["made"]
     pair.world.fabric.partition("b", "c", one_way=True)
     with pytest.raises(TimeoutError) as caught:
         pair.world.complete(caller.network.connect("b", PORT, Recorder), within_s=60.0)

@@ -22,15 +22,18 @@ from tests.simulation.scenarios.seeds import Verdict, hunt, run_seeds
 SEEDS = range(600)
 """A hunt ends with its first find; the rarest bugs show in one seed of a hundred."""
 ORDER = "order of the group is broken"
-# What the check of the broken promise says. That a run took too long says nothing of it, and does not count.
+# What the check of the broken promise says. That a run took too long says nothing of it, and does
+# not count.
 NOTICED_BY = {
     "planted": {
         "no_look_at_the_claim": "invariant [12]",
-        "length_before_fence": "invariant [123]",  # what was read too short may as well hold a confirmed acknowledgement
+        # what was read too short may as well hold a confirmed acknowledgement
+        "length_before_fence": "invariant [123]",
         "last_range_ignored": "invariant [12]|after a seek|never got",
         "receipt_before_flush": "invariant [12]",
         "ack_confirmed_before_flush": "invariant 3",
-        "ledger_of_the_term_before": "invariant [14]",  # where the log refuses what has the ledger of another, nobody reads it again
+        # where the log refuses what has the ledger of another, nobody reads it again
+        "ledger_of_the_term_before": "invariant [14]",
         "topics_of_a_bundle_share_their_ids": "invariant 4.*ledger",
         "collector_ignores_the_manifest": "invariant 1, .*manifest lists",
         "rewrite_without_compare": "invariant 1",
@@ -52,26 +55,31 @@ NOTICED_BY = {
         "keys_move_without_draining": ORDER,
         "what_is_stuck_is_forgotten": f"{ORDER}|never got",
         "stand_by_goes_on_without_rewinding": ORDER,
-        "what_a_consumer_held_is_not_given_back": "never got|invariant 1",  # where it is trimmed as if acknowledged
+        # where it is trimmed as if acknowledged
+        "what_a_consumer_held_is_not_given_back": "never got|invariant 1",
         "retention_ignores_subscriptions": "invariant 1|never got",
         "collector_forgets_the_chain": "invariant 1, .*in the chain",
         "collector_forgets_the_manifests": "invariant 1, .*manifest lists",
     },
     "planted_lifecycle": {
-        "an_end_is_only_remembered": "takes producers|was terminated at|was said to end|after its end",
+        "an_end_is_only_remembered": "takes producers|was terminated at|was said to end|after its "
+        "end",
         "a_topic_goes_on_behind_its_end": "was terminated at|after its end|was said to end",
         "the_end_is_not_told": "were not told",
         "the_young_expire": "though it has not expired",
         "nothing_expires": "is still delivered",
         "held_for_ever": "a producer is still held",
-        "ages_go_by_the_wall_clock": "was expired at the age of|though it has not expired|is still delivered",
-        "ages_are_taken_as_they_are": "was expired at the age of|though it has not expired|is still delivered",
+        "ages_go_by_the_wall_clock": "was expired at the age of|though it has not expired|is still "
+        "delivered",
+        "ages_are_taken_as_they_are": "was expired at the age of|though it has not expired|is "
+        "still delivered",
         "unused_by_the_wall_clock": "after it was in use|has not been used for long",
         "only_looks_see_use": "after it was in use",
         "chunks_go_to_whoever_is_next": "never got",
     },
     "planted_coordinators": {
-        "answered_before_the_flush": "given twice|is not known|have not heard|never heard|it is no part|nobody was given|, and is \\w+ now",
+        "answered_before_the_flush": "given twice|is not known|have not heard|never heard|it is no "
+        "part|nobody was given|, and is \\w+ now",
         "log_is_not_replayed": "given twice|is not known",
         "checkpoint_without_outcomes": "is not known",
         "checkpoint_without_the_next_id": "given twice",
@@ -82,24 +90,30 @@ NOTICED_BY = {
         "timeouts_end_with_the_life": "left to its timeout",
         "lives_begin_at_the_walls_time": "which nobody has asked for|is not known|, and is \\w+ now",
         # the log decides a transaction twice: it cannot be replayed
-        "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then|after the last fault",
+        "the_last_word_counts": "was (ABORT|COMMIT), and is (ABORT|COMMIT) now|and then|after the "
+        "last fault",
         "a_failure_counts_as_an_answer": "never heard|have not heard",
         "the_watermark_is_the_highest_ended": "have not heard|after its end",
         "what_has_ended_takes_more": "after its end|never heard|have not heard",
-        "a_former_life_is_not_fenced": "given twice|was given after|, and is \\w+ now|and then|is not known|never heard|have not heard",
+        "a_former_life_is_not_fenced": "given twice|was given after|, and is \\w+ now|and then|is "
+        "not known|never heard|have not heard",
         "collector_forgets_coordinators": "after the last fault",
     },
     "planted_transactions": {
         "checkpoint_without_the_buffer": "lost commit|torn|split|aborted read",
-        "checkpoint_without_held_acknowledgements": "double processing|split|torn|lost commit|acknowledgement undone",
+        "checkpoint_without_held_acknowledgements": "double processing|split|torn|lost "
+        "commit|acknowledgement undone",
         "commits_are_not_replayed": "lost commit|torn|split",
-        "held_acknowledgements_are_not_replayed": "double processing|split|torn|lost commit|acknowledgement undone",
+        "held_acknowledgements_are_not_replayed": "double processing|split|torn|lost "
+        "commit|acknowledgement undone",
         "conflicts_are_not_looked_for": "double processing|pending-ack leak|split|torn",
-        "acknowledgement_confirmed_before_the_flush": "acknowledgement undone|split|torn|lost commit|double processing",
+        "acknowledgement_confirmed_before_the_flush": "acknowledgement undone|split|torn|lost "
+        "commit|double processing",
         "a_repetition_is_taken_again": "duplicate",
         "an_abort_keeps_what_it_held": "pending-ack leak",
         "an_abort_commits": "aborted read",
-        "runs_are_linked_backwards": "internal nonmonotonic send|inconsistent offsets|nonmonotonic poll",
+        "runs_are_linked_backwards": "internal nonmonotonic send|inconsistent offsets|nonmonotonic "
+        "poll",
     },
 }
 BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
@@ -108,18 +122,31 @@ BUGS = [(suite, bug) for suite, bugs in NOTICED_BY.items() for bug in bugs]
 @cache
 def hunts() -> dict[tuple[str, str], Future[Verdict | None]]:
     """All hunts, begun together so that they use every core."""
-    return {(suite, bug): hunt(f"{suite}:run:{bug}", SEEDS, NOTICED_BY[suite][bug]) for suite, bug in BUGS}
+    return {
+        (suite, bug): hunt(f"{suite}:run:{bug}", SEEDS, NOTICED_BY[suite][bug])
+        for suite, bug in BUGS
+    }
 
 
 def found(suite: str, bug: str) -> Verdict:
     verdict = hunts()[suite, bug].result()
-    assert verdict is not None, f"{bug} was not noticed by {NOTICED_BY[suite][bug]!r} in {len(SEEDS)} seeds"
+    assert verdict is not None, (
+        f"{bug} was not noticed by {NOTICED_BY[suite][bug]!r} in {len(SEEDS)} seeds"
+    )
     return verdict
 
 
 def test_every_planted_bug_can_be_planted() -> None:
-    """The parts that they patch are there: a bug that cannot be planted would be found by its failure to be."""
-    for module in (planted, planted_splits, planted_durable, planted_lifecycle, planted_coordinators, planted_transactions):
+    """The parts that they patch are there: a bug that cannot be planted would be found by its
+    failure to be."""
+    for module in (
+        planted,
+        planted_splits,
+        planted_durable,
+        planted_lifecycle,
+        planted_coordinators,
+        planted_transactions,
+    ):
         for bug in module.BUGS:
             with planting(module.BUGS, bug):
                 pass
@@ -134,10 +161,17 @@ def test_every_planted_bug_is_hunted() -> None:
     assert {*NOTICED_BY["planted_transactions"]} == {*planted_transactions.BUGS}
 
 
-@pytest.mark.parametrize("late", ["<coroutine object probe> did not end within 10.0", "the condition did not hold within 28.0"])
+@pytest.mark.parametrize(
+    "late",
+    ["<coroutine object probe> did not end within 10.0", "the condition did not hold within 28.0"],
+)
 def test_that_a_run_took_too_long_is_no_evidence(late: str) -> None:
     """A bug counts as found only by what the check of its promise says."""
-    assert [bug for suite, bug in BUGS if re.search(NOTICED_BY[suite][bug], f"TimeoutError: {late} virtual seconds")] == []
+    assert [
+        bug
+        for suite, bug in BUGS
+        if re.search(NOTICED_BY[suite][bug], f"TimeoutError: {late} virtual seconds")
+    ] == []
 
 
 @pytest.mark.slow
@@ -154,5 +188,9 @@ def test_a_planted_bug_is_found(suite: str, bug: str) -> None:
 def test_the_unpatched_broker_passes_the_same_seeds(suite: str) -> None:
     """The control: it is the bugs that were found."""
     last = max(found(suite, bug).seed for bug in NOTICED_BY[suite])
-    failures = [verdict for verdict in run_seeds(f"{suite}:run:{CONTROL}", range(last + 1)) if verdict.error]
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed without a bug:\n{failures[0].error}"
+    failures = [
+        verdict for verdict in run_seeds(f"{suite}:run:{CONTROL}", range(last + 1)) if verdict.error
+    ]
+    assert not failures, (
+        f"seeds {[verdict.seed for verdict in failures]} failed without a bug:\n{failures[0].error}"
+    )

@@ -1,4 +1,5 @@
-"""A metadata store that is lost under load and brought back loses nothing, and every planted bug of a restore is noticed."""
+"""A metadata store that is lost under load and brought back loses nothing, and every planted bug
+of a restore is noticed."""
 
 from __future__ import annotations
 
@@ -37,9 +38,12 @@ def verdicts() -> list[Verdict]:
 
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_with_the_store() -> None:
-    """Invariants 1 to 4 and 9: from a copy, from what brokers keep in storage, from storage alone, from an old snapshot of the store, by force."""
+    """Invariants 1 to 4 and 9: from a copy, from what brokers keep in storage, from storage
+    alone, from an old snapshot of the store, by force."""
     failures = [verdict for verdict in verdicts() if verdict.error]
-    shown = "\n\n".join(f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3])
+    shown = "\n\n".join(
+        f"seed {verdict.seed}:\n{verdict.error[-SHOWN_CHARACTERS_MAX:]}" for verdict in failures[:3]
+    )
     assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{shown}"
 
 
@@ -48,7 +52,11 @@ def test_bundles_moved_and_files_went_before_and_after_the_loss() -> None:
     total: Counter[str] = Counter()
     for verdict in verdicts():
         total.update(verdict.counts)
-    rare = {kind: (total[kind] / SEEDS, least) for kind, least in HAPPENED_PER_SEED.items() if total[kind] < least * SEEDS}
+    rare = {
+        kind: (total[kind] / SEEDS, least)
+        for kind, least in HAPPENED_PER_SEED.items()
+        if total[kind] < least * SEEDS
+    }
     assert not rare, f"(mean per seed, wanted): {rare}"
     assert all(total[f"restored from {way}"] >= SEEDS // len(WAYS) for way in WAYS), total
 

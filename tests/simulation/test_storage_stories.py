@@ -1,4 +1,5 @@
-"""Rewriting and deleting are interrupted at every step; nothing acknowledged is lost, and storage goes on shrinking."""
+"""Rewriting and deleting are interrupted at every step; nothing acknowledged is lost, and
+storage goes on shrinking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Topics that end, begin again or lose their beginning while brokers die: scripted, at four moments each."""
+"""Topics that end, begin again or lose their beginning while brokers die: scripted, at four
+moments each."""
 
 from __future__ import annotations
 

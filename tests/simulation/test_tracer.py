@@ -1,6 +1,7 @@
 """Real brokers and clients survive 300 bad days, and each kind of trouble did happen to them.
 
-The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite tracer --seeds N:N+1 --again` repeats.
+The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign
+--suite tracer --seeds N:N+1 --again` repeats.
 """
 
 from __future__ import annotations
@@ -66,11 +67,16 @@ HAPPENED_PER_SEED = {
 
 
 KEPT_SEEDS = {
-    1359: "a power loss took an index that a manifest already listed: its name was visible, but not synced",
-    1448: "a topic moved during a SEEK, and its client threw away what the new owner sent before the old one's answer came",
-    8934: "a former owner that had not heard of its end took what its successor wrote for trimmed, and dropped it from the manifest",
-    9708: "a former owner that had not heard of its end let a consumer attach to the cursor of its time, after a SEEK at its successor",
-    6956: "a reader met a file that had been collected while the store was away, and its delivery ended",
+    1359: "a power loss took an index that a manifest already listed: its name was visible, but "
+    "not synced",
+    1448: "a topic moved during a SEEK, and its client threw away what the new owner sent before "
+    "the old one's answer came",
+    8934: "a former owner that had not heard of its end took what its successor wrote for trimmed, "
+    "and dropped it from the manifest",
+    9708: "a former owner that had not heard of its end let a consumer attach to the cursor of its "
+    "time, after a SEEK at its successor",
+    6956: "a reader met a file that had been collected while the store was away, and its delivery "
+    "ended",
 }
 """Beyond the range above, and once wrong; what went wrong within it is told by the stories."""
 
@@ -85,10 +91,13 @@ def test_nothing_acknowledged_is_lost_and_service_comes_back(first: int) -> None
 @pytest.mark.slow
 def test_seeds_that_once_failed_pass() -> None:
     failures = [verdict for verdict in run_seeds("tracer:counted", KEPT_SEEDS) if verdict.error]
-    assert not failures, f"{KEPT_SEEDS[failures[0].seed]}:\n{failures[0].error[-SHOWN_CHARACTERS_MAX:]}"
+    assert not failures, (
+        f"{KEPT_SEEDS[failures[0].seed]}:\n{failures[0].error[-SHOWN_CHARACTERS_MAX:]}"
+    )
 
 
 @pytest.mark.slow
 def test_every_kind_of_trouble_met_the_brokers_often() -> None:
-    """A scenario that is too kind proves nothing: takeovers, moves, fences, zombies, power losses all happened, on average so often."""
+    """A scenario that is too kind proves nothing: takeovers, moves, fences, zombies, power
+    losses all happened, on average so often."""
     SEEDS.check_happened(HAPPENED_PER_SEED)

@@ -1,7 +1,9 @@
-"""A volume of slots on a bad object service: owners are fenced at any moment, real brokers and clients survive 60 bad days.
+"""A volume of slots on a bad object service: owners are fenced at any moment, real brokers and
+clients survive 60 bad days.
 
-Each protection of the fence is needed: takeovers notice when it is left out. A failure names its seed; `judge("tracer:counted_on_slots", seed)` or
-`judge("slot_takeovers:run", seed)` of tests.simulation.scenarios.seeds repeats it.
+Each protection of the fence is needed: takeovers notice when it is left out. A failure names its
+seed; `judge("tracer:counted_on_slots", seed)` or `judge("slot_takeovers:run", seed)` of
+tests.simulation.scenarios.seeds repeats it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import pytest
 
 from tests.simulation.scenarios import planted_slots, slot_takeovers
 from tests.simulation.scenarios.planted import CONTROL
-from tests.simulation.scenarios.seeds import SHOWN_CHARACTERS_MAX, SeedRange, Verdict, hunt, run_seeds
+from tests.simulation.scenarios.seeds import (
+    SHOWN_CHARACTERS_MAX,
+    SeedRange,
+    Verdict,
+    hunt,
+    run_seeds,
+)
 
 SEEDS = SeedRange("tracer:counted_on_slots", 60, chunk=20)
 PLANTED_SEEDS = range(200)
@@ -34,7 +42,10 @@ HAPPENED_PER_SEED = {
     "trace: object conflict": 0.3,
 }
 
-LOST = "which its taker has not found|has not found that out|has not learned|did not end within|ended because the service refused"
+LOST = (
+    "which its taker has not found|has not found that out|has not learned|did not end within|ended "
+    "because the service refused"
+)
 TAKEOVER_SEEDS = 100
 
 
@@ -61,17 +72,22 @@ def test_nothing_acknowledged_is_lost_and_service_comes_back(first: int) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_service_was_as_bad_as_it_may_be() -> None:
-    """A scenario that is too kind proves nothing: requests and answers were lost, refused and late, and brokers were taken over."""
+    """A scenario that is too kind proves nothing: requests and answers were lost, refused and
+    late, and brokers were taken over."""
     SEEDS.check_happened(HAPPENED_PER_SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_owner_acknowledges_what_its_taker_has_not_read() -> None:
-    """Fenced asleep in the middle of any request, or awake; also when its files are gone before it wakes."""
+    """Fenced asleep in the middle of any request, or awake; also when its files are gone before
+    it wakes."""
     found = run_seeds("slot_takeovers:run", range(TAKEOVER_SEEDS))
     failures = [verdict for verdict in found if verdict.error]
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed\n{failures[0].error[-SHOWN_CHARACTERS_MAX:]}"
+    assert not failures, (
+        f"seeds {[verdict.seed for verdict in failures]} "
+        f"failed\n{failures[0].error[-SHOWN_CHARACTERS_MAX:]}"
+    )
     total = sum((Counter(verdict.counts) for verdict in found), Counter[str]())
     assert total["takeover"] == slot_takeovers.TAKEOVERS * TAKEOVER_SEEDS
     assert total["collected"] > TAKEOVER_SEEDS
@@ -95,5 +111,11 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 def test_the_unpatched_broker_passes_the_same_seeds() -> None:
     """The control: it is the bugs that were found."""
     last = max(found(bug).seed for bug in planted_slots.BUGS)
-    failures = [verdict for verdict in run_seeds(f"planted_slots:run:{CONTROL}", range(last + 1)) if verdict.error]
-    assert not failures, f"seeds {[verdict.seed for verdict in failures]} failed without a bug:\n{failures[0].error}"
+    failures = [
+        verdict
+        for verdict in run_seeds(f"planted_slots:run:{CONTROL}", range(last + 1))
+        if verdict.error
+    ]
+    assert not failures, (
+        f"seeds {[verdict.seed for verdict in failures]} failed without a bug:\n{failures[0].error}"
+    )

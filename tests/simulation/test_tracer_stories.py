@@ -1,4 +1,5 @@
-"""The nastiest moments of the protocol, scripted one by one; each story fails on a broker that gets it wrong."""
+"""The nastiest moments of the protocol, scripted one by one; each story fails on a broker that
+gets it wrong."""
 
 from __future__ import annotations
 
@@ -21,5 +22,8 @@ def test_a_story_ends_well(story: str) -> None:
 @pytest.mark.slow
 def test_without_deduplication_the_same_trouble_leaves_duplicates() -> None:
     """The control of the story about deduplication: there was something to remember."""
-    errors = [verdict.error for verdict in run_seeds("stories:tell:duplicates_without_deduplication", SEEDS)]
+    errors = [
+        verdict.error
+        for verdict in run_seeds("stories:tell:duplicates_without_deduplication", SEEDS)
+    ]
     assert any("is in the log 2 times" in error for error in errors), errors

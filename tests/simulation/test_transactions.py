@@ -1,6 +1,8 @@
-"""Whole transactions survive 30 bad days without an anomaly, and each kind of trouble did happen to them.
+"""Whole transactions survive 30 bad days without an anomaly, and each kind of trouble did happen to
+them.
 
-The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign --suite transactions --seeds N:N+1 --again` repeats.
+The seeds run on every core, in chunks; a failure names its seed, which `python -m dev.campaign
+--suite transactions --seeds N:N+1 --again` repeats.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ HAPPENED_PER_SEED = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_no_transaction_is_lost_torn_or_seen_too_early(first: int) -> None:
-    """Committed outputs once and in order, aborted ones never, output and acknowledgement together, nothing held for ever; at every seed."""
+    """Committed outputs once and in order, aborted ones never, output and acknowledgement
+    together, nothing held for ever; at every seed."""
     SEEDS.check_passed(first)
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """local[2] with the settings a job gets, and as few shuffle partitions as still shuffle."""
-    with spark_session(SessionSettings(name="tests", master="local[2]", executor_memory_mib=1024)) as session:
+    with spark_session(
+        SessionSettings(name="tests", master="local[2]", executor_memory_mib=1024)
+    ) as session:
         session.conf.set("spark.sql.shuffle.partitions", "2")
         # Tiny inputs: interpreting them is faster than compiling for them.
         session.conf.set("spark.sql.codegen.wholeStage", "false")

@@ -1,8 +1,8 @@
 """Random topic histories and what compaction must make of them.
 
-Owns: building entries as Pulsar clients build them, and a reference compactor that works on the *description* of a history, never
-on its bytes. Imports: wire, codec (to compress as a client would). The reference is deliberately naive: one dictionary over all
-messages.
+Owns: building entries as Pulsar clients build them, and a reference compactor that works on the
+*description* of a history, never on its bytes. Imports: wire, codec (to compress as a client
+would). The reference is deliberately naive: one dictionary over all messages.
 """
 
 from __future__ import annotations
@@ -57,9 +57,19 @@ class History:
 
     def _metadata(self) -> api.MessageMetadata:
         self.sequence += 1
-        return api.MessageMetadata(producer_name="producer", sequence_id=self.sequence, publish_time=1_000_000 + self.sequence)
+        return api.MessageMetadata(
+            producer_name="producer",
+            sequence_id=self.sequence,
+            publish_time=1_000_000 + self.sequence,
+        )
 
-    def _add(self, metadata: api.MessageMetadata, payload: bytes, messages: Sequence[Sent], **traits: object) -> Described:
+    def _add(
+        self,
+        metadata: api.MessageMetadata,
+        payload: bytes,
+        messages: Sequence[Sent],
+        **traits: object,
+    ) -> Described:
         described = Described(
             self.ledger,
             self.entry,
@@ -77,7 +87,9 @@ class History:
         self.ledger = ledger_of(epoch_of(self.ledger) + self.chance.randint(1, 3), 5)
         self.entry = 0
 
-    def single(self, key: str | None, payload: bytes, compression: int = api.NONE, event_time: int = 0) -> Described:
+    def single(
+        self, key: str | None, payload: bytes, compression: int = api.NONE, event_time: int = 0
+    ) -> Described:
         metadata = self._metadata()
         if key is not None:
             metadata.partition_key = key
@@ -118,12 +130,16 @@ class History:
             metadata.partition_key = key
         return self._add(metadata, payload, [Sent(key, payload)])
 
-    def chunks(self, key: str | None, parts: Sequence[bytes], *, only: Iterable[int] | None = None) -> list[Described]:
+    def chunks(
+        self, key: str | None, parts: Sequence[bytes], *, only: Iterable[int] | None = None
+    ) -> list[Described]:
         """A message in parts; `only` leaves some out, as a producer that died did."""
         self.chunked += 1
         uuid = f"producer-{self.chunked}"
         wanted = set(range(len(parts)) if only is None else only)
-        return [self.chunk(uuid, key, parts, number) for number in range(len(parts)) if number in wanted]
+        return [
+            self.chunk(uuid, key, parts, number) for number in range(len(parts)) if number in wanted
+        ]
 
     def chunk(self, uuid: str, key: str | None, parts: Sequence[bytes], number: int) -> Described:
         metadata = self._metadata()
@@ -133,7 +149,9 @@ class History:
         metadata.total_chunk_msg_size = sum(len(part) for part in parts)
         if key is not None:
             metadata.partition_key = key
-        return self._add(metadata, parts[number], [Sent(key, b"".join(parts))], chunk=(uuid, number, len(parts)))
+        return self._add(
+            metadata, parts[number], [Sent(key, b"".join(parts))], chunk=(uuid, number, len(parts))
+        )
 
     def marker(self, kind: int, key: str | None = None) -> Described:
         metadata = self._metadata()
@@ -156,7 +174,9 @@ class History:
 
         def message() -> Sent:
             key = None if chance.random() < 0.1 else f"k{chance.randrange(keys)}"
-            return Sent(key, b"" if chance.random() < 0.2 else chance.randbytes(chance.randint(1, 60)))
+            return Sent(
+                key, b"" if chance.random() < 0.2 else chance.randbytes(chance.randint(1, 60))
+            )
 
         for _ in range(count):
             kind = chance.random()
@@ -164,17 +184,25 @@ class History:
                 sent = message()
                 self.single(sent.key, sent.payload, chance.choice(COMPRESSIONS))
             elif kind < 0.85:
-                self.batch([message() for _ in range(chance.randint(1, 6))], chance.choice(COMPRESSIONS))
+                self.batch(
+                    [message() for _ in range(chance.randint(1, 6))], chance.choice(COMPRESSIONS)
+                )
             elif kind < 0.9:
-                self.chunks(f"k{chance.randrange(keys)}", [chance.randbytes(20) for _ in range(chance.randint(2, 4))])
+                self.chunks(
+                    f"k{chance.randrange(keys)}",
+                    [chance.randbytes(20) for _ in range(chance.randint(2, 4))],
+                )
             elif kind < 0.95:
                 self.roll()
             else:
                 self.marker(10)
 
 
-def reference(entries: Sequence[Described], *, retain_keyless: bool = False) -> list[tuple[Place, str | None, bytes]]:
-    """(place, key, payload) of every message that must be visible, in order. Chunks: one item at the last chunk's place."""
+def reference(
+    entries: Sequence[Described], *, retain_keyless: bool = False
+) -> list[tuple[Place, str | None, bytes]]:
+    """(place, key, payload) of every message that must be visible, in order. Chunks: one item at
+    the last chunk's place."""
     newest: dict[str, tuple[Place, bytes]] = {}
     keyless: list[tuple[Place, bytes]] = []
     seen: dict[str, set[int]] = {}
@@ -192,14 +220,17 @@ def reference(entries: Sequence[Described], *, retain_keyless: bool = False) -> 
                 newest[sent.key] = (place, sent.payload)
             else:
                 keyless.append((place, sent.payload))
-    found: list[tuple[Place, str | None, bytes]] = [(place, key, payload) for key, (place, payload) in newest.items() if payload]
+    found: list[tuple[Place, str | None, bytes]] = [
+        (place, key, payload) for key, (place, payload) in newest.items() if payload
+    ]
     if retain_keyless:
         found += [(place, None, payload) for place, payload in keyless]
     return sorted(found, key=lambda item: item[0])
 
 
 def visible(rows: Iterable[tuple[int, int, bytes]]) -> list[tuple[Place, str | None, bytes]]:
-    """What a client that honours `compacted_out` delivers from (ledger, entry, bytes) rows; chunks are put together."""
+    """What a client that honours `compacted_out` delivers from (ledger, entry, bytes) rows;
+    chunks are put together."""
     found: list[tuple[Place, str | None, bytes]] = []
     parts: dict[str, dict[int, bytes]] = {}
     for ledger, entry, data in rows:
@@ -212,11 +243,19 @@ def visible(rows: Iterable[tuple[int, int, bytes]]) -> list[tuple[Place, str | N
             collected = parts.setdefault(metadata.uuid, {})
             collected[metadata.chunk_id] = bytes(parsed.payload)
             if len(collected) == metadata.num_chunks_from_msg:
-                found.append(((ledger, entry, -1), key, b"".join(collected[number] for number in sorted(collected))))
+                found.append(
+                    (
+                        (ledger, entry, -1),
+                        key,
+                        b"".join(collected[number] for number in sorted(collected)),
+                    )
+                )
             continue
         payload = bytes(parsed.payload)
         if metadata.compression != api.NONE:
-            payload = bytes(decompress(metadata.compression, parsed.payload, metadata.uncompressed_size))
+            payload = bytes(
+                decompress(metadata.compression, parsed.payload, metadata.uncompressed_size)
+            )
         if not parsed.batched or metadata.encryption_keys:
             found.append(((ledger, entry, -1), key, payload))
             continue
@@ -227,5 +266,11 @@ def visible(rows: Iterable[tuple[int, int, bytes]]) -> list[tuple[Place, str | N
             at += 4 + size
             content, at = payload[at : at + single.payload_size], at + single.payload_size
             if not single.compacted_out:
-                found.append(((ledger, entry, index), single.partition_key if single.HasField("partition_key") else None, content))
+                found.append(
+                    (
+                        (ledger, entry, index),
+                        single.partition_key if single.HasField("partition_key") else None,
+                        content,
+                    )
+                )
     return found

@@ -1,6 +1,7 @@
 """The command as an operator's driver pod runs it, over an embedded store.
 
-It makes and stops a Spark session of its own; this file runs before those that share one, which then reuse its JVM.
+It makes and stops a Spark session of its own; this file runs before those that share one, which
+then reuse its JVM.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class DurableTopic(StoredTopic):
 
     async def _open(self) -> None:
         await super()._open()
-        memory, self.store = self.store, await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock())
+        memory, self.store = (
+            self.store,
+            await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock()),
+        )
         for item in (await memory.range("")).items:
             await self.store.put(item.key, item.value)
         await memory.close()
@@ -37,8 +41,26 @@ class DurableTopic(StoredTopic):
 
 def arguments(directory: Path, run: str, *extra: str) -> list[str]:
     return [
-        *("--topic", str(TOPIC), "--store", f"embedded://{directory / 'metadata'}", "--volume", str(directory / "volume")),
-        *("--job", "demo", "--run", run, "--master", "local[1]", "--executor-memory-mib", "512", "--no-roll", *extra),
+        *(
+            "--topic",
+            str(TOPIC),
+            "--store",
+            f"embedded://{directory / 'metadata'}",
+            "--volume",
+            str(directory / "volume"),
+        ),
+        *(
+            "--job",
+            "demo",
+            "--run",
+            run,
+            "--master",
+            "local[1]",
+            "--executor-memory-mib",
+            "512",
+            "--no-roll",
+            *extra,
+        ),
     ]
 
 
@@ -55,7 +77,9 @@ def stored_record(directory: Path) -> JobRunRecord:
 
 @pytest.mark.slow
 @pytest.mark.java
-def test_a_run_compacts_records_its_counts_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_compacts_records_its_counts_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history = History(random.Random(9))
     history.grow(40, keys=10)
     with DurableTopic(tmp_path / "volume") as topic:
@@ -71,13 +95,19 @@ def test_a_run_compacts_records_its_counts_and_is_not_repeated(tmp_path: Path, m
         item = topic.run(topic.store.get(keys.job_run("demo", "1")))
         assert item is not None
         record = JobRunRecord.decode(item.value)
-        assert (record.kind, record.state, record.result["generation"]) == ("compaction", "succeeded", 1)
+        assert (record.kind, record.state, record.result["generation"]) == (
+            "compaction",
+            "succeeded",
+            1,
+        )
         assert record.result["entries_out"] == len(topic.view())
         assert record.result["keys"] == len(reference(history.entries))
         assert record.result["bytes_in"] > record.result["bytes_out"] > 0
 
 
-def test_a_run_without_java_is_recorded_as_failed_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_java_is_recorded_as_failed_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with DurableTopic(tmp_path / "volume") as topic:
@@ -88,7 +118,9 @@ def test_a_run_without_java_is_recorded_as_failed_with_the_remedy(tmp_path: Path
     assert "Java 17" in record.message
 
 
-def test_a_run_without_a_topic_is_recorded_as_failed_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_topic_is_recorded_as_failed_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would do nothing and succeed. Nothing is asked of Java, which is not there."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -106,8 +138,11 @@ def test_a_run_without_a_topic_is_recorded_as_failed_with_its_name(tmp_path: Pat
     assert f"TopicNotFound: topic {TOPIC}-misspelt does not exist" in record.message
 
 
-def test_the_last_words_of_a_driver_are_one_line_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a JVM answers has hundreds, and the operator takes the last one; without such a file nothing is written."""
+def test_the_last_words_of_a_driver_are_one_line_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a JVM answers has hundreds, and the operator takes the last one; without such a file
+    nothing is written."""
     words = tmp_path / "termination-log"
     monkeypatch.setattr(compact, "TERMINATION_LOG", words)
     error = RuntimeError("Job aborted\n\tat org.apache.spark\n" + 2000 * "x")

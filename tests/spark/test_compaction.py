@@ -1,4 +1,5 @@
-"""Compaction end to end: real log files and segments in, a committed view out, against the reference compactor."""
+"""Compaction end to end: real log files and segments in, a committed view out, against the
+reference compactor."""
 
 from __future__ import annotations
 
@@ -49,12 +50,17 @@ def contents(topic: StoredTopic) -> list[tuple[str | None, bytes]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_rounds_of_random_histories_equal_the_reference(spark: SparkSession, topic: StoredTopic, seed: int) -> None:
-    """Batches in every compression, tombstones, keyless messages, chunks, markers, ledgers; known from manifest or chain."""
+def test_rounds_of_random_histories_equal_the_reference(
+    spark: SparkSession, topic: StoredTopic, seed: int
+) -> None:
+    """Batches in every compression, tombstones, keyless messages, chunks, markers, ledgers;
+    known from manifest or chain."""
     chance = random.Random(seed)
     history = History(chance)
     retain = seed % 2 == 0
-    for generation, listed in enumerate(("manifest", "chain", "manifest")[: 3 if seed == 1 else 2], start=1):
+    for generation, listed in enumerate(
+        ("manifest", "chain", "manifest")[: 3 if seed == 1 else 2], start=1
+    ):
         start = len(history.entries)
         history.grow(60, keys=25)
         middle = (start + len(history.entries)) // 2
@@ -62,7 +68,9 @@ def test_rounds_of_random_histories_equal_the_reference(spark: SparkSession, top
         topic.write(history.entries[middle:], listed=listed)
         if chance.random() < 0.7:
             topic.rewrite(older)
-        result = topic.compact(spark, CompactionOptions(retain_keyless=retain, segment_bytes_max=2_000))
+        result = topic.compact(
+            spark, CompactionOptions(retain_keyless=retain, segment_bytes_max=2_000)
+        )
         view = topic.view()
         assert visible(view) == reference(history.entries, retain_keyless=retain)
         assert result.generation == generation
@@ -72,14 +80,17 @@ def test_rounds_of_random_histories_equal_the_reference(spark: SparkSession, top
         assert [row[:2] for row in view] == sorted(row[:2] for row in view)
         assert {row[:2] for row in view} <= {position(described) for described in history.entries}
         originals = {position(described): described.data for described in history.entries}
-        changed = [row for row in topic.rows() if bytes(row.payload) != originals[row.ledger, row.entry]]
+        changed = [
+            row for row in topic.rows() if bytes(row.payload) != originals[row.ledger, row.entry]
+        ]
         assert all(row.flags & HAS_REMOVED and entry_checksum_ok(row.payload) for row in changed)
 
 
 def test_the_second_run_needs_no_original_that_the_first_has_seen(
     spark: SparkSession, topic: StoredTopic, history: History
 ) -> None:
-    """#12429, #11211: input of run n+1 = output of run n + tail; retention may have taken the rest. Naive: reads originals only."""
+    """#12429, #11211: input of run n+1 = output of run n + tail; retention may have taken the
+    rest. Naive: reads originals only."""
     kept, gone = history.single("kept", b"1", event_time=77), history.single("gone", b"2")
     batch = history.batch([Sent("a", b"a1"), Sent("b", b"b1")], api.LZ4)
     topic.write(history.entries)
@@ -92,7 +103,11 @@ def test_the_second_run_needs_no_original_that_the_first_has_seen(
     topic.compact(spark)
     assert contents(topic) == [("kept", b"1"), ("b", b"b1"), ("a", b"a2")]
     rows = topic.rows()
-    assert [(row.ledger, row.entry) for row in rows] == [position(kept), position(batch), position(last)]
+    assert [(row.ledger, row.entry) for row in rows] == [
+        position(kept),
+        position(batch),
+        position(last),
+    ]
     assert (gone.ledger, gone.entry) not in {(row.ledger, row.entry) for row in rows}
     assert bytes(rows[0].payload) == kept.data
     assert rows[0].flags & IS_DECIDED
@@ -103,8 +118,11 @@ def test_the_second_run_needs_no_original_that_the_first_has_seen(
     assert contents(topic) == [("b", b"b1"), ("a", b"a2"), ("kept", b"3")]
 
 
-def test_the_end_is_fixed_before_phase_one_and_by_position(spark: SparkSession, topic: StoredTopic, history: History) -> None:
-    """#20988: what arrives meanwhile is not dropped; #21718: a marker at the end neither blocks nor shortens the horizon."""
+def test_the_end_is_fixed_before_phase_one_and_by_position(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
+    """#20988: what arrives meanwhile is not dropped; #21718: a marker at the end neither blocks
+    nor shortens the horizon."""
     history.single("a", b"1")
     marker = history.marker(10, key="a")
     topic.write(history.entries)
@@ -129,7 +147,8 @@ def test_the_end_is_fixed_before_phase_one_and_by_position(spark: SparkSession, 
 def test_a_crash_before_the_commit_leaves_the_old_view_and_orphans(
     spark: SparkSession, topic: StoredTopic, history: History
 ) -> None:
-    """#26486, #26665: nothing is served that is not committed; files without a commit hurt nobody; the next run succeeds.
+    """#26486, #26665: nothing is served that is not committed; files without a commit hurt nobody;
+    the next run succeeds.
 
     Several tasks write, each file once: Spark must find no reason to run the writer again.
     """
@@ -154,7 +173,8 @@ def test_a_crash_before_the_commit_leaves_the_old_view_and_orphans(
 def test_of_two_compactions_one_wins_and_the_other_leaves_nothing(
     spark: SparkSession, topic: StoredTopic, history: History
 ) -> None:
-    """#25118, #21745: a late commit cannot take the horizon back; its intent goes, then its files."""
+    """#25118, #21745: a late commit cannot take the horizon back; its intent goes, then its
+    files."""
     history.single("a", b"1")
     topic.write(history.entries)
     compactor = topic.compactor(spark)
@@ -171,8 +191,11 @@ def test_of_two_compactions_one_wins_and_the_other_leaves_nothing(
     assert topic.run(topic.store.range(keys.INTENTS)).items == ()
 
 
-def test_a_collected_intent_means_no_commit(spark: SparkSession, topic: StoredTopic, history: History) -> None:
-    """The collector removed the intent of a driver it took for dead; the driver must not commit files that may be gone."""
+def test_a_collected_intent_means_no_commit(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
+    """The collector removed the intent of a driver it took for dead; the driver must not commit
+    files that may be gone."""
     history.single("a", b"1")
     topic.write(history.entries)
     compactor = topic.compactor(spark)
@@ -198,7 +221,9 @@ def test_new_files_at_the_tail_are_no_conflict_but_a_deleted_topic_is(
 
     async def write_and_delete_topic(intent: str) -> Written:
         written = await compactor._write(plan, intent)
-        await topic.edit(lambda found: dataclasses.replace(found, compacted=None, trimmed=plan.horizon))
+        await topic.edit(
+            lambda found: dataclasses.replace(found, compacted=None, trimmed=plan.horizon)
+        )
         return written
 
     with pytest.raises(Conflict):
@@ -206,7 +231,9 @@ def test_new_files_at_the_tail_are_no_conflict_but_a_deleted_topic_is(
     assert topic.files() == []
 
 
-def test_a_missing_view_fails_the_run_instead_of_falling_back(spark: SparkSession, topic: StoredTopic, history: History) -> None:
+def test_a_missing_view_fails_the_run_instead_of_falling_back(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
     """#26631: keys that live only in the view would be lost silently."""
     history.single("a", b"1")
     topic.write(history.entries)
@@ -221,7 +248,9 @@ def test_a_missing_view_fails_the_run_instead_of_falling_back(spark: SparkSessio
     assert topic.segments().compacted == committed
 
 
-def test_nothing_new_changes_nothing(spark: SparkSession, topic: StoredTopic, history: History) -> None:
+def test_nothing_new_changes_nothing(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
     history.single("a", b"1")
     topic.write(history.entries)
     topic.compact(spark)
@@ -230,7 +259,9 @@ def test_nothing_new_changes_nothing(spark: SparkSession, topic: StoredTopic, hi
     assert topic.manifest() == committed
 
 
-def test_a_topic_whose_last_key_is_deleted_has_an_empty_view(spark: SparkSession, topic: StoredTopic, history: History) -> None:
+def test_a_topic_whose_last_key_is_deleted_has_an_empty_view(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
     history.single("a", b"1")
     history.batch([Sent("a", b"")], api.ZSTD)
     topic.write(history.entries)
@@ -240,8 +271,11 @@ def test_a_topic_whose_last_key_is_deleted_has_an_empty_view(spark: SparkSession
     assert topic.segments().compacted is not None
 
 
-def test_transaction_markers_stay_and_deletions_after_them_too(spark: SparkSession, topic: StoredTopic, history: History) -> None:
-    """Redpanda #16295, #15672: a marker stands for messages kept elsewhere, whose keys nobody knows here."""
+def test_transaction_markers_stay_and_deletions_after_them_too(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
+    """Redpanda #16295, #15672: a marker stands for messages kept elsewhere, whose keys nobody
+    knows here."""
     history.single("a", b"1")
     commit = history.marker(21, key="a")
     tombstone = history.single("a", b"")
@@ -250,25 +284,35 @@ def test_transaction_markers_stay_and_deletions_after_them_too(spark: SparkSessi
     assert [row[:2] for row in topic.view()] == [position(commit), position(tombstone)]
 
 
-def test_what_cannot_be_opened_is_kept_as_it_is(spark: SparkSession, topic: StoredTopic, history: History) -> None:
+def test_what_cannot_be_opened_is_kept_as_it_is(
+    spark: SparkSession, topic: StoredTopic, history: History
+) -> None:
     sealed, garbage = history.sealed_batch(None, 4, b"ciphertext"), history.garbage()
     history.sealed_batch("k", 4, b"old")
     newer = history.sealed_batch("k", 4, b"new")
     waiting = history.chunks("big", [b"1", b"2", b"3"], only=[0, 1])
     topic.write(history.entries)
     topic.compact(spark)
-    assert topic.view() == [(*position(one), one.data) for one in (sealed, garbage, newer, *waiting)]
+    assert topic.view() == [
+        (*position(one), one.data) for one in (sealed, garbage, newer, *waiting)
+    ]
     last = history.chunk("producer-1", "big", [b"1", b"2", b"3"], 2)
     topic.write([last])
     topic.compact(spark)
-    assert topic.view() == [(*position(one), one.data) for one in (sealed, garbage, newer, *waiting, last)]
+    assert topic.view() == [
+        (*position(one), one.data) for one in (sealed, garbage, newer, *waiting, last)
+    ]
     history.single("big", b"4")
     topic.write(history.entries[-1:])
     topic.compact(spark)
-    assert [row[:2] for row in topic.view()] == [position(one) for one in (sealed, garbage, newer, history.entries[-1])]
+    assert [row[:2] for row in topic.view()] == [
+        position(one) for one in (sealed, garbage, newer, history.entries[-1])
+    ]
 
 
-def test_a_file_that_is_listed_and_missing_stops_the_plan(topic: StoredTopic, history: History) -> None:
+def test_a_file_that_is_listed_and_missing_stops_the_plan(
+    topic: StoredTopic, history: History
+) -> None:
     history.single("a", b"1")
     incarnation = topic.write(history.entries)
     for suffix in ("log", "index"):
@@ -277,7 +321,9 @@ def test_a_file_that_is_listed_and_missing_stops_the_plan(topic: StoredTopic, hi
         topic.run(plan_topic(topic.store, topic.volume, topic.bundle, TOPIC))
 
 
-def test_an_index_that_its_writer_never_wrote_is_built_from_the_log(topic: StoredTopic, history: History) -> None:
+def test_an_index_that_its_writer_never_wrote_is_built_from_the_log(
+    topic: StoredTopic, history: History
+) -> None:
     history.grow(20, keys=5)
     incarnation = topic.write(history.entries)
     with_index = topic.run(plan_topic(topic.store, topic.volume, topic.bundle, TOPIC))

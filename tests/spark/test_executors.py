@@ -1,6 +1,8 @@
-"""A driver and its executors as the operator's pods run them: processes of their own, which know each other by a secret.
+"""A driver and its executors as the operator's pods run them: processes of their own, which know
+each other by a secret.
 
-Kubernetes has no part in it. Addresses are loopback ones, so that every process has the ports that it has in a pod.
+Kubernetes has no part in it. Addresses are loopback ones, so that every process has the ports that
+it has in a pod.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Pods:
     def start(self, address: str, *arguments: str, secret: str = "a secret of this job") -> Process:
         environment = {
             **os.environ,
-            "PYTHONPATH": ":".join(str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")),
+            "PYTHONPATH": ":".join(
+                str(ROOT / part) for part in ("broker_image", "operator", "spark_jobs", ".")
+            ),
             "PYSPARK_PYTHON": sys.executable,
             POD_IP: address,
             POD_NAME: NAME,
@@ -68,14 +72,32 @@ class Pods:
         log = self._directory / f"{address}-{time.monotonic_ns()}.log"
         output: IO[bytes] = self._stack.enter_context(log.open("wb"))
         process = subprocess.Popen(
-            [sys.executable, *arguments], env=environment, cwd=self._directory, stdout=output, stderr=output, start_new_session=True
+            [sys.executable, *arguments],
+            env=environment,
+            cwd=self._directory,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         self._stack.callback(_end, process)
         return Process(process, log)
 
     def executor(self, number: int, secret: str = "a secret of this job") -> Process:
-        arguments = ("--driver", DRIVER, "--application", NAME, "--number", str(number), "--cores", "1", "--memory-mib", "512")
-        return self.start(f"127.0.0.{2 + number}", "-m", "magnetar_jobs.executor", *arguments, secret=secret)
+        arguments = (
+            "--driver",
+            DRIVER,
+            "--application",
+            NAME,
+            "--number",
+            str(number),
+            "--cores",
+            "1",
+            "--memory-mib",
+            "512",
+        )
+        return self.start(
+            f"127.0.0.{2 + number}", "-m", "magnetar_jobs.executor", *arguments, secret=secret
+        )
 
 
 class Process:
@@ -107,7 +129,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def until(what: str, condition: Callable[[], bool], *shown: Process) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n" + "\n".join(each.said[-3000:] for each in shown)
+        assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}\n" + "\n".join(
+            each.said[-3000:] for each in shown
+        )
         time.sleep(POLL_S)
 
 
@@ -117,8 +141,11 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         yield Pods(tmp_path, stack)
 
 
-def test_executors_that_come_by_themselves_compact_and_end_with_their_driver(tmp_path: Path, pods: Pods) -> None:
-    """They may come before their driver takes any. One that does not know the secret gets in nowhere, and costs the job nothing."""
+def test_executors_that_come_by_themselves_compact_and_end_with_their_driver(
+    tmp_path: Path, pods: Pods
+) -> None:
+    """They may come before their driver takes any. One that does not know the secret gets in
+    nowhere, and costs the job nothing."""
     history = History(random.Random(11))
     history.grow(40, keys=10)
     with DurableTopic(tmp_path / "volume") as topic:
@@ -144,13 +171,22 @@ def test_executors_that_come_by_themselves_compact_and_end_with_their_driver(tmp
         assert JobRunRecord.decode(item.value).state == "succeeded"
 
 
-def test_the_loss_of_an_executor_costs_its_tasks_another_attempt(tmp_path: Path, pods: Pods) -> None:
-    """Another start of the same pod is another executor to the driver, which need not have noticed the end of the former one."""
+def test_the_loss_of_an_executor_costs_its_tasks_another_attempt(
+    tmp_path: Path, pods: Pods
+) -> None:
+    """Another start of the same pod is another executor to the driver, which need not have
+    noticed the end of the former one."""
     marks = tmp_path / "marks"
     marks.mkdir()
     driver = pods.start(DRIVER, "-c", LOSING, str(marks))
     first, second = pods.executor(1), pods.executor(2)
-    until("both work", lambda: all("Running task" in each.said for each in (first, second)), driver, first, second)
+    until(
+        "both work",
+        lambda: all("Running task" in each.said for each in (first, second)),
+        driver,
+        first,
+        second,
+    )
     first.kill()
     again = pods.executor(1)
     assert driver.end() == 0, driver.said

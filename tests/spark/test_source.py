@@ -1,4 +1,5 @@
-"""The data source shows exactly what is stored, from log files and segments alike, and skips what filters exclude."""
+"""The data source shows exactly what is stored, from log files and segments alike, and skips
+what filters exclude."""
 
 from __future__ import annotations
 
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 
-COLUMNS = ("topic", "ledger", "entry", "publish_time", "event_time", "append_time", "key", "message_count", "payload")
+COLUMNS = (
+    "topic",
+    "ledger",
+    "entry",
+    "publish_time",
+    "event_time",
+    "append_time",
+    "key",
+    "message_count",
+    "payload",
+)
 
 
 @pytest.fixture
@@ -35,7 +46,9 @@ def topic(tmp_path: Path) -> Iterator[StoredTopic]:
 
 
 def groups_of(topic: StoredTopic, group_bytes_max: int = 1 << 26) -> tuple[Group, ...]:
-    return topic.run(plan_topic(topic.store, topic.volume, topic.bundle, TOPIC, group_bytes_max)).groups
+    return topic.run(
+        plan_topic(topic.store, topic.volume, topic.bundle, TOPIC, group_bytes_max)
+    ).groups
 
 
 def expected(spark: SparkSession, entries: list[Described]) -> DataFrame:
@@ -45,15 +58,20 @@ def expected(spark: SparkSession, entries: list[Described]) -> DataFrame:
         key = metadata.partition_key.encode() if metadata.HasField("partition_key") else None
         count = max(1, metadata.num_messages_in_batch)
         times = (metadata.publish_time, metadata.event_time, APPEND_MS)
-        rows.append((str(TOPIC), described.ledger, described.entry, *times, key, count, described.data))
+        rows.append(
+            (str(TOPIC), described.ledger, described.entry, *times, key, count, described.data)
+        )
     schema = (
-        "topic string, ledger bigint, entry bigint, publish_time bigint, event_time bigint, append_time bigint, "
+        "topic string, ledger bigint, entry bigint, publish_time bigint, event_time bigint, "
+        "append_time bigint, "
         "key binary, message_count int, payload binary"
     )
     return spark.createDataFrame(rows, schema)
 
 
-def test_rows_equal_what_was_written_whatever_holds_them(spark: SparkSession, topic: StoredTopic) -> None:
+def test_rows_equal_what_was_written_whatever_holds_them(
+    spark: SparkSession, topic: StoredTopic
+) -> None:
     history = History(random.Random(3))
     history.grow(40, keys=10)
     history.single("event", b"x", event_time=123)
@@ -62,16 +80,23 @@ def test_rows_equal_what_was_written_whatever_holds_them(spark: SparkSession, to
     topic.rewrite(first)
     groups = groups_of(topic, group_bytes_max=1_000)
     assert len(groups) > 2
-    assertDataFrameEqual(read_topic(spark, topic.directory, str(TOPIC), groups, columns=COLUMNS), expected(spark, history.entries))
+    assertDataFrameEqual(
+        read_topic(spark, topic.directory, str(TOPIC), groups, columns=COLUMNS),
+        expected(spark, history.entries),
+    )
 
 
-def test_the_place_of_an_entry_is_where_its_bytes_lie(spark: SparkSession, topic: StoredTopic) -> None:
+def test_the_place_of_an_entry_is_where_its_bytes_lie(
+    spark: SparkSession, topic: StoredTopic
+) -> None:
     history = History(random.Random(4))
     history.grow(30, keys=10)
     topic.rewrite(topic.write(history.entries[:15]))
     topic.write(history.entries[15:])
     columns = ("ledger", "entry", "object", "offset", "length")
-    rows = read_topic(spark, topic.directory, str(TOPIC), groups_of(topic), columns=columns).collect()
+    rows = read_topic(
+        spark, topic.directory, str(TOPIC), groups_of(topic), columns=columns
+    ).collect()
     stored = {(described.ledger, described.entry): described.data for described in history.entries}
     assert len(rows) == len(stored)
     for row in rows:
@@ -79,7 +104,9 @@ def test_the_place_of_an_entry_is_where_its_bytes_lie(spark: SparkSession, topic
         assert data == stored[row["ledger"], row["entry"]]
 
 
-def test_a_filter_on_the_ledger_leaves_other_files_alone(spark: SparkSession, topic: StoredTopic) -> None:
+def test_a_filter_on_the_ledger_leaves_other_files_alone(
+    spark: SparkSession, topic: StoredTopic
+) -> None:
     """The excluded file is gone: had the source touched it, the query would fail."""
     history = History(random.Random(5))
     history.single("a", b"1")
@@ -91,13 +118,19 @@ def test_a_filter_on_the_ledger_leaves_other_files_alone(spark: SparkSession, to
     topic.run(topic.volume.remove(f"logs/{old}/00000000.log"))
     topic.run(topic.volume.remove(f"logs/{old}/00000000.index"))
     frame = read_topic(spark, topic.directory, str(TOPIC), groups, columns=COLUMNS, pushdown=True)
-    assertDataFrameEqual(frame.where(F.col("ledger") >= history.entries[1].ledger), expected(spark, history.entries[1:]))
+    assertDataFrameEqual(
+        frame.where(F.col("ledger") >= history.entries[1].ledger),
+        expected(spark, history.entries[1:]),
+    )
     with pytest.raises(Exception, match="No such file"):
         read_topic(spark, topic.directory, str(TOPIC), groups, columns=COLUMNS).collect()
 
 
-def test_a_query_does_not_inherit_the_filters_of_an_earlier_one(spark: SparkSession, topic: StoredTopic) -> None:
-    """PySpark 4.3 keeps pushed filters with the relation: with push-down on, the second query would miss a row."""
+def test_a_query_does_not_inherit_the_filters_of_an_earlier_one(
+    spark: SparkSession, topic: StoredTopic
+) -> None:
+    """PySpark 4.3 keeps pushed filters with the relation: with push-down on, the second query
+    would miss a row."""
     history = History(random.Random(8))
     history.single("a", b"1")
     history.roll()
@@ -108,14 +141,22 @@ def test_a_query_does_not_inherit_the_filters_of_an_earlier_one(spark: SparkSess
     assertDataFrameEqual(frame, expected(spark, history.entries))
 
 
-def test_filters_on_times_and_entries_return_what_spark_itself_would(spark: SparkSession, topic: StoredTopic) -> None:
+def test_filters_on_times_and_entries_return_what_spark_itself_would(
+    spark: SparkSession, topic: StoredTopic
+) -> None:
     history = History(random.Random(6))
     for number in range(30):
         history.single(f"k{number}", b"v", event_time=1_000 + number)
     topic.rewrite(topic.write(history.entries[:20]))
     topic.write(history.entries[20:])
-    frame = read_topic(spark, topic.directory, str(TOPIC), groups_of(topic), columns=COLUMNS, pushdown=True)
-    wanted = frame.where((F.col("event_time") > 1_004) & (F.col("event_time") <= 1_024) & F.col("entry").between(7, 26))
+    frame = read_topic(
+        spark, topic.directory, str(TOPIC), groups_of(topic), columns=COLUMNS, pushdown=True
+    )
+    wanted = frame.where(
+        (F.col("event_time") > 1_004)
+        & (F.col("event_time") <= 1_024)
+        & F.col("entry").between(7, 26)
+    )
     assertDataFrameEqual(wanted, expected(spark, history.entries[7:25]))
 
 

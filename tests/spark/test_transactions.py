@@ -1,4 +1,5 @@
-"""Compaction beside a writer of transactions that never pauses: a real broker and its maintenance, real Spark; the view is what had committed."""
+"""Compaction beside a writer of transactions that never pauses: a real broker and its
+maintenance, real Spark; the view is what had committed."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ YOUNG: dict[str, Any] = {
 
 @dataclass
 class Writer:
-    """Plain messages and overlapping transactions, every third of which is aborted; `order` is what the partition is, in order."""
+    """Plain messages and overlapping transactions, every third of which is aborted; `order` is
+    what the partition is, in order."""
 
     peer: Peer
     order: list[tuple[str, bytes]] = field(default_factory=list)
@@ -84,7 +86,9 @@ class Writer:
         self.sequence += 1
         data = entry(payload, self.sequence, partition_key=key)
         self.peer.write(
-            requests.send(1, self.sequence, data, txn=txn) if txn is not None else requests.send(1, self.sequence, data)
+            requests.send(1, self.sequence, data, txn=txn)
+            if txn is not None
+            else requests.send(1, self.sequence, data)
         )
         answer = await self.peer.answer()
         assert answer.type == Type.SEND_RECEIPT, answer
@@ -95,8 +99,13 @@ async def seen(volume: PosixVolume, view: Compacted) -> dict[str | None, bytes]:
     rows: list[tuple[int, int, bytes]] = []
     for reference in view.segments:
         data = await volume.read(reference.object, reference.offset, reference.length)
-        for block in SegmentReader(lambda at, size, data=data: data[at : at + size], len(data), reference.object).blocks():  # type: ignore[misc]
-            rows += [(block.ledgers[row], block.entries[row], bytes(block.payload(row))) for row in range(block.count)]
+        for block in SegmentReader(
+            lambda at, size, data=data: data[at : at + size], len(data), reference.object
+        ).blocks():  # type: ignore[misc]
+            rows += [
+                (block.ledgers[row], block.entries[row], bytes(block.payload(row)))
+                for row in range(block.count)
+            ]
     messages = visible(rows)
     found = {key: payload for _, key, payload in messages}
     assert len(found) == len(messages)
@@ -104,7 +113,8 @@ async def seen(volume: PosixVolume, view: Compacted) -> dict[str | None, bytes]:
 
 
 async def compacted(broker: Broker, compactor: Compactor) -> tuple[int, Compacted]:
-    """One run as the command makes it: roll, plan, compact. How many entries of the topic the view stands for, and the view."""
+    """One run as the command makes it: roll, plan, compact. How many entries of the topic the
+    view stands for, and the view."""
     rolled = await broker.service.roll(NAME)
     await compactor.compact(NAME, Result(), rolled)
     host = await broker.service.open_topic(NAME, create=False)
@@ -118,11 +128,15 @@ async def compacted(broker: Broker, compactor: Compactor) -> tuple[int, Compacte
 def test_the_view_advances_beside_transactions_that_never_pause_and_is_what_had_committed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Two runs while transactions begin, commit and abort all the time, and one stays open: each takes in everything from before it began, is
-    exactly the latest committed value per key up to its horizon, and nothing that was aborted or is open is in it."""
+    """Two runs while transactions begin, commit and abort all the time, and one stays open: each
+    takes in everything from before it began, is exactly the latest committed value per key up to
+    its horizon, and nothing that was aborted or is open is in it."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path, keep_alive_s=3600.0, **YOUNG) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, keep_alive_s=3600.0, **YOUNG) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             store, volume = broker.context.store, broker.context.volume

@@ -1,7 +1,7 @@
 """A topic in a real volume, written by the real log writer and listed in a real manifest.
 
-Owns: `StoredTopic`, which does what a broker does with entries, and reads back what compaction has made of them. Imports:
-storage, metadata.
+Owns: `StoredTopic`, which does what a broker does with entries, and reads back what compaction has
+made of them. Imports: storage, metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, LogFileRecord, LogRange, NamespaceRecord, PartitionedTopicRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    LogFileRecord,
+    LogRange,
+    NamespaceRecord,
+    PartitionedTopicRecord,
+)
 from magnetar.names import BundleName, TopicName, bundle_of, initial_boundaries
 from magnetar.storage import names
 from magnetar.storage.log.format import encode_entries
@@ -63,7 +70,12 @@ class StoredTopic:
         self.run(self._open())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.run(self.volume.close())
         self.run(self.store.close())
         self._runner.close()
@@ -75,19 +87,29 @@ class StoredTopic:
         self.volume, self.store = PosixVolume(self.directory), MemoryStore(CLOCK)
         boundaries = initial_boundaries(4)
         self.bundle: BundleName = bundle_of(TOPIC.namespace_name, boundaries, TOPIC.hash)
-        await self.store.put(keys.namespace(TOPIC.namespace_name), NamespaceRecord(boundaries, {}).encode())
+        await self.store.put(
+            keys.namespace(TOPIC.namespace_name), NamespaceRecord(boundaries, {}).encode()
+        )
         await self.store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
 
-    # --- what a broker does ----------------------------------------------------------------------------------------------------
+    # --- what a broker does -----------------------------------------------------------------------
 
-    def write(self, *files: Sequence[Described], listed: str = "manifest", run_entries_max: int = 3) -> str:
+    def write(
+        self, *files: Sequence[Described], listed: str = "manifest", run_entries_max: int = 3
+    ) -> str:
         """Append entries to the log of a new incarnation, file by file, and seal it; its id.
 
-        `listed` says what names the files by now: the `manifest`, or the bundle's `chain` and their keys in `logs`, or only these `keys`.
+        `listed` says what names the files by now: the `manifest`, or the bundle's `chain` and their
+        keys in `logs`, or only these `keys`.
         """
         return self.run(self._write(files, listed, run_entries_max))
 
-    async def _write(self, files: Sequence[Sequence[Described]], listed: str = "manifest", run_entries_max: int = 3) -> str:
+    async def _write(
+        self,
+        files: Sequence[Sequence[Described]],
+        listed: str = "manifest",
+        run_entries_max: int = 3,
+    ) -> str:
         self._incarnations += 1
         incarnation = f"broker-0.{self._incarnations:016x}"
         sealed: list[tuple[int, int, dict[str, list[int]]]] = []
@@ -136,14 +158,19 @@ class StoredTopic:
     async def extend_chain(self, terms: Sequence[tuple[int, LogRange]]) -> None:
         """These terms, by epoch, have come after those in the bundle's record."""
         item = await self.store.get(keys.bundle(self.bundle))
-        known = BundleRecord.decode(item.value) if item is not None else BundleRecord(BundleState.FREE, 0)
+        known = (
+            BundleRecord.decode(item.value)
+            if item is not None
+            else BundleRecord(BundleState.FREE, 0)
+        )
         chain = (*known.chain, *(part for _, part in terms))
         epochs = (*known.epochs, *(epoch for epoch, _ in terms))
         record = dataclasses.replace(known, epoch=epochs[-1], chain=chain, epochs=epochs)
         await self.store.put(keys.bundle(self.bundle), record.encode())
 
     def rewrite(self, incarnation: str) -> None:
-        """Background work: the topic's part of a log file becomes a level-1 segment in a shared object; the file stays listed for others."""
+        """Background work: the topic's part of a log file becomes a level-1 segment in a shared
+        object; the file stays listed for others."""
         self.run(self._rewrite(incarnation))
 
     async def _rewrite(self, incarnation: str) -> None:
@@ -154,7 +181,16 @@ class StoredTopic:
         for run in index.runs(str(TOPIC)):
             length = sum(run.lengths)
             payload = data[run.offset : run.offset + length]
-            writer.add(RunColumns(run.ledger, run.first_entry, run.append_ms, run.lengths, run.message_counts, payload))
+            writer.add(
+                RunColumns(
+                    run.ledger,
+                    run.first_entry,
+                    run.append_ms,
+                    run.lengths,
+                    run.message_counts,
+                    payload,
+                )
+            )
             size += length
         pieces, footer = writer.finish()
         name = names.segment(self.bundle, f"level1-{incarnation}")
@@ -182,7 +218,11 @@ class StoredTopic:
             manifest = (await load_manifest(self.store, self.volume, self.bundle))[0]
             await self.edit(lambda found: dataclasses.replace(found, level1=(), trimmed=upto))
             await commit_manifest(
-                self.store, self.volume, CLOCK, self.bundle, lambda manifest: dataclasses.replace(manifest, level0=())
+                self.store,
+                self.volume,
+                CLOCK,
+                self.bundle,
+                lambda manifest: dataclasses.replace(manifest, level0=()),
             )
             for entry in manifest.level0:
                 await self.volume.remove(names.log_file(entry.incarnation, entry.file))
@@ -190,18 +230,25 @@ class StoredTopic:
 
         self.run(work())
 
-    # --- compaction ------------------------------------------------------------------------------------------------------------
+    # --- compaction -------------------------------------------------------------------------------
 
     def compactor(self, spark: SparkSession, options: CompactionOptions | None = None) -> Compactor:
         committer = Committer(self.store, self.volume, CLOCK, "tests", "run/1")
-        return Compactor(self.store, self.volume, self.directory, committer, spark, options or CompactionOptions())
+        return Compactor(
+            self.store,
+            self.volume,
+            self.directory,
+            committer,
+            spark,
+            options or CompactionOptions(),
+        )
 
     def compact(self, spark: SparkSession, options: CompactionOptions | None = None) -> Result:
         result = Result()
         self.run(self.compactor(spark, options).compact(TOPIC, result))
         return result
 
-    # --- what readers see --------------------------------------------------------------------------------------------------------
+    # --- what readers see -------------------------------------------------------------------------
 
     def manifest(self) -> Manifest:
         return self.run(load_manifest(self.store, self.volume, self.bundle))[0]
@@ -215,12 +262,18 @@ class StoredTopic:
 
     def rows(self) -> list[Row]:
         compacted = self.segments().compacted
-        return [row for reference in (compacted.segments if compacted else ()) for row in self._rows_of(reference)]
+        return [
+            row
+            for reference in (compacted.segments if compacted else ())
+            for row in self._rows_of(reference)
+        ]
 
     def _rows_of(self, reference: SegmentReference) -> Iterator[Row]:
         data = self.run(self.volume.read(reference.object))
         assert len(data) == reference.length
-        reader = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), reference.object)
+        reader = SegmentReader(
+            lambda offset, length: data[offset : offset + length], len(data), reference.object
+        )
         for block in reader.blocks():
             for row in range(block.count):
                 position = (block.ledgers[row], block.entries[row])
@@ -239,7 +292,9 @@ def runs_of(entries: Sequence[Described], run_entries_max: int) -> Iterator[list
     chance = random.Random(len(entries))
     run: list[Described] = []
     for described in entries:
-        if run and (run[0].ledger != described.ledger or len(run) >= chance.randint(1, run_entries_max)):
+        if run and (
+            run[0].ledger != described.ledger or len(run) >= chance.randint(1, run_entries_max)
+        ):
             yield run
             run = []
         run.append(described)
@@ -249,7 +304,9 @@ def runs_of(entries: Sequence[Described], run_entries_max: int) -> Iterator[list
 
 def encode_run(run: Sequence[Described], topic: str) -> Any:
     """The run as a record of the log; the epoch is that of its ledger."""
-    counts = [max(1, parse_entry(described.data).metadata.num_messages_in_batch) for described in run]
+    counts = [
+        max(1, parse_entry(described.data).metadata.num_messages_in_batch) for described in run
+    ]
     return encode_entries(
         epoch=epoch_of(run[0].ledger),
         ledger=run[0].ledger,

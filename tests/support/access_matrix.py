@@ -1,6 +1,7 @@
 """A standalone server with security, and the roles that ask it.
 
-Owns: `secured_server`, which runs the whole server in this process; what each role shows and may do. Imports: the process, tokens of the tests.
+Owns: `secured_server`, which runs the whole server in this process; what each role shows and may
+do. Imports: the process, tokens of the tests.
 """
 
 from __future__ import annotations
@@ -73,13 +74,19 @@ class Server:
         if role == "forged":
             return "token", token("admin", key=SecretKey(b"f" * 32))
         if role.endswith("internal"):
-            return INTERNAL_METHOD, token("magnetar:internal", 60) if role != "internal" else self.process.security.internal_token()
+            return INTERNAL_METHOD, token(
+                "magnetar:internal", 60
+            ) if role != "internal" else self.process.security.internal_token()
         return "token", token(role)
 
     async def ask(self, role: str, method: str, path: str, body: Any = None) -> Asked:
         """The answer to one request."""
         scheme, shown = self.credentials(role)
-        headers = LOCAL | ({"Authorization": f"{'Bearer' if scheme == 'token' else scheme} {shown}"} if scheme else {})
+        headers = LOCAL | (
+            {"Authorization": f"{'Bearer' if scheme == 'token' else scheme} {shown}"}
+            if scheme
+            else {}
+        )
         asked = Asked()
 
         async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -91,7 +98,9 @@ class Server:
             asked.body_was_read = True
             yield json.dumps(body).encode() if body is not None else b""
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=application), base_url="http://test"
+        ) as client:
             answer = await client.request(method, path, headers=headers, content=content())
         asked.status, asked.text = answer.status_code, answer.text
         return asked
@@ -99,7 +108,11 @@ class Server:
     async def stored(self) -> dict[str, str]:
         """Everything in the metadata store but what the broker says of its own load."""
         found = await self.ask("admin", "POST", "/internal/v1/store/range", {"prefix": ""})
-        return {item["key"]: item["value"] for item in json.loads(found.text)["items"] if not item["key"].startswith(keys.LOAD)}
+        return {
+            item["key"]: item["value"]
+            for item in json.loads(found.text)["items"]
+            if not item["key"].startswith(keys.LOAD)
+        }
 
 
 def spelled(path: str) -> str:
@@ -108,7 +121,9 @@ def spelled(path: str) -> str:
 
 
 @asynccontextmanager
-async def secured_server(directory: Path, monkeypatch: pytest.MonkeyPatch, document: str = DOCUMENT) -> AsyncIterator[Server]:
+async def secured_server(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, document: str = DOCUMENT
+) -> AsyncIterator[Server]:
     """A standalone server with the tenant's administrator, two roles with grants and one topic."""
     made: list[FastAPI] = []
 
@@ -121,7 +136,9 @@ async def secured_server(directory: Path, monkeypatch: pytest.MonkeyPatch, docum
     (directory / "security.yaml").write_text(document.replace("DIRECTORY", str(directory)))
     access = AccessOptions(security=str(directory / "security.yaml"))
     ready: asyncio.Future[Broker] = asyncio.get_running_loop().create_future()
-    options = ProcessOptions("standalone", directory / "data", EMBEDDED, HOST, HOST, 0, 0, SETTINGS, access=access)
+    options = ProcessOptions(
+        "standalone", directory / "data", EMBEDDED, HOST, HOST, 0, 0, SETTINGS, access=access
+    )
     process = BrokerProcess(options, ready.set_result)
     running = asyncio.create_task(process.run())
     running.add_done_callback(lambda _: ready.cancel())  # one that cannot start is not waited for

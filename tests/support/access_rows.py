@@ -1,7 +1,8 @@
 """Who may have each route and each command answered.
 
-Owns: `ROUTE_ROWS` and `COORDINATOR_ROWS`, a row for every route; `COMMAND_ROWS`, one for every command. Imports: the rights.
-Invariant: all of it is written out by hand, and nothing is derived from the server's own tables.
+Owns: `ROUTE_ROWS` and `COORDINATOR_ROWS`, a row for every route; `COMMAND_ROWS`, one for every
+command. Imports: the rights. Invariant: all of it is written out by hand, and nothing is derived
+from the server's own tables.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import NamedTuple
 
 from magnetar.security.authorization import Right
 
-NAMESPACE, TOPIC = "/admin/v2/namespaces/{tenant}/{namespace}", "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
+NAMESPACE, TOPIC = (
+    "/admin/v2/namespaces/{tenant}/{namespace}",
+    "/admin/v2/{domain}/{tenant}/{namespace}/{topic}",
+)
 
 
 class RouteRow(NamedTuple):
@@ -254,9 +258,11 @@ COORDINATOR_ROWS = _by_route(
 
 
 class CommandRow(NamedTuple):
-    """What one command of the binary protocol needs, and how it is answered: the field of the answer, an error's name, "closed" or "silent".
+    """What one command of the binary protocol needs, and how it is answered: the field of the
+    answer, an error's name, "closed" or "silent".
 
-    `owned`: what the sender makes before, if it may: the command acts on that and needs no further right.
+    `owned`: what the sender makes before, if it may: the command acts on that and needs no further
+    right.
     """
 
     right: Right
@@ -273,11 +279,17 @@ COMMAND_ROWS: dict[str, CommandRow] = {
     "PONG": CommandRow(Right.ANYBODY, "silent", "silent"),
     # on a topic or namespace that is named
     "LOOKUP": CommandRow(Right.USE, "lookup_response", "AuthorizationError"),
-    "PARTITIONED_METADATA": CommandRow(Right.USE, "partitioned_metadata_response", "AuthorizationError"),
-    "GET_TOPICS_OF_NAMESPACE": CommandRow(Right.USE, "get_topics_of_namespace_response", "AuthorizationError"),
+    "PARTITIONED_METADATA": CommandRow(
+        Right.USE, "partitioned_metadata_response", "AuthorizationError"
+    ),
+    "GET_TOPICS_OF_NAMESPACE": CommandRow(
+        Right.USE, "get_topics_of_namespace_response", "AuthorizationError"
+    ),
     "WATCH_TOPIC_LIST": CommandRow(Right.USE, "watch_topic_list_success", "AuthorizationError"),
     "GET_SCHEMA": CommandRow(Right.USE, "TopicNotFound", "AuthorizationError"),
-    "GET_OR_CREATE_SCHEMA": CommandRow(Right.USE, "get_or_create_schema_response", "AuthorizationError"),
+    "GET_OR_CREATE_SCHEMA": CommandRow(
+        Right.USE, "get_or_create_schema_response", "AuthorizationError"
+    ),
     "PRODUCER": CommandRow(Right.PRODUCE, "producer_success", "AuthorizationError"),
     "SUBSCRIBE": CommandRow(Right.CONSUME, "success", "AuthorizationError"),
     # on a producer, consumer or watcher of the connection
@@ -286,8 +298,12 @@ COMMAND_ROWS: dict[str, CommandRow] = {
     "FLOW": CommandRow(Right.CONSUME, "message", "silent", "consumer"),
     "ACK": CommandRow(Right.CONSUME, "ack_response", "ConsumerNotFound", "consumer"),
     "REDELIVER_UNACKNOWLEDGED_MESSAGES": CommandRow(Right.CONSUME, "silent", "silent", "consumer"),
-    "CONSUMER_STATS": CommandRow(Right.CONSUME, "consumer_stats_response", "ConsumerNotFound", "consumer"),
-    "GET_LAST_MESSAGE_ID": CommandRow(Right.CONSUME, "get_last_message_id_response", "MetadataError", "consumer"),
+    "CONSUMER_STATS": CommandRow(
+        Right.CONSUME, "consumer_stats_response", "ConsumerNotFound", "consumer"
+    ),
+    "GET_LAST_MESSAGE_ID": CommandRow(
+        Right.CONSUME, "get_last_message_id_response", "MetadataError", "consumer"
+    ),
     "SEEK": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "UNSUBSCRIBE": CommandRow(Right.CONSUME, "success", "MetadataError", "consumer"),
     "CLOSE_CONSUMER": CommandRow(Right.CONSUME, "success", "success", "consumer"),
@@ -295,11 +311,19 @@ COMMAND_ROWS: dict[str, CommandRow] = {
     # transactions; who may begin none tries that of the super user
     "TC_CLIENT_CONNECT_REQUEST": CommandRow(Right.ANYBODY, "tc_client_connect_response", "closed"),
     "NEW_TXN": CommandRow(Right.USE, "new_txn_response", "AuthorizationError"),
-    "ADD_PARTITION_TO_TXN": CommandRow(Right.PRODUCE, "add_partition_to_txn_response", "AuthorizationError", "transaction"),
-    "ADD_SUBSCRIPTION_TO_TXN": CommandRow(Right.CONSUME, "add_subscription_to_txn_response", "AuthorizationError", "transaction"),
+    "ADD_PARTITION_TO_TXN": CommandRow(
+        Right.PRODUCE, "add_partition_to_txn_response", "AuthorizationError", "transaction"
+    ),
+    "ADD_SUBSCRIPTION_TO_TXN": CommandRow(
+        Right.CONSUME, "add_subscription_to_txn_response", "AuthorizationError", "transaction"
+    ),
     "END_TXN": CommandRow(Right.USE, "end_txn_response", "NotAllowedError", "transaction"),
-    "END_TXN_ON_PARTITION": CommandRow(Right.SUPER, "end_txn_on_partition_response", "AuthorizationError"),
-    "END_TXN_ON_SUBSCRIPTION": CommandRow(Right.SUPER, "end_txn_on_subscription_response", "AuthorizationError", "consumer"),
+    "END_TXN_ON_PARTITION": CommandRow(
+        Right.SUPER, "end_txn_on_partition_response", "AuthorizationError"
+    ),
+    "END_TXN_ON_SUBSCRIPTION": CommandRow(
+        Right.SUPER, "end_txn_on_subscription_response", "AuthorizationError", "consumer"
+    ),
     # what only a server sends
     **{
         name: CommandRow(Right.ANYBODY, "closed", "closed")

@@ -1,4 +1,5 @@
-"""What tests of acknowledgements in transactions ask of a broker, frame by frame: ACKs with a TxnID, their ends, lives of one broker."""
+"""What tests of acknowledgements in transactions ask of a broker, frame by frame: ACKs with a
+TxnID, their ends, lives of one broker."""
 
 from __future__ import annotations
 
@@ -35,23 +36,39 @@ async def published(peer: Peer, count: int, **metadata: int) -> list[api.Message
 
 
 async def ack_in(
-    peer: Peer, txn: TxnId, *identifiers: api.MessageIdData, cumulative: bool = False, consumer_id: int = 1
+    peer: Peer,
+    txn: TxnId,
+    *identifiers: api.MessageIdData,
+    cumulative: bool = False,
+    consumer_id: int = 1,
 ) -> tuple[int, str]:
     """An ACK in a transaction; (error, message) of its answer, (0, "") for a success."""
     number = peer.next_request()
-    peer.write(requests.ack(consumer_id, identifiers, cumulative=cumulative, request_id=number, txn=txn))
+    peer.write(
+        requests.ack(consumer_id, identifiers, cumulative=cumulative, request_id=number, txn=txn)
+    )
     answer = (await peer.answer(Type.ACK_RESPONSE)).ack_response
     assert (answer.consumer_id, answer.request_id) == (consumer_id, number)
     return int(answer.error), answer.message
 
 
 async def end(
-    broker: Broker, txn: TxnId, *, commit: bool, floor: int = 0, subscription: str = "s", topic: str = TOPIC
+    broker: Broker,
+    txn: TxnId,
+    *,
+    commit: bool,
+    floor: int = 0,
+    subscription: str = "s",
+    topic: str = TOPIC,
 ) -> tuple[int, str]:
     """END_TXN_ON_SUBSCRIPTION as a coordinator sends it; (error, message) of its answer."""
     async with open_peer(broker) as coordinator:
         watermark = floor - 1
-        coordinator.write(requests.end_txn_on_subscription(5, txn, topic, subscription, commit=commit, low_watermark=watermark))
+        coordinator.write(
+            requests.end_txn_on_subscription(
+                5, txn, topic, subscription, commit=commit, low_watermark=watermark
+            )
+        )
         answer = await coordinator.answer(Type.END_TXN_ON_SUBSCRIPTION_RESPONSE)
     body = answer.end_txn_on_subscription_response
     assert (body.request_id, body.txnid_most_bits, body.txnid_least_bits) == (5, *txn), body
@@ -60,7 +77,9 @@ async def end(
 
 def some_of(identifier: api.MessageIdData, left: int, size: int | None = None) -> api.MessageIdData:
     """The id of a batch of which the messages whose bit is 0 in `left` are acknowledged."""
-    found = api.MessageIdData(ledgerId=identifier.ledgerId, entryId=identifier.entryId, ack_set=[left])
+    found = api.MessageIdData(
+        ledgerId=identifier.ledgerId, entryId=identifier.entryId, ack_set=[left]
+    )
     if size is not None:
         found.batch_size = size
     return found
@@ -91,7 +110,8 @@ class Lives:
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[tuple[Broker, Peer]]:
-        """A broker that has TOPIC's bundle, and a peer; it ends as a process that is killed does: nothing is handed over."""
+        """A broker that has TOPIC's bundle, and a peer; it ends as a process that is killed
+        does: nothing is handed over."""
         broker = await self.node.start()
         try:
             async with open_peer(broker) as peer:
@@ -101,12 +121,20 @@ class Lives:
             await broker.close()
 
 
-def play_lives(directory: Path, script: Callable[[Lives], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def play_lives(
+    directory: Path, script: Callable[[Lives], Coroutine[Any, Any, None]], **settings: Any
+) -> None:
     async def main() -> None:
         async with volume_in(directory) as volume:
             store = MemoryStore(CLOCK)
             try:
-                await script(Lives(Node(store, volume, "broker-0", replace(SETTINGS, **settings)), store, volume))
+                await script(
+                    Lives(
+                        Node(store, volume, "broker-0", replace(SETTINGS, **settings)),
+                        store,
+                        volume,
+                    )
+                )
             finally:
                 await store.close()
 

@@ -1,7 +1,8 @@
 """Brokers and raw peers for the tests of the server.
 
-Owns: a real broker in this process on a store in memory, a volume in a temporary directory and real sockets; and `Peer`, which speaks the
-protocol frame by frame, so that a test sees exactly what a client sees.
+Owns: a real broker in this process on a store in memory, a volume in a temporary directory and real
+sockets; and `Peer`, which speaks the protocol frame by frame, so that a test sees exactly what a
+client sees.
 """
 
 from __future__ import annotations
@@ -40,14 +41,21 @@ ANSWER_TIMEOUT_S = 120.0
 QUIET_S = 0.05
 Type = api.BaseCommand.Type
 SETTINGS = BrokerSettings(
-    log_file_bytes=24 << 20, park_timeout_s=20.0, drain_timeout_s=30.0, ack_write_delay_s=0.01, lease_ttl_s=30.0
+    log_file_bytes=24 << 20,
+    park_timeout_s=20.0,
+    drain_timeout_s=30.0,
+    ack_write_delay_s=0.01,
+    lease_ttl_s=30.0,
 )
 """The lease is long: a machine that is busy with other things must not end it."""
 
 
 def entry(payload: bytes, sequence: int = 0, **metadata: Any) -> bytes:
     """An entry as a client sends it."""
-    return encode_entry(api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=1, **metadata), payload)
+    return encode_entry(
+        api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=1, **metadata),
+        payload,
+    )
 
 
 async def read_command(reader: asyncio.StreamReader) -> tuple[api.BaseCommand, bytes]:
@@ -83,7 +91,8 @@ class Peer:
         return command
 
     async def is_quiet(self) -> bool:
-        """Whether the broker says nothing for a moment, with everything sent before handled (it answers PING in order)."""
+        """Whether the broker says nothing for a moment, with everything sent before handled (it
+        answers PING in order)."""
         self.write(command_frame("ping"))
         await self.answer(Type.PONG)
         try:
@@ -111,23 +120,36 @@ class Peer:
         assert answer.lookup_response.response == api.CommandLookupTopicResponse.Connect, answer
         return answer.lookup_response.brokerServiceUrl
 
-    async def produce(self, producer_id: int = 1, topic: str = TOPIC, **values: Any) -> api.CommandProducerSuccess:
+    async def produce(
+        self, producer_id: int = 1, topic: str = TOPIC, **values: Any
+    ) -> api.CommandProducerSuccess:
         """Create a producer."""
         answer = await self.ask("producer", topic=topic, producer_id=producer_id, **values)
         assert answer.type == Type.PRODUCER_SUCCESS, answer
         return answer.producer_success
 
-    async def send(self, payload: bytes, sequence: int = 0, producer_id: int = 1) -> tuple[int, int]:
+    async def send(
+        self, payload: bytes, sequence: int = 0, producer_id: int = 1
+    ) -> tuple[int, int]:
         """Publish one message; its (ledger, entry)."""
         self.write(requests.send(producer_id, sequence, entry(payload, sequence)))
         receipt = (await self.answer(Type.SEND_RECEIPT)).send_receipt
         assert receipt.sequence_id == sequence, receipt
         return receipt.message_id.ledgerId, receipt.message_id.entryId
 
-    async def subscribe(self, consumer_id: int = 1, topic: str = TOPIC, **values: Any) -> api.BaseCommand:
+    async def subscribe(
+        self, consumer_id: int = 1, topic: str = TOPIC, **values: Any
+    ) -> api.BaseCommand:
         """SUBSCRIBE (Exclusive, from the beginning unless told otherwise); the answer."""
-        options: dict[str, Any] = {"subscription": "s", "subType": 0, "initialPosition": 1, "consumer_name": f"c{consumer_id}"}
-        return await self.ask("subscribe", **{**options, "topic": topic, "consumer_id": consumer_id, **values})
+        options: dict[str, Any] = {
+            "subscription": "s",
+            "subType": 0,
+            "initialPosition": 1,
+            "consumer_name": f"c{consumer_id}",
+        }
+        return await self.ask(
+            "subscribe", **{**options, "topic": topic, "consumer_id": consumer_id, **values}
+        )
 
     async def message(self) -> tuple[api.CommandMessage, bytes]:
         """The next MESSAGE and its entry."""
@@ -177,9 +199,13 @@ def command_frame(field: str, **values: Any) -> bytes:
 
 
 @asynccontextmanager
-async def open_peer(broker: Broker, *, handshake: bool = True, port: int = 0) -> AsyncIterator[Peer]:
+async def open_peer(
+    broker: Broker, *, handshake: bool = True, port: int = 0
+) -> AsyncIterator[Peer]:
     """A connection to `broker`, by its main port unless told otherwise."""
-    peer = Peer(*await asyncio.open_connection(HOST, port or int(broker.service_url.rpartition(":")[2])))
+    peer = Peer(
+        *await asyncio.open_connection(HOST, port or int(broker.service_url.rpartition(":")[2]))
+    )
     try:
         if handshake:
             peer.write(requests.connect("test", 21))
@@ -203,7 +229,13 @@ class Node:
         tls: TlsDoor | None = None,
         http_url: str = f"http://{HOST}:0",
     ) -> None:
-        self.store, self.volume, self.name, self.settings, self.listeners = store, volume, name, settings, listeners
+        self.store, self.volume, self.name, self.settings, self.listeners = (
+            store,
+            volume,
+            name,
+            settings,
+            listeners,
+        )
         self.security, self.tls, self.http_url = security, tls, http_url
 
     async def start(self) -> Broker:
@@ -213,12 +245,18 @@ class Node:
             network=AsyncioNetwork(),
             volume=self.volume,
             store=self.store,
-            lease=lambda on_lost: LeaseKeeper(self.store, CLOCK, self.settings.lease_ttl_s, on_lost),
+            lease=lambda on_lost: LeaseKeeper(
+                self.store, CLOCK, self.settings.lease_ttl_s, on_lost
+            ),
             usage=ProcessUsage(),
             security=self.security,
             tls=self.tls,
         )
-        broker = Broker(ports, BrokerIdentity(self.name, HOST, HOST, 0, self.http_url, self.listeners), self.settings)
+        broker = Broker(
+            ports,
+            BrokerIdentity(self.name, HOST, HOST, 0, self.http_url, self.listeners),
+            self.settings,
+        )
         try:
             await broker.start()
         except BaseException:
@@ -250,7 +288,9 @@ async def running_broker(
     """One broker, alone in its cluster unless `store` is shared."""
     async with volume_in(directory) as volume:
         own = store or MemoryStore(CLOCK)
-        broker = await Node(own, volume, name, replace(SETTINGS, **settings), listeners, security, tls).start()
+        broker = await Node(
+            own, volume, name, replace(SETTINGS, **settings), listeners, security, tls
+        ).start()
         try:
             yield broker
         finally:

@@ -1,7 +1,8 @@
 """Lives of a transaction coordinator for tests.
 
-Owns: a number held on a store in memory, its log on a volume in a temporary directory, and a core that was recovered from it; whole coordinators
-with real sockets, a client that speaks to them frame by frame, and the broker that they drive.
+Owns: a number held on a store in memory, its log on a volume in a temporary directory, and a core
+that was recovered from it; whole coordinators with real sockets, a client that speaks to them frame
+by frame, and the broker that they drive.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ CHECKPOINT_BYTES = 4 << 10
 
 @dataclass
 class Life:
-    """One life: `answers` are what left it, in order; `failed` is done, with the reason, once nothing leaves it any more."""
+    """One life: `answers` are what left it, in order; `failed` is done, with the reason, once
+    nothing leaves it any more."""
 
     claim: CoordinatorClaim
     lease: int
@@ -80,9 +82,17 @@ class Life:
         await asyncio.wait([done, self.failed], return_when=asyncio.FIRST_COMPLETED)
 
 
-async def held(store: MemoryStore, name: str, *, tcid: int = 0, restore: int = 0) -> tuple[CoordinatorClaim, int]:
+async def held(
+    store: MemoryStore, name: str, *, tcid: int = 0, restore: int = 0
+) -> tuple[CoordinatorClaim, int]:
     """A number that was just taken."""
-    identity = CoordinatorIdentity(tcid, f"tx-coordinator-{tcid}", f"tx-coordinator-{tcid}.{name}", "pulsar://x:1", "http://x:2")
+    identity = CoordinatorIdentity(
+        tcid,
+        f"tx-coordinator-{tcid}",
+        f"tx-coordinator-{tcid}.{name}",
+        "pulsar://x:1",
+        "http://x:2",
+    )
     claim = CoordinatorClaim(store, CLOCK, identity, restore)
     lease = await store.grant_lease(60)
     await claim.acquire(lease)
@@ -90,12 +100,25 @@ async def held(store: MemoryStore, name: str, *, tcid: int = 0, restore: int = 0
 
 
 async def begin_life(
-    store: MemoryStore, volume: Volume, name: str, *, tcid: int = 0, restore: int = 0, settle: bool = True
+    store: MemoryStore,
+    volume: Volume,
+    name: str,
+    *,
+    tcid: int = 0,
+    restore: int = 0,
+    settle: bool = True,
 ) -> Life:
     """A life that has recovered, and answers if it has settled."""
     claim, lease = await held(store, name, tcid=tcid, restore=restore)
     failed: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
-    log = TransactionLog(volume, CLOCK, claim, failed.set_result, file_bytes=FILE_BYTES, checkpoint_bytes=CHECKPOINT_BYTES)
+    log = TransactionLog(
+        volume,
+        CLOCK,
+        claim,
+        failed.set_result,
+        file_bytes=FILE_BYTES,
+        checkpoint_bytes=CHECKPOINT_BYTES,
+    )
     core = CoordinatorCore(tcid, Limits())
     await log.recover(core)
     core.recovered(CLOCK.wall_ms())
@@ -104,17 +127,18 @@ async def begin_life(
     return Life(claim, lease, log, core, failed)
 
 
-# --- whole lives ----------------------------------------------------------------------------------------------------------------
+# --- whole lives ----------------------------------------------------------------------------------
 
 
 Verdict = Callable[[api.BaseCommand], Refusal | None]
 
 
 class TopicServer:
-    """What a coordinator sees of a broker: it is registered, owns every topic, and is told how transactions end.
+    """What a coordinator sees of a broker: it is registered, owns every topic, and is told how
+    transactions end.
 
-    `verdict` says what it answers; while `silent` it answers nothing. `told` has every END_TXN_ON_* in order. `lookups` are what it refuses the
-    next look-ups with.
+    `verdict` says what it answers; while `silent` it answers nothing. `told` has every END_TXN_ON_*
+    in order. `lookups` are what it refuses the next look-ups with.
     """
 
     def __init__(self, store: MemoryStore, verdict: Verdict = lambda _command: None) -> None:
@@ -126,7 +150,9 @@ class TopicServer:
         self._table.open_gate()
 
     async def start(self) -> None:
-        self._listener = await AsyncioNetwork().listen(HOST, 0, lambda: Connection(self._table, lambda: self))
+        self._listener = await AsyncioNetwork().listen(
+            HOST, 0, lambda: Connection(self._table, lambda: self)
+        )
         self._url = f"pulsar://{HOST}:{self._listener.port}"
         record = IncarnationRecord("broker-0", self._url, f"http://{HOST}:1", 0, "test")
         await self._store.put(keys.incarnation("broker-0.1"), record.encode())
@@ -139,19 +165,29 @@ class TopicServer:
         if command.type == api.BaseCommand.Type.LOOKUP:
             if self.lookups:
                 refused = self.lookups.pop(0)
-                connection.queue(commands.lookup_failed(command.lookup.request_id, refused.code, refused.message))
+                connection.queue(
+                    commands.lookup_failed(command.lookup.request_id, refused.code, refused.message)
+                )
                 return
             connection.queue(commands.lookup_connect(command.lookup.request_id, self._url))
             return
         partition = command.type == api.BaseCommand.Type.END_TXN_ON_PARTITION
         body: Any = command.end_txn_on_partition if partition else command.end_txn_on_subscription
-        name = body.topic if partition else f"{body.subscription.topic}/{body.subscription.subscription}"
+        name = (
+            body.topic
+            if partition
+            else f"{body.subscription.topic}/{body.subscription.subscription}"
+        )
         txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
         watermark = "txnid_least_bits_of_low_watermark"
         self.low_watermarks.append(getattr(body, watermark) if body.HasField(watermark) else -1)
         self.told.put_nowait((name, txn, Action(body.txn_action)))
         if not self.silent:
-            answer = transactions.end_on_partition_response if partition else transactions.end_on_subscription_response
+            answer = (
+                transactions.end_on_partition_response
+                if partition
+                else transactions.end_on_subscription_response
+            )
             connection.queue(answer(body.request_id, txn, self.verdict(command)))
 
     def disk_is_behind(self) -> bool:
@@ -182,7 +218,8 @@ async def running_coordinator(
     listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
     **settings: Any,
 ) -> AsyncIterator[Coordinator]:
-    """A coordinator that is ready; on leaving it is closed as after a failure, unless it was stopped."""
+    """A coordinator that is ready; on leaving it is closed as after a failure, unless it was
+    stopped."""
     chosen = replace(SETTINGS, transactions_enabled=enabled, **settings)
     async with volume_in(directory) as volume:
         ports = BrokerPorts(
@@ -194,7 +231,9 @@ async def running_coordinator(
             usage=ProcessUsage(),
             security=security,
         )
-        identity = BrokerIdentity(f"tx-coordinator-{tcid}", HOST, HOST, 0, f"http://{HOST}:0", listeners)
+        identity = BrokerIdentity(
+            f"tx-coordinator-{tcid}", HOST, HOST, 0, f"http://{HOST}:0", listeners
+        )
         coordinator = Coordinator(ports, identity, chosen, CoordinatorMetrics())
         try:
             await coordinator.start()
@@ -225,11 +264,15 @@ class TransactionPeer(Peer):
 
     async def join(self, txn: TxnId, *topics: str) -> Any:
         self.write(requests.add_partitions_to_txn(self.next_request(), txn, topics))
-        return (await self.answer(api.BaseCommand.Type.ADD_PARTITION_TO_TXN_RESPONSE)).add_partition_to_txn_response
+        return (
+            await self.answer(api.BaseCommand.Type.ADD_PARTITION_TO_TXN_RESPONSE)
+        ).add_partition_to_txn_response
 
     async def acknowledge(self, txn: TxnId, topic: str, subscription: str) -> Any:
         self.write(requests.add_subscription_to_txn(self.next_request(), txn, topic, subscription))
-        return (await self.answer(api.BaseCommand.Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE)).add_subscription_to_txn_response
+        return (
+            await self.answer(api.BaseCommand.Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE)
+        ).add_subscription_to_txn_response
 
     async def end(self, txn: TxnId, action: Action = Action.COMMIT) -> Any:
         self.write(requests.end_txn(self.next_request(), txn, commit=action is Action.COMMIT))
@@ -237,7 +280,9 @@ class TransactionPeer(Peer):
 
 
 @asynccontextmanager
-async def transaction_peer(coordinator: Coordinator, *, handshake: bool = True) -> AsyncIterator[TransactionPeer]:
+async def transaction_peer(
+    coordinator: Coordinator, *, handshake: bool = True
+) -> AsyncIterator[TransactionPeer]:
     peer = TransactionPeer(*await asyncio.open_connection(HOST, coordinator.port))
     try:
         if handshake:
@@ -249,7 +294,9 @@ async def transaction_peer(coordinator: Coordinator, *, handshake: bool = True) 
 
 
 @asynccontextmanager
-async def transaction_stage(directory: Path, **settings: Any) -> AsyncIterator[tuple[TopicServer, Coordinator, TransactionPeer]]:
+async def transaction_stage(
+    directory: Path, **settings: Any
+) -> AsyncIterator[tuple[TopicServer, Coordinator, TransactionPeer]]:
     """The participants of transactions, a coordinator, and a client of it."""
     store = MemoryStore(CLOCK)
     async with (

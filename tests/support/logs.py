@@ -1,6 +1,7 @@
 """Logs for tests.
 
-Owns: records with numbers in them, a volume in a temporary directory, and ways to write and read such logs.
+Owns: records with numbers in them, a volume in a temporary directory, and ways to write and read
+such logs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CLOCK = SystemClock()
 START = LogPosition(0, 0)
 
 
-def run_on_volume(directory: Path, script: Callable[[PosixVolume], Coroutine[Any, Any, None]]) -> None:
+def run_on_volume(
+    directory: Path, script: Callable[[PosixVolume], Coroutine[Any, Any, None]]
+) -> None:
     """Run `script` with a volume in `directory`."""
 
     async def main() -> None:
@@ -40,8 +43,11 @@ def run_on_volume(directory: Path, script: Callable[[PosixVolume], Coroutine[Any
     asyncio.run(main())
 
 
-def numbered(number: int, size: int = 40, *, topic: str = TOPIC, ledger: int = 3, count: int = 1) -> Encoded:
-    """A run of `count` entries of `size` bytes, whose first eight are their numbers, from `number` on."""
+def numbered(
+    number: int, size: int = 40, *, topic: str = TOPIC, ledger: int = 3, count: int = 1
+) -> Encoded:
+    """A run of `count` entries of `size` bytes, whose first eight are their numbers, from
+    `number` on."""
     return encode_entries(
         epoch=1,
         ledger=ledger,
@@ -59,14 +65,20 @@ class Failures(list[StorageError]):
     """What `on_fenced` was called with."""
 
 
-def new_writer(volume: Volume, failures: Failures, *, on_sealed: Sealed | None = None, **options: int) -> LogWriter:
+def new_writer(
+    volume: Volume, failures: Failures, *, on_sealed: Sealed | None = None, **options: int
+) -> LogWriter:
     """A writer of small files."""
     options = {"file_bytes": FILE_BYTES, "block_bytes_max": FILE_BYTES // 4, **options}
-    return LogWriter(volume, CLOCK, INCARNATION, on_fenced=failures.append, on_sealed=on_sealed, **options)
+    return LogWriter(
+        volume, CLOCK, INCARNATION, on_fenced=failures.append, on_sealed=on_sealed, **options
+    )
 
 
 @asynccontextmanager
-async def open_writer(volume: Volume, *, on_sealed: Sealed | None = None, **options: int) -> AsyncIterator[LogWriter]:
+async def open_writer(
+    volume: Volume, *, on_sealed: Sealed | None = None, **options: int
+) -> AsyncIterator[LogWriter]:
     """A writer that must not fail."""
     failures = Failures()
     writer = new_writer(volume, failures, on_sealed=on_sealed, **options)
@@ -76,13 +88,17 @@ async def open_writer(volume: Volume, *, on_sealed: Sealed | None = None, **opti
     assert failures == []
 
 
-def append_numbered(writer: LogWriter, number: int, done: dict[int, RecordPlace], **shape: Any) -> None:
+def append_numbered(
+    writer: LogWriter, number: int, done: dict[int, RecordPlace], **shape: Any
+) -> None:
     """Append a run; `done` gets its place once it is acknowledged."""
     encoded = numbered(number, **shape)
     writer.append(encoded.buffers, encoded.size, 1, lambda place: done.__setitem__(number, place))
 
 
-async def read_numbers(volume: Volume, end: LogPosition | None, start: LogPosition = START) -> dict[int, RecordPlace]:
+async def read_numbers(
+    volume: Volume, end: LogPosition | None, start: LogPosition = START
+) -> dict[int, RecordPlace]:
     """Numbers of all runs in the log with their places; their order is checked."""
     found: dict[int, RecordPlace] = {}
     async for scanned in scan(volume, INCARNATION, start, end):

@@ -1,7 +1,9 @@
-"""Streams in memory and a scripted broker: the client's tests run both ends in one loop, without sockets.
+"""Streams in memory and a scripted broker: the client's tests run both ends in one loop, without
+sockets.
 
-The network is a real fake of `magnetar.network.Network`: it obeys asyncio's BufferedProtocol contract (get_buffer, buffer_updated, then
-eof or connection_lost) and delivers in order, in pieces, on later turns of the loop. The broker is built on `magnetar.wire`.
+The network is a real fake of `magnetar.network.Network`: it obeys asyncio's BufferedProtocol
+contract (get_buffer, buffer_updated, then eof or connection_lost) and delivers in order, in pieces,
+on later turns of the loop. The broker is built on `magnetar.wire`.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class MemoryNetwork:
         self.brokers: dict[tuple[str, int], Callable[[], asyncio.BufferedProtocol]] = {}
         self.connected: list[tuple[str, int]] = []
 
-    async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]) -> Any:
+    async def listen(
+        self, host: str, port: int, factory: Callable[[], asyncio.BufferedProtocol]
+    ) -> Any:
         self.brokers[host, port] = factory
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
@@ -123,7 +127,8 @@ class Session(asyncio.BufferedProtocol):
 
 
 class ScriptedBroker:
-    """Answers every request with success and stores every SEND; tests override single commands in `script`."""
+    """Answers every request with success and stores every SEND; tests override single commands
+    in `script`."""
 
     def __init__(self, network: MemoryNetwork, host: str, port: int = 6650) -> None:
         self.url = f"pulsar://{host}:{port}"
@@ -156,7 +161,9 @@ class ScriptedBroker:
             verify_entry(body)
             if name not in self.script:
                 self.stored.append((field.sequence_id, body))
-        answer = self.script[name](session, field) if name in self.script else self.answer(name, field)
+        answer = (
+            self.script[name](session, field) if name in self.script else self.answer(name, field)
+        )
         if answer is not None:
             session.write(answer)
 
@@ -165,20 +172,32 @@ class ScriptedBroker:
         answers: dict[str, Callable[[], bytes]] = {
             "connect": lambda: commands.connected("Pulsar Server4.2.4", 21, 100_000),
             "ping": lambda: commands.PONG,
-            "partitioned_metadata": lambda: commands.partitioned_metadata(field.request_id, self.partitions),
+            "partitioned_metadata": lambda: commands.partitioned_metadata(
+                field.request_id, self.partitions
+            ),
             "lookup": lambda: commands.lookup_connect(field.request_id, self.url),
-            "producer": lambda: commands.producer_success(field.request_id, field.producer_name or "made-up"),
-            "send": lambda: runs.send_receipts(field.producer_id, 7, len(self.stored) - 1, [field.sequence_id]),
+            "producer": lambda: commands.producer_success(
+                field.request_id, field.producer_name or "made-up"
+            ),
+            "send": lambda: runs.send_receipts(
+                field.producer_id, 7, len(self.stored) - 1, [field.sequence_id]
+            ),
         }
         if name in answers:
             return answers[name]()
         if name == "ack":
-            return commands.ack_response(field.consumer_id, field.request_id) if field.HasField("request_id") else None
+            return (
+                commands.ack_response(field.consumer_id, field.request_id)
+                if field.HasField("request_id")
+                else None
+            )
         if name in ("subscribe", "close_producer", "close_consumer", "unsubscribe", "seek"):
             return commands.success(field.request_id)
         return None
 
-    def deliver(self, consumer_id: int, entries: list[bytes], first_entry: int = 0, **options: Any) -> None:
+    def deliver(
+        self, consumer_id: int, entries: list[bytes], first_entry: int = 0, **options: Any
+    ) -> None:
         """MESSAGE frames on the newest connection."""
         for buffer in runs.message_frames(consumer_id, 7, first_entry, entries, **options):
             self.sessions[-1].write(bytes(buffer))

@@ -1,6 +1,7 @@
 """An object service in memory that answers as one asks it to.
 
-Owns: `MemoryService`, an `ObjectClient` whose requests may be lost, answered late or refused; and quick ways to a volume over it.
+Owns: `MemoryService`, an `ObjectClient` whose requests may be lost, answered late or refused; and
+quick ways to a volume over it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from magnetar.storage.volumes.volume import Buffer
 
 
 class MemoryService:
-    """`before` and `after` are called around what a create does, with the key: what they raise is its answer."""
+    """`before` and `after` are called around what a create does, with the key: what they raise
+    is its answer."""
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, str]] = {}
@@ -44,7 +46,9 @@ class MemoryService:
     async def list(self, prefix: str) -> Listed:
         self.lists += 1
         below = f"{prefix.rstrip('/')}/" if prefix else ""
-        return sorted((key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(below))
+        return sorted(
+            (key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(below)
+        )
 
     async def delete(self, key: str) -> None:
         self.objects.pop(key, None)

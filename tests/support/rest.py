@@ -1,6 +1,7 @@
 """The real application over a real broker, for tests.
 
-Owns: `Rest`, one HTTP client without a network, and `rest_over` that opens one. Imports: httpx, the admin application, the broker of the tests.
+Owns: `Rest`, one HTTP client without a network, and `rest_over` that opens one. Imports: httpx, the
+admin application, the broker of the tests.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Rest:
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
         """The answer, whatever its status."""
-        return await self._client.request(method, path, **({"json": body} if body is not None else {}), **options)
+        return await self._client.request(
+            method, path, **({"json": body} if body is not None else {}), **options
+        )
 
     async def __call__(self, method: str, path: str, body: Any = None, *, status: int = 204) -> Any:
         """The JSON of an answer with the expected status; None without one."""
@@ -56,16 +59,28 @@ class Rest:
 
 
 @asynccontextmanager
-async def rest_over(directory: Path, broker: Broker, gate: Gate | None = None) -> AsyncIterator[Rest]:
+async def rest_over(
+    directory: Path, broker: Broker, gate: Gate | None = None
+) -> AsyncIterator[Rest]:
     """The application over `broker`."""
-    application = create_application(BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))), gate)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+    application = create_application(
+        BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))), gate
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=application), base_url="http://test"
+    ) as client:
         yield Rest(client)
 
 
 @asynccontextmanager
-async def broker_with_rest(directory: Path, **settings: Any) -> AsyncIterator[tuple[Broker, Rest, Peer]]:
+async def broker_with_rest(
+    directory: Path, **settings: Any
+) -> AsyncIterator[tuple[Broker, Rest, Peer]]:
     """A broker, its REST and a client that has shaken hands and looked a topic up."""
-    async with running_broker(directory, **settings) as broker, rest_over(directory, broker) as rest, open_peer(broker) as peer:
+    async with (
+        running_broker(directory, **settings) as broker,
+        rest_over(directory, broker) as rest,
+        open_peer(broker) as peer,
+    ):
         await peer.lookup()
         yield broker, rest, peer

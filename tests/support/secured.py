@@ -1,6 +1,7 @@
 """A broker that asks its clients who they are, for tests.
 
-Owns: a security document with its keys in a directory, tokens by its key, and peers that show them. Imports: the brokers of the tests, security.
+Owns: a security document with its keys in a directory, tokens by its key, and peers that show them.
+Imports: the brokers of the tests, security.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ NAMESPACE = NamespaceName("public", "default")
 
 def token(role: str, seconds: float | None = None, key: SecretKey = KEY) -> str:
     """A token for `role`, good for so long (None = for ever)."""
-    return make(key, "HS256", {"sub": role, **({"exp": CLOCK.wall_ms() / 1000 + seconds} if seconds is not None else {})})
+    return make(
+        key,
+        "HS256",
+        {"sub": role, **({"exp": CLOCK.wall_ms() / 1000 + seconds} if seconds is not None else {})},
+    )
 
 
 def authenticator(directory: Path, document: str = DOCUMENT) -> Authenticator:
@@ -46,7 +51,9 @@ def authenticator(directory: Path, document: str = DOCUMENT) -> Authenticator:
 
 
 @asynccontextmanager
-async def secured_broker(directory: Path, document: str = DOCUMENT, **settings: Any) -> AsyncIterator[tuple[Broker, Authenticator]]:
+async def secured_broker(
+    directory: Path, document: str = DOCUMENT, **settings: Any
+) -> AsyncIterator[tuple[Broker, Authenticator]]:
     """A broker, and what it asks."""
     found = authenticator(directory / "security", document)
     async with running_broker(directory, security=found, **settings) as broker:
@@ -64,7 +71,12 @@ async def peer_of(broker: Broker) -> AsyncIterator[Peer]:
 
 
 async def show(
-    peer: Peer, data: str | bytes, method: str = "token", *, refreshes: bool = True, original: str = ""
+    peer: Peer,
+    data: str | bytes,
+    method: str = "token",
+    *,
+    refreshes: bool = True,
+    original: str = "",
 ) -> api.BaseCommand:
     """CONNECT with credentials; the answer."""
     body = api.CommandConnect(client_version="test", protocol_version=21, auth_method_name=method)
@@ -83,15 +95,21 @@ async def grant(broker: Broker, namespace_auth: dict[str, list[str]], **more: An
     assert item is not None
     record = NamespaceRecord.decode(item.value)
     policies = {**record.policies, "auth_policies": {"namespace_auth": namespace_auth, **more}}
-    await store.put(keys.namespace(NAMESPACE), NamespaceRecord(record.boundaries, policies).encode())
+    await store.put(
+        keys.namespace(NAMESPACE), NamespaceRecord(record.boundaries, policies).encode()
+    )
 
 
 async def permit(store: MemoryStore, *roles: str) -> None:
     """Let roles publish to public/default, where no broker has made it yet."""
     policies = {"auth_policies": {"namespace_auth": {role: ["produce"] for role in roles}}}
-    await store.put(keys.namespace(NAMESPACE), NamespaceRecord(initial_boundaries(1), policies).encode())
+    await store.put(
+        keys.namespace(NAMESPACE), NamespaceRecord(initial_boundaries(1), policies).encode()
+    )
 
 
 async def appoint(broker: Broker, *roles: str) -> None:
     """Make roles administrators of the tenant public."""
-    await broker.context.store.put(keys.tenant("public"), TenantRecord(tuple(roles), ("standalone",)).encode())
+    await broker.context.store.put(
+        keys.tenant("public"), TenantRecord(tuple(roles), ("standalone",)).encode()
+    )

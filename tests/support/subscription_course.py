@@ -1,7 +1,8 @@
 """A random course of one subscription beside a model of it.
 
-Owns: `Course`: the events, the model (sets and dicts that say what the subscription must do), and the checks after every step that hold for all
-types. A subscription type is a subclass that says what delivery owes its consumers. Imports: magnetar.topics.
+Owns: `Course`: the events, the model (sets and dicts that say what the subscription must do), and
+the checks after every step that hold for all types. A subscription type is a subclass that says
+what delivery owes its consumers. Imports: magnetar.topics.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ NOTHING_SPECIAL = EntryTraits()
 
 
 class Course:
-    """One random course of a type that delivers strictly in order to one consumer, and does not track what it delivered."""
+    """One random course of a type that delivers strictly in order to one consumer, and does not
+    track what it delivered."""
 
     kind: ClassVar[SubscriptionType]
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.NONE
@@ -65,7 +67,8 @@ class Course:
         self.priorities: dict[int, int] = {}
         self.deltas: list[CursorDelta] = []
         self.durable: tuple[set[int], dict[int, int]] = set(), {}
-        self.read = 0  # everything below has been delivered once, in this connection's or seek's time
+        # everything below has been delivered once, in this connection's or seek's time
+        self.read = 0
         self.delivered = 0
         self.events: list[tuple[int, Callable[[], None]]] = [
             (16, self.publish),
@@ -97,7 +100,7 @@ class Course:
         self.check_restart()
         self.check_everything_is_delivered()
 
-    # --- what types differ in: delivery in order, a redelivery begins again at the mark-delete -----------------------------------
+    # --- what types differ in: delivery in order, a redelivery begins again at the mark-delete ----
 
     def joined(self) -> None:
         """The first consumer has come: delivery begins at the mark-delete."""
@@ -136,32 +139,50 @@ class Course:
         self.held[handle].update(range(delivery.first, self.read))
 
     def check_next(self, delivery: Delivery) -> None:
-        due = next(ordinal for ordinal in range(self.read, self.ledgers.end) if ordinal not in self.acknowledged)
+        due = next(
+            ordinal
+            for ordinal in range(self.read, self.ledgers.end)
+            if ordinal not in self.acknowledged
+        )
         assert delivery.first == due, "new entries go out in order, none left out"
 
     def check_consumer(self, handle: int) -> None:
         """Whether the subscription tracks what this consumer holds."""
 
-    # --- chance ---------------------------------------------------------------------------------------------------------------
+    # --- chance -----------------------------------------------------------------------------------
 
     def any_ordinal(self) -> int:
         """Mostly near where something is going on, sometimes out of bounds."""
-        return self.random.randint(max(0, self.subscription.cursor.mark_delete - 5), self.ledgers.end + 2)
+        return self.random.randint(
+            max(0, self.subscription.cursor.mark_delete - 5), self.ledgers.end + 2
+        )
 
     def any_consumer(self) -> int:
         """Mostly a connected one."""
-        return self.random.choice(sorted(self.held)) if self.held and self.random.random() < 0.9 else self.random.randint(0, 4)
+        return (
+            self.random.choice(sorted(self.held))
+            if self.held and self.random.random() < 0.9
+            else self.random.randint(0, 4)
+        )
 
-    # --- events ---------------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        sizes = [self.random.choice((1, 1, 1, self.random.randint(2, BATCH_MAX))) for _ in range(self.random.randint(1, 12))]
+        sizes = [
+            self.random.choice((1, 1, 1, self.random.randint(2, BATCH_MAX)))
+            for _ in range(self.random.randint(1, 12))
+        ]
         traits = [self.any_traits() for _ in sizes]
         if self.random.random() < 0.2:
             count = self.random.randint(2, 5)
             key_hash, uuid = self.random.randint(1, KEYS), f"message-{len(self.traits)}"
-            chunks = [EntryTraits(key_hash, chunk=ChunkTrait(uuid, number, count)) for number in range(count)]
-            for at, chunk in zip(sorted(self.random.choices(range(len(sizes) + 1), k=count)), chunks, strict=True):
+            chunks = [
+                EntryTraits(key_hash, chunk=ChunkTrait(uuid, number, count))
+                for number in range(count)
+            ]
+            for at, chunk in zip(
+                sorted(self.random.choices(range(len(sizes) + 1), k=count)), chunks, strict=True
+            ):
                 traits.insert(at + chunk.chunk.id, chunk)  # type: ignore[union-attr]  # other producers' entries between them
                 sizes.insert(at + chunk.chunk.id, 1)  # type: ignore[union-attr]
         ledger = self.ledgers.last_ledger
@@ -174,7 +195,9 @@ class Course:
         self.traits += traits
 
     def any_traits(self) -> EntryTraits:
-        deliver_at = self.now_ms + self.random.randint(-100, 1500) if self.random.random() < 0.2 else 0
+        deliver_at = (
+            self.now_ms + self.random.randint(-100, 1500) if self.random.random() < 0.2 else 0
+        )
         return EntryTraits(self.random.randint(1, KEYS), deliver_at)
 
     def connect(self) -> None:
@@ -216,17 +239,31 @@ class Course:
             self.now_ms += self.random.randint(0, 200)
 
     def deliver(self) -> None:
-        """One read and its dispatch; sometimes something else happens while the read is under way."""
+        """One read and its dispatch; sometimes something else happens while the read is under
+        way."""
         self.advance()
         limit = self.random.randint(1, 15)
         request = self.subscription.next_read(limit, self.now_ms)
         if request is None:
             return
         assert 1 <= request.entries <= limit
-        assert self.ledgers.first <= request.first <= request.first + request.entries <= self.ledgers.end
+        assert (
+            self.ledgers.first
+            <= request.first
+            <= request.first + request.entries
+            <= self.ledgers.end
+        )
         self.check_read(request)
         if self.random.random() < 0.2:
-            self.random.choice([self.redeliver, self.acknowledge_anything, self.acknowledge_partly, self.disconnect, self.seek])()
+            self.random.choice(
+                [
+                    self.redeliver,
+                    self.acknowledge_anything,
+                    self.acknowledge_partly,
+                    self.disconnect,
+                    self.seek,
+                ]
+            )()
             self.flow()
         self.dispatch(request)
 
@@ -236,7 +273,9 @@ class Course:
         if self.traits_wanted is TraitsWanted.ALL:
             traits = list(self.traits[span])
         elif self.traits_wanted is TraitsWanted.SPECIAL:
-            traits = [found if found.deliver_at_ms or found.chunk else None for found in self.traits[span]]
+            traits = [
+                found if found.deliver_at_ms or found.chunk else None for found in self.traits[span]
+            ]
         deliveries = self.subscription.dispatch(request.first, self.batch_sizes[span], traits)
         for delivery in deliveries:
             self.take(delivery)
@@ -248,7 +287,9 @@ class Course:
         ordinals = delivery.ordinals
         costs = [self.cost(ordinal) for ordinal in ordinals]
         assert delivery.messages == sum(costs)
-        assert self.permits[handle] - sum(costs[:-1]) > 0, "only the last entry may overdraw the permits"
+        assert self.permits[handle] - sum(costs[:-1]) > 0, (
+            "only the last entry may overdraw the permits"
+        )
         for index, ordinal in enumerate(ordinals):
             assert ordinal not in self.acknowledged, "an acknowledged entry is never delivered"
             words = delivery.ack_sets[index] if delivery.ack_sets is not None else ()
@@ -258,7 +299,8 @@ class Course:
         self.delivered += delivery.entries
 
     def acknowledge_held(self) -> None:
-        """What a well-behaved client does: acknowledge what it was given, often the oldest first."""
+        """What a well-behaved client does: acknowledge what it was given, often the oldest
+        first."""
         handle = self.any_consumer()
         held = sorted(self.held.get(handle, ()))
         if held:
@@ -303,7 +345,9 @@ class Course:
 
     def redeliver(self) -> None:
         handle, start = self.any_consumer(), self.any_ordinal()
-        ranges = None if self.random.random() < 0.4 else [(start, start + self.random.randint(1, 9))]
+        ranges = (
+            None if self.random.random() < 0.4 else [(start, start + self.random.randint(1, 9))]
+        )
         self.subscription.redeliver(handle, ranges)
         if handle in self.held:
             self.given_back(handle, ranges)
@@ -327,7 +371,8 @@ class Course:
             self.durable = set(self.acknowledged), dict(self.masks)
 
     def write_checkpoint(self) -> None:
-        """The state as a checkpoint holds it, untaken acknowledgements included; the log before it is not needed any more."""
+        """The state as a checkpoint holds it, untaken acknowledgements included; the log before
+        it is not needed any more."""
         self.deltas = [self.subscription.to_state().as_delta()]
         self.durable = set(self.acknowledged), dict(self.masks)
 
@@ -341,17 +386,22 @@ class Course:
         for gone in held.values():
             self.left(gone)
 
-    # --- what must hold -------------------------------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     def cost(self, ordinal: int) -> int:
-        return self.masks[ordinal].bit_count() if ordinal in self.masks else self.batch_sizes[ordinal]
+        return (
+            self.masks[ordinal].bit_count() if ordinal in self.masks else self.batch_sizes[ordinal]
+        )
 
     def unacknowledged(self, handle: int) -> int:
         return sum(map(self.cost, self.held[handle]))
 
     def check_state(self) -> None:
         cursor = self.subscription.cursor
-        gap = next((ordinal for ordinal in range(self.ledgers.end) if ordinal not in self.acknowledged), self.ledgers.end)
+        gap = next(
+            (ordinal for ordinal in range(self.ledgers.end) if ordinal not in self.acknowledged),
+            self.ledgers.end,
+        )
         assert cursor.mark_delete == gap, "mark-delete never passes an unacknowledged entry"
         assert cursor.backlog == self.ledgers.end - len(self.acknowledged)
         assert cursor.partial == self.masks
@@ -369,7 +419,8 @@ class Course:
         assert restored.to_state() == self.subscription.to_state()
 
     def check_everything_is_delivered(self) -> None:
-        """When all obstacles go, acknowledging whatever comes empties the backlog: no entry is lost or stuck."""
+        """When all obstacles go, acknowledging whatever comes empties the backlog: no entry is
+        lost or stuck."""
         while not self.held:
             self.connect()
         self.advance()  # a change of the active consumer begins to count
@@ -384,7 +435,9 @@ class Course:
         while (request := self.subscription.next_read(7, self.now_ms)) is not None:
             deliveries = self.dispatch(request)
             idle = 0 if deliveries else idle + 1
-            assert idle < len(self.traits), "a read that leads to nothing would be repeated for ever"
+            assert idle < len(self.traits), (
+                "a read that leads to nothing would be repeated for ever"
+            )
             for delivery in deliveries:
                 assert isinstance(delivery.consumer, int)
                 for ordinal in delivery.ordinals:

@@ -1,4 +1,5 @@
-"""Incarnations of one broker after one another, for tests of the life of topics: settings under which all checks are quick, a client, and REST."""
+"""Incarnations of one broker after one another, for tests of the life of topics: settings under
+which all checks are quick, a client, and REST."""
 
 from __future__ import annotations
 
@@ -41,16 +42,27 @@ class Life:
         return self.topics()[name]
 
     def topics(self) -> dict[str, TopicHost]:
-        return {name: host for owned in self.broker.ownership.owned.values() for name, host in owned.topics.items()}
+        return {
+            name: host
+            for owned in self.broker.ownership.owned.values()
+            for name, host in owned.topics.items()
+        }
 
     async def publish(self, count: int, start: int = 0) -> list[tuple[int, int]]:
         """Messages of PAYLOAD's size; their positions."""
         return [await self.peer.send(PAYLOAD, start + number) for number in range(count)]
 
-    async def acknowledge(self, consumer_id: int, positions: list[tuple[int, int]], *others: int) -> None:
-        """Acknowledge, and wait for the confirmation and for commands of `others` types, in any order."""
+    async def acknowledge(
+        self, consumer_id: int, positions: list[tuple[int, int]], *others: int
+    ) -> None:
+        """Acknowledge, and wait for the confirmation and for commands of `others` types, in any
+        order."""
         command = api.BaseCommand(type=Type.ACK)
-        command.ack.consumer_id, command.ack.ack_type, command.ack.request_id = consumer_id, api.CommandAck.Individual, 77
+        command.ack.consumer_id, command.ack.ack_type, command.ack.request_id = (
+            consumer_id,
+            api.CommandAck.Individual,
+            77,
+        )
         for ledger, number in positions:
             command.ack.message_id.add(ledgerId=ledger, entryId=number)
         self.peer.write(encode_command(command))
@@ -92,7 +104,13 @@ def play(directory: Path, script: Script, **settings: Any) -> None:
     async def main() -> None:
         store = MemoryStore(SystemClock())
         async with volume_in(directory) as volume:
-            await script(Lives(directory, store, Node(store, volume, "broker-0", replace(SETTINGS, **{**QUICK, **settings}))))
+            await script(
+                Lives(
+                    directory,
+                    store,
+                    Node(store, volume, "broker-0", replace(SETTINGS, **{**QUICK, **settings})),
+                )
+            )
         await store.close()
 
     asyncio.run(main())

@@ -24,7 +24,8 @@ def test_murmur3_vectors(data: bytes, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("", 0), ("key", 106079), ("hello", 99162322), ("polygenelubricants", 0), ("é", 233)]
+    ("text", "expected"),
+    [("", 0), ("key", 106079), ("hello", 99162322), ("polygenelubricants", 0), ("é", 233)],
 )
 def test_java_string_hash_vectors(text: str, expected: int) -> None:
     """ "polygenelubricants" hashes to the smallest int, whose sign bit is all it has."""

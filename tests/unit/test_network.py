@@ -30,7 +30,9 @@ class _Taken(asyncio.BufferedProtocol):
 
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(loops: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(
+    loops: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     """Others on the loop have their turns between them, and all come in."""
 
     async def scenario() -> None:
@@ -54,7 +56,9 @@ def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(loops: Callable[[], asyncio.
         runner.run(scenario())
 
 
-def test_a_process_without_descriptors_accepts_again_once_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_descriptors_accepts_again_once_it_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Who came meanwhile waits; closing a listener that is about to try again ends that."""
     monkeypatch.setattr(network, "ACCEPT_RETRY_S", 0.01)
 

@@ -33,7 +33,10 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
         {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
         {"auto_topic_creation": AutoTopicCreation(True, "partitioned", 3)},
     ),
-    "autoSubscriptionCreationOverride": ({"allowAutoSubscriptionCreation": False}, {"auto_subscription_creation": False}),
+    "autoSubscriptionCreationOverride": (
+        {"allowAutoSubscriptionCreation": False},
+        {"auto_subscription_creation": False},
+    ),
     "retention_policies": (
         {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1},
         {"retention_minutes": 10, "retention_mb": -1},
@@ -55,10 +58,17 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
         {"delayed_delivery": DelayedDelivery(True, 250, 0)},
     ),
     "inactive_topic_policies": (
-        {"inactiveTopicDeleteMode": CAUGHT_UP, "maxInactiveDurationSeconds": 5, "deleteWhileInactive": True},
+        {
+            "inactiveTopicDeleteMode": CAUGHT_UP,
+            "maxInactiveDurationSeconds": 5,
+            "deleteWhileInactive": True,
+        },
         {"inactive_topic": InactiveTopic(True, CAUGHT_UP, 5)},
     ),
-    "subscription_types_enabled": (["Shared"], {"subscription_types_enabled": frozenset({"Shared"})}),
+    "subscription_types_enabled": (
+        ["Shared"],
+        {"subscription_types_enabled": frozenset({"Shared"})},
+    ),
     "subscription_expiration_time_minutes": (9, {"subscription_expiration_minutes": 9}),
     "max_message_size": (1000, {"max_message_bytes": 1000}),
     "compaction_threshold": (1 << 40, {"compaction_threshold": 1 << 40}),
@@ -75,7 +85,10 @@ BAD: list[tuple[str, Any]] = [
     ("retention_policies", {"retentionTimeInMinutes": 10, "retentionSizeInMB": 0}),
     ("retention_policies", {"retentionTimeInMinutes": -2, "retentionSizeInMB": 1}),
     ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "round"}),
-    ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 0}),
+    (
+        "autoTopicCreationOverride",
+        {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 0},
+    ),
     ("backlog_quota_map", {"disk": {}}),
     ("backlog_quota_map", {"message_age": {"policy": "wait"}}),
     ("delayed_delivery_policies", {"tickTime": 0}),
@@ -96,8 +109,11 @@ def test_every_policy_is_read_and_only_it_changes(key: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)
-def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(key: str, value: Any) -> None:
-    """Nothing bad is stored; and what is stored badly by somebody else spoils nothing but itself."""
+def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(
+    key: str, value: Any
+) -> None:
+    """Nothing bad is stored; and what is stored badly by somebody else spoils nothing but
+    itself."""
     with pytest.raises(InvalidRequest, match=key):
         check({key: value})
     with pytest.raises(InvalidRequest, match=key):
@@ -106,10 +122,18 @@ def test_a_value_that_cannot_be_read_is_refused_by_name_and_kept_apart(key: str,
 
 
 @given(st.sets(st.sampled_from(sorted(READERS))), st.sets(st.sampled_from(sorted(READERS))))
-def test_a_topic_wins_over_its_namespace_and_null_is_not_set(at_namespace: set[str], at_topic: set[str]) -> None:
-    """Per key: the topic's value if set, else the namespace's, else the broker's; keys without effect are passed over."""
-    namespace = {key: GOOD[key][0] if key in at_namespace else None for key in sorted(READERS)} | {"unheard_of": {"a": 1}}
-    other = {"message_ttl_in_seconds": 5, "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
+def test_a_topic_wins_over_its_namespace_and_null_is_not_set(
+    at_namespace: set[str], at_topic: set[str]
+) -> None:
+    """Per key: the topic's value if set, else the namespace's, else the broker's; keys without
+    effect are passed over."""
+    namespace = {key: GOOD[key][0] if key in at_namespace else None for key in sorted(READERS)} | {
+        "unheard_of": {"a": 1}
+    }
+    other = {
+        "message_ttl_in_seconds": 5,
+        "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+    }
     topic = {key: other.get(key, GOOD[key][0]) for key in at_topic}
     expected: dict[str, Any] = {}
     for key in sorted(at_namespace):
@@ -128,11 +152,17 @@ def test_a_topic_wins_over_its_namespace_and_null_is_not_set(at_namespace: set[s
 
 
 def test_backlog_quotas_are_merged_by_type() -> None:
-    """A topic may have its own limit of age and keep its namespace's limit of size; `limitSize` counts before the old `limit`."""
-    namespace = {"backlog_quota_map": {"destination_storage": {"limit": 1, "limitSize": 2, "policy": EVICT}}}
+    """A topic may have its own limit of age and keep its namespace's limit of size; `limitSize`
+    counts before the old `limit`."""
+    namespace = {
+        "backlog_quota_map": {"destination_storage": {"limit": 1, "limitSize": 2, "policy": EVICT}}
+    }
     topic = {"backlog_quota_map": {"message_age": {"limitTime": 3, "policy": REFUSE}}}
     found = effective(Policies(), namespace, topic).backlog_quotas
-    assert found == {"destination_storage": BacklogQuota(2, -1, EVICT), "message_age": BacklogQuota(-1, 3, REFUSE)}
+    assert found == {
+        "destination_storage": BacklogQuota(2, -1, EVICT),
+        "message_age": BacklogQuota(-1, 3, REFUSE),
+    }
 
 
 def test_without_policies_everybody_shares_the_brokers_defaults() -> None:
@@ -144,4 +174,6 @@ def test_without_policies_everybody_shares_the_brokers_defaults() -> None:
 
 
 def test_no_types_enabled_means_all_of_them() -> None:
-    assert effective(Policies(), {"subscription_types_enabled": []}, {}).subscription_types_enabled == frozenset(SUBSCRIPTION_TYPES)
+    assert effective(
+        Policies(), {"subscription_types_enabled": []}, {}
+    ).subscription_types_enabled == frozenset(SUBSCRIPTION_TYPES)

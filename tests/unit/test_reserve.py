@@ -27,7 +27,9 @@ def test_its_blocks_are_allocated(tmp_path: Path) -> None:
     assert (tmp_path / "r").stat().st_blocks * 512 >= SIZE
 
 
-@pytest.mark.parametrize(("needed", "left"), [(0, SIZE), (1, SIZE - STEP), (3 * STEP, SIZE - 3 * STEP), (SIZE, 0)])
+@pytest.mark.parametrize(
+    ("needed", "left"), [(0, SIZE), (1, SIZE - STEP), (3 * STEP, SIZE - 3 * STEP), (SIZE, 0)]
+)
 def test_no_more_of_it_is_given_back_than_is_needed(tmp_path: Path, needed: int, left: int) -> None:
     kept = Reserve(str(tmp_path / "r"), SIZE)
     kept.refill()
@@ -35,7 +37,9 @@ def test_no_more_of_it_is_given_back_than_is_needed(tmp_path: Path, needed: int,
     assert (tmp_path / "r").stat().st_size == left
 
 
-def test_what_finds_no_space_in_spite_of_it_fails_and_other_errors_cost_nothing(tmp_path: Path) -> None:
+def test_what_finds_no_space_in_spite_of_it_fails_and_other_errors_cost_nothing(
+    tmp_path: Path,
+) -> None:
     kept, path = Reserve(str(tmp_path / "r"), SIZE), tmp_path / "r"
 
     def broken() -> None:
@@ -52,7 +56,9 @@ def test_what_finds_no_space_in_spite_of_it_fails_and_other_errors_cost_nothing(
         Reserve(str(tmp_path / "none"), 0).spend(full, SIZE + 1, path)
 
 
-def test_it_is_filled_only_when_more_than_it_takes_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_filled_only_when_more_than_it_takes_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was just given back to somebody who waits for it is not taken again."""
     kept, free = Reserve(str(tmp_path / "r"), SIZE), [SIZE + STEP - 1]
     monkeypatch.setattr(reserve, "free_bytes", lambda _directory: free[0])
@@ -67,7 +73,9 @@ def test_it_is_filled_only_when_more_than_it_takes_is_free(tmp_path: Path, monke
     assert kept.refill() == 0
 
 
-def test_allocating_that_fails_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocating_that_fails_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(descriptor: int, _offset: int, length: int) -> None:
         os.ftruncate(descriptor, length // 2)
         raise OSError(errno.ENOSPC, "No space left on device")

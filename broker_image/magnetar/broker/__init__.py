@@ -1,4 +1,5 @@
 """The hosts: the only place with sockets, threads and processes.
 
-Owns: what drives the pure cores. Imports: every other package; nobody imports this one but the command line.
+Owns: what drives the pure cores. Imports: every other package; nobody imports this one but the
+command line.
 """

@@ -1,7 +1,8 @@
 """What every part of one broker shares.
 
-Owns: `BrokerContext`, the bundle of ports (clock, network, volume, store) and of this incarnation's identity. Imports: the ports.
-Invariant: nothing in it but the addresses of `listeners` changes while the incarnation lives; a fenced broker gets a new context.
+Owns: `BrokerContext`, the bundle of ports (clock, network, volume, store) and of this incarnation's
+identity. Imports: the ports. Invariant: nothing in it but the addresses of `listeners` changes
+while the incarnation lives; a fenced broker gets a new context.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 class BrokerContext:
     """Ports, settings and identity of one incarnation.
 
-    `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing, `restore` the cluster's restore number;
-    `number` names the incarnation among all of the cluster's, past and future, in few characters;
-    `service_url` and `http_url` are what other brokers use; `listeners` says what clients are told.
-    `security` is how clients and other processes show who they are (None: nobody is asked).
-    `tls` is how this process speaks TLS (None: it does not).
-    `fail` ends this incarnation at once, with a reason: it acknowledges nothing after the call.
+    `broker` is the name that survives restarts (the pod's), `incarnation` the unit of fencing,
+    `restore` the cluster's restore number; `number` names the incarnation among all of the
+    cluster's, past and future, in few characters; `service_url` and `http_url` are what other
+    brokers use; `listeners` says what clients are told. `security` is how clients and other
+    processes show who they are (None: nobody is asked). `tls` is how this process speaks TLS (None:
+    it does not). `fail` ends this incarnation at once, with a reason: it acknowledges nothing after
+    the call.
     """
 
     settings: BrokerSettings
@@ -59,10 +61,12 @@ class BrokerContext:
     number: str = ""
 
     def check_log(self) -> None:
-        """Raises StorageFull or StorageError while what is appended would wait long, for those who can be told to come again."""
+        """Raises StorageFull or StorageError while what is appended would wait long, for those
+        who can be told to come again."""
         self.log.space.check_room()
         most = self.settings.log_pending_bytes_max
         if self.log.pending_bytes > most:
             raise StorageError(
-                f"{self.log.pending_bytes} bytes wait for the disk, more than log_pending_bytes_max={most}; try again in a moment"
+                f"{self.log.pending_bytes} bytes wait for the disk, more than "
+                f"log_pending_bytes_max={most}; try again in a moment"
             )

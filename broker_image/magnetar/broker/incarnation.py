@@ -1,8 +1,10 @@
 """One incarnation of a broker.
 
-Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener, tickers, drain. Imports: server siblings, ports.
-Invariants: nothing is served before the claim exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and
-for good (the process then starts a new one); a planned stop hands every bundle over before the lease is given up.
+Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener,
+tickers, drain. Imports: server siblings, ports. Invariants: nothing is served before the claim
+exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and for
+good (the process then starts a new one); a planned stop hands every bundle over before the lease is
+given up.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Lease(Protocol):
 
 
 LeaseFactory = Callable[[Callable[[str], None]], Lease]
-Beside = Callable[["Broker"], Awaitable[None]]  # begins what is served over a broker's connections, before they are let in
+# begins what is served over a broker's connections, before they are let in
+Beside = Callable[["Broker"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,11 @@ class BrokerPorts:
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Names and addresses. `advertised_host` is what clients of the internal listener are told; port 0 binds any free port.
+    """Names and addresses. `advertised_host` is what clients of the internal listener are told;
+    port 0 binds any free port.
 
-    `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave the plain port closed.
+    `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave
+    the plain port closed.
     """
 
     name: str
@@ -106,9 +111,18 @@ class Broker:
     """Serves until it is stopped or fails."""
 
     def __init__(
-        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings, beside: Beside | None = None
+        self,
+        ports: BrokerPorts,
+        identity: BrokerIdentity,
+        settings: BrokerSettings,
+        beside: Beside | None = None,
     ) -> None:
-        self._ports, self._identity, self._settings, self._beside = ports, identity, settings, beside
+        self._ports, self._identity, self._settings, self._beside = (
+            ports,
+            identity,
+            settings,
+            beside,
+        )
         self.metrics = BrokerMetrics()
         self.incarnation = f"{identity.name}.{ports.clock.random_bits(64):016x}"
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -125,12 +139,14 @@ class Broker:
         self.guard: Guard | None = None
         self._plain_url = self.service_url_tls = ""
 
-    # --- life ------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def start(self, store_was_away: bool = False) -> None:
-        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then `close` must be called.
+        """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then
+        `close` must be called.
 
-        `store_was_away`: it cannot have been for us alone, so others get time to register again before they count as gone.
+        `store_was_away`: it cannot have been for us alone, so others get time to register again
+        before they count as gone.
         """
         ports, settings, identity = self._ports, self._settings, self._identity
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
@@ -142,12 +158,14 @@ class Broker:
             self.incarnation,
             file_bytes=settings.log_file_bytes,
             block_bytes_max=settings.block_bytes_max,
-            # Connections stop being read at `log_pending_bytes_max`; what each of them has read by then must still find room.
+            # Connections stop being read at `log_pending_bytes_max`; what each of them has read by
+            # then must still find room.
             pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
             spares_max=settings.log_spares_max,
             on_fenced=self._fenced,
         )
-        # The claim exists before anything makes this incarnation known: a takeover before that would fence nothing.
+        # The claim exists before anything makes this incarnation known: a takeover before that
+        # would fence nothing.
         await self._log.open()
         await check_restore(ports.volume, joined.restore)
         await self._listen()
@@ -156,7 +174,9 @@ class Broker:
         self.lease_id = await self._lease.start()
         await self._fence_predecessors()
         await self._register(draining=False)
-        self.context = replace(self.context, number=incarnation_number(joined.restore, self._registered_at))
+        self.context = replace(
+            self.context, number=incarnation_number(joined.restore, self._registered_at)
+        )
         self.views = ClusterViews.create(self.context)
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
@@ -168,11 +188,16 @@ class Broker:
         self.views.cordons.listen(lambda _names: self._look_at_cordon())
         self._start_leader()
         self._keep_up("claim check", self._check_claim)
-        self.maintenance = Maintenance(self.context, self.views, self.ownership, lambda: self.leader.leading)
+        self.maintenance = Maintenance(
+            self.context, self.views, self.ownership, lambda: self.leader.leading
+        )
         self._keep_up("maintenance", self.maintenance.run)
         self.deletion_marks = DeletionMarks(self.context, self.views)
         self._keep_up("marks of deletions", self.deletion_marks.run)
-        self._keep_up("load report", LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run)
+        self._keep_up(
+            "load report",
+            LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run,
+        )
         self._keep_up("life of topics", TopicLife(self.context, self.ownership).run)
         if identity.listeners.reread is not None:
             self._keep_up("listeners", self._follow_listeners)
@@ -185,7 +210,12 @@ class Broker:
         if not self._lease.valid():
             self._lease_lost("the lease was lost while we started")
         self._registrations_changed([self.incarnation])
-        log.info("broker.ready", incarnation=self.incarnation, service_url=self.service_url, http_url=identity.http_url)
+        log.info(
+            "broker.ready",
+            incarnation=self.incarnation,
+            service_url=self.service_url,
+            http_url=identity.http_url,
+        )
 
     def _context(self, restore: int) -> BrokerContext:
         """What everything of this broker works with, once it listens."""
@@ -201,7 +231,10 @@ class Broker:
             restore=restore,
             service_url=self.service_url,
             http_url=identity.http_url,
-            listeners=Listeners(ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls), identity.listeners),
+            listeners=Listeners(
+                ListenerAddress(self._plain_url, service_url_tls=self.service_url_tls),
+                identity.listeners,
+            ),
             log=self._log,
             metrics=self.metrics,
             damage=self._damage(),
@@ -243,12 +276,18 @@ class Broker:
     async def drain(self, reason: str) -> None:
         """Take no more bundles and hand over those we have.
 
-        Gives up after `drain_timeout_s`, and once the store has been away for `drain_store_patience_s`: bundles are then taken over.
+        Gives up after `drain_timeout_s`, and once the store has been away for
+        `drain_store_patience_s`: bundles are then taken over.
         """
         if self._draining:
             return
         self._draining = True
-        log.info("broker.draining", incarnation=self.incarnation, reason=reason, bundles=len(self.ownership.owned))
+        log.info(
+            "broker.draining",
+            incarnation=self.incarnation,
+            reason=reason,
+            bundles=len(self.ownership.owned),
+        )
         with contextlib.suppress(StoreError):
             await self._register(draining=True)
         await self.leader.stop()
@@ -259,13 +298,19 @@ class Broker:
         release.cancel()
         hopeless.cancel()
         try:
-            with contextlib.suppress(asyncio.CancelledError):  # we have failed meanwhile: there is nothing left to hand over
+            # we have failed meanwhile: there is nothing left to hand over
+            with contextlib.suppress(asyncio.CancelledError):
                 await release
         except TimeoutError:
-            log.error("broker.drain_timeout", left=sorted(self.ownership.owned), seconds=self._settings.drain_timeout_s)
+            log.error(
+                "broker.drain_timeout",
+                left=sorted(self.ownership.owned),
+                seconds=self._settings.drain_timeout_s,
+            )
 
     async def _store_stays_away(self) -> None:
-        """Return once the lease has not been renewed for so long that nobody will take what we hand over.
+        """Return once the lease has not been renewed for so long that nobody will take what we hand
+        over.
 
         A cluster that is deleted as a whole loses its etcd and its brokers at the same moment.
         """
@@ -274,10 +319,15 @@ class Broker:
             if self._lease.valid():
                 seen = now
             await asyncio.sleep(DRAIN_LOOK_S)
-        log.error("broker.drain_given_up", left=sorted(self.ownership.owned), store_away_s=self._settings.drain_store_patience_s)
+        log.error(
+            "broker.drain_given_up",
+            left=sorted(self.ownership.owned),
+            store_away_s=self._settings.drain_store_patience_s,
+        )
 
     async def close(self) -> None:
-        """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
+        """Release everything this process holds; also after a failed start. Never raises for
+        what is gone already."""
         self._ready = False
         for task in self._tasks:
             task.cancel()
@@ -300,11 +350,14 @@ class Broker:
             with contextlib.suppress(StoreError):
                 await self._lease.stop(revoke=True)
 
-    # --- joining ---------------------------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Open the main port, and those that belong to one listener each. Raises OSError, InvalidRequest."""
-        self._plain_url, self.service_url_tls = await open_doors(self._ports, self._identity, self._accept, self._doors)
+        """Open the main port, and those that belong to one listener each. Raises OSError,
+        InvalidRequest."""
+        self._plain_url, self.service_url_tls = await open_doors(
+            self._ports, self._identity, self._accept, self._doors
+        )
         self.service_url = self._plain_url or self.service_url_tls
 
     async def _start_guard(self) -> None:
@@ -327,14 +380,22 @@ class Broker:
         """End former incarnations of this name: their claims first, then their registration."""
         for name in await self._ports.volume.list("claims"):
             predecessor = name.removeprefix("claims/")
-            if predecessor != self.incarnation and predecessor.rpartition(".")[0] == self._identity.name:
+            if (
+                predecessor != self.incarnation
+                and predecessor.rpartition(".")[0] == self._identity.name
+            ):
                 log.info("broker.fencing_predecessor", predecessor=predecessor)
                 try:
                     await fence(self._ports.volume, predecessor)
                 except CorruptData as error:
-                    # It has no claim any more. A reader of its log names the damage; everything else is to be served.
-                    log.error("broker.predecessor_damaged", predecessor=predecessor, error=str(error))
-                await self._store.transact([], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))])
+                    # It has no claim any more. A reader of its log names the damage; everything
+                    # else is to be served.
+                    log.error(
+                        "broker.predecessor_damaged", predecessor=predecessor, error=str(error)
+                    )
+                await self._store.transact(
+                    [], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))]
+                )
 
     async def _register(self, draining: bool) -> None:
         record = IncarnationRecord(
@@ -348,12 +409,18 @@ class Broker:
             service_url_tls=self.service_url_tls,
             http_url_tls=self._identity.http_url_tls,
         )
-        self._registered_at = await self._store.put(keys.incarnation(self.incarnation), record.encode(), self.lease_id)
+        self._registered_at = await self._store.put(
+            keys.incarnation(self.incarnation), record.encode(), self.lease_id
+        )
 
     def _damage(self) -> DamageTable:
         """The table of what is wrong with storage, with its metrics."""
         table, gauge = DamageTable(self._ports.clock), self.metrics.gauge
-        gauge("magnetar_storage_damage", "Named damage of storage that is there now: GET /magnetar/v1/damage", lambda: len(table))
+        gauge(
+            "magnetar_storage_damage",
+            "Named damage of storage that is there now: GET /magnetar/v1/damage",
+            lambda: len(table),
+        )
         gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
         space = self._log.space
         gauge(
@@ -361,23 +428,49 @@ class Broker:
             "1 while nothing is published for want of space on the volume",
             lambda: space.short is not None,
         )
-        gauge("magnetar_log_stalled", "1 while not even the reserve has space for the log", lambda: space.stalled is not None)
-        gauge("magnetar_log_files_abandoned", "Log files left after a failed write or flush", lambda: self._log.files_abandoned)
+        gauge(
+            "magnetar_log_stalled",
+            "1 while not even the reserve has space for the log",
+            lambda: space.stalled is not None,
+        )
+        gauge(
+            "magnetar_log_files_abandoned",
+            "Log files left after a failed write or flush",
+            lambda: self._log.files_abandoned,
+        )
         self._connections.expose(gauge)
         security, tls = self._ports.security, self._ports.tls
         if security is not None:
             gauge(
-                "magnetar_security_reloads_failed", "Security documents that were not used", lambda: security.source.reloads_failed
+                "magnetar_security_reloads_failed",
+                "Security documents that were not used",
+                lambda: security.source.reloads_failed,
             )
         if tls is not None:
             certificates = tls.certificates
-            gauge("magnetar_tls_certificate_expires_seconds", "End of the certificate, unix time", lambda: certificates.expires_s)
-            gauge("magnetar_tls_reloads_failed", "Certificates that were not used", lambda: certificates.reloads_failed)
-            gauge("magnetar_tls_handshakes_failed", "TLS handshakes that failed or took too long", lambda: tls.failed)
-            gauge("magnetar_tls_handshakes_dropped", "Connections dropped because too many shook hands", lambda: tls.dropped)
+            gauge(
+                "magnetar_tls_certificate_expires_seconds",
+                "End of the certificate, unix time",
+                lambda: certificates.expires_s,
+            )
+            gauge(
+                "magnetar_tls_reloads_failed",
+                "Certificates that were not used",
+                lambda: certificates.reloads_failed,
+            )
+            gauge(
+                "magnetar_tls_handshakes_failed",
+                "TLS handshakes that failed or took too long",
+                lambda: tls.failed,
+            )
+            gauge(
+                "magnetar_tls_handshakes_dropped",
+                "Connections dropped because too many shook hands",
+                lambda: tls.dropped,
+            )
         return table
 
-    # --- watching over ourselves -----------------------------------------------------------------------------------------------
+    # --- watching over ourselves ------------------------------------------------------------------
 
     def _keep_up(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have work done for as long as this incarnation lives, whatever it meets."""
@@ -404,18 +497,26 @@ class Broker:
         self.fail(f"log: {error}")
 
     def _lease_lost(self, reason: str) -> None:
-        """The lease only detects (DESIGN 4): while nobody has fenced us we go on under our claim and register again."""
+        """The lease only detects (DESIGN 4): while nobody has fenced us we go on under our claim
+        and register again."""
         if self.ready:
             log.warning("broker.lease_lost", incarnation=self.incarnation, reason=reason)
             self._begin_registration()
 
     def _registrations_changed(self, names: list[str]) -> None:
-        """Our key may vanish though our lease lives: a late request of ours can have bound it to an earlier lease.
+        """Our key may vanish though our lease lives: a late request of ours can have bound it to an
+        earlier lease.
 
-        A view that still catches up with an outage shows the end of the lease before ours: that is old news.
+        A view that still catches up with an outage shows the end of the lease before ours: that is
+        old news.
         """
         view = self.views.incarnations
-        if self.incarnation in names and self.ready and view.get(self.incarnation) is None and view.revision >= self._registered_at:
+        if (
+            self.incarnation in names
+            and self.ready
+            and view.get(self.incarnation) is None
+            and view.revision >= self._registered_at
+        ):
             log.warning("broker.registration_lost", incarnation=self.incarnation)
             self._begin_registration()
 
@@ -461,7 +562,9 @@ class Broker:
             return True
 
         try:
-            await follow_addresses(self._identity, self.context.listeners, self._settings.listeners_check_s, tell)
+            await follow_addresses(
+                self._identity, self.context.listeners, self._settings.listeners_check_s, tell
+            )
         except StorageError as error:
             self.fail(f"claim: {error}")
 
@@ -476,7 +579,8 @@ class Broker:
                 return
 
     def _look_at_cordon(self) -> None:
-        """A cordon with drain empties this broker while it stays up (scale-down); lifting it brings it back."""
+        """A cordon with drain empties this broker while it stays up (scale-down); lifting it
+        brings it back."""
         if not hasattr(self, "ownership"):
             return
         viewed = self.views.cordons.get(self._identity.name)
@@ -486,9 +590,12 @@ class Broker:
             self._emptying = self._spawn(self._drain_for(cordon), "drain")
 
     async def _drain_for(self, cordon: CordonRecord) -> None:
-        """Move bundles away one wave after another for as long as the cordon stands: some may still have been on their way to us."""
+        """Move bundles away one wave after another for as long as the cordon stands: some may
+        still have been on their way to us."""
         log.info("broker.cordoned", reason=cordon.reason, bundles=len(self.ownership.owned))
-        while (viewed := self.views.cordons.get(self._identity.name)) is not None and viewed.record.drain:
+        while (
+            viewed := self.views.cordons.get(self._identity.name)
+        ) is not None and viewed.record.drain:
             try:
                 if self.ownership.owned:
                     await self.ownership.empty(cordon.reason)

@@ -1,8 +1,9 @@
 """Metrics of a broker.
 
-Owns: every metric name the broker exports, with its meaning. Imports: prometheus_client, background.
-Invariants: label values come from closed vocabularies (never topic, client or producer names); the hot path adds plain integers per batch
-and the exporter reads them; one registry per broker, so several brokers in one process (tests, simulation) do not mix.
+Owns: every metric name the broker exports, with its meaning. Imports: prometheus_client,
+background. Invariants: label values come from closed vocabularies (never topic, client or producer
+names); the hot path adds plain integers per batch and the exporter reads them; one registry per
+broker, so several brokers in one process (tests, simulation) do not mix.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def surprise_counters(surprises: Surprises) -> CounterMetricFamily:
     """The metric of errors that no code foresaw."""
     found = CounterMetricFamily(
         "magnetar_background_surprises",
-        "Unforeseen errors in background work: each cost one topic, bundle, connection or peer one round, and is in the log",
+        "Unforeseen errors in background work: each cost one topic, bundle, connection or peer one "
+        "round, and is in the log",
         labels=["work"],
     )
     for work, count in surprises.counts.items():
@@ -48,9 +50,13 @@ class _HotCounters(Collector):
             "magnetar_tail_cache_hits": ("Dispatch reads served from memory", m.tail_hits),
             "magnetar_tail_cache_misses": ("Dispatch reads served from storage", m.tail_misses),
         }
-        found: list[Metric] = [CounterMetricFamily(name, text, value=value) for name, (text, value) in counters.items()]
+        found: list[Metric] = [
+            CounterMetricFamily(name, text, value=value) for name, (text, value) in counters.items()
+        ]
         found.append(surprise_counters(m.surprises))
-        found += [GaugeMetricFamily(name, text, value=read()) for name, (text, read) in m.gauges.items()]
+        found += [
+            GaugeMetricFamily(name, text, value=read()) for name, (text, read) in m.gauges.items()
+        ]
         return found
 
 
@@ -64,22 +70,42 @@ class BrokerMetrics:
         self.publish_errors = self.tail_hits = self.tail_misses = self.lookups = 0
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self.registry.register(_HotCounters(self))
-        self.connections = Gauge("magnetar_connections", "Open client connections", registry=self.registry)
-        self.bundles_owned = Gauge("magnetar_bundles_owned", "Bundles served by this broker", registry=self.registry)
-        self.acquisitions = Counter("magnetar_bundle_acquisitions", "Bundles taken over, by how", ["kind"], registry=self.registry)
+        self.connections = Gauge(
+            "magnetar_connections", "Open client connections", registry=self.registry
+        )
+        self.bundles_owned = Gauge(
+            "magnetar_bundles_owned", "Bundles served by this broker", registry=self.registry
+        )
+        self.acquisitions = Counter(
+            "magnetar_bundle_acquisitions",
+            "Bundles taken over, by how",
+            ["kind"],
+            registry=self.registry,
+        )
         self.acquire_seconds = Histogram(
-            "magnetar_bundle_acquire_seconds", "From Assigning to Owned", registry=self.registry, buckets=_SECONDS
+            "magnetar_bundle_acquire_seconds",
+            "From Assigning to Owned",
+            registry=self.registry,
+            buckets=_SECONDS,
         )
         self.release_seconds = Histogram(
-            "magnetar_bundle_frozen_seconds", "From freezing a bundle to its release", registry=self.registry, buckets=_SECONDS
+            "magnetar_bundle_frozen_seconds",
+            "From freezing a bundle to its release",
+            registry=self.registry,
+            buckets=_SECONDS,
         )
-        self.bytes_rewritten = Counter("magnetar_bytes_rewritten", "Bytes written by level-1 rewriting", registry=self.registry)
+        self.bytes_rewritten = Counter(
+            "magnetar_bytes_rewritten", "Bytes written by level-1 rewriting", registry=self.registry
+        )
         self.files_collected = Counter(
-            "magnetar_log_files_collected", "Log files given up by the collector", registry=self.registry
+            "magnetar_log_files_collected",
+            "Log files given up by the collector",
+            registry=self.registry,
         )
         self.late_transactional_messages = Counter(
             "magnetar_transaction_late_messages",
-            "Messages that named a committed transaction, published as ordinary ones (txn_late_sends_as_ordinary)",
+            "Messages that named a committed transaction, published as ordinary ones "
+            "(txn_late_sends_as_ordinary)",
             registry=self.registry,
         )
         self.log_rolls = Counter("magnetar_log_rolls", "Log files rolled", registry=self.registry)

@@ -1,9 +1,9 @@
 """A broker process.
 
-Owns: signals, the succession of incarnations, the HTTP listener, the choice of store and volume. Imports: every server module.
-Invariants: SIGTERM and SIGINT mean drain; a fenced or failed incarnation is followed by a new one in the same process, after a back-off that
-grows until one has served for a while;
-the process exits non-zero only when it cannot start at all.
+Owns: signals, the succession of incarnations, the HTTP listener, the choice of store and volume.
+Imports: every server module. Invariants: SIGTERM and SIGINT mean drain; a fenced or failed
+incarnation is followed by a new one in the same process, after a back-off that grows until one has
+served for a while; the process exits non-zero only when it cannot start at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts, Lea
 from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.coordinator.discovery import withdraw
 from magnetar.coordinator.standalone import StandaloneCoordinator
-from magnetar.errors import InvalidRequest, MagnetarError, RestoreAwaited, StorageFull, StoreUnavailable
+from magnetar.errors import (
+    InvalidRequest,
+    MagnetarError,
+    RestoreAwaited,
+    StorageFull,
+    StoreUnavailable,
+)
 from magnetar.hosting.access import CLOSED, INTERNAL, AccessOptions
 from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.descriptors import divided_descriptors
@@ -53,21 +59,26 @@ log = structlog.get_logger(__name__)
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
 IN_SERVICE_S = 30.0
-"""A life that ends earlier after it was ready has failed as one that did not begin: the next one waits longer."""
+"""A life that ends earlier after it was ready has failed as one that did not begin: the next one
+waits longer."""
 STORE_WAIT_MAX_S = 1.0
 """While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
 SPACE_WAIT_S = 2.0
-"""A volume without any space is looked at again so often: some may be freed by hand, or by other brokers."""
+"""A volume without any space is looked at again so often: some may be freed by hand, or by other
+brokers."""
 EMBEDDED = "embedded"
 ETCD_SCHEME = "etcd://"
 EMBEDDED_LEASE_S = 86_400.0
-"""Nobody else could take over, and opening the store ends all leases: a suspended laptop must not lose this one."""
+"""Nobody else could take over, and opening the store ends all leases: a suspended laptop must
+not lose this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What the command line says. `store` is "embedded" (below the data directory) or etcd://host:port[,host:port...]; `volume` where messages
-    are kept, as `storage.opening` spells it ("" = in the data directory); `store_tls` a directory with ca.crt, tls.crt and tls.key ("" = no TLS)."""
+    """What the command line says. `store` is "embedded" (below the data directory) or
+    etcd://host:port[,host:port...]; `volume` where messages are kept, as `storage.opening`
+    spells it ("" = in the data directory); `store_tls` a directory with ca.crt, tls.crt and
+    tls.key ("" = no TLS)."""
 
     name: str
     data_directory: Path
@@ -86,7 +97,9 @@ class ProcessOptions:
 class BrokerProcess:
     """Runs until a signal, or until `stop` is called."""
 
-    def __init__(self, options: ProcessOptions, on_ready: Callable[[Broker], None] | None = None) -> None:
+    def __init__(
+        self, options: ProcessOptions, on_ready: Callable[[Broker], None] | None = None
+    ) -> None:
         settings, self._shares = divided_descriptors(options.settings)
         self._options = replace(options, settings=settings)
         self._on_ready = on_ready
@@ -119,14 +132,22 @@ class BrokerProcess:
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
+        async with (
+            self._open_security() as security,
+            self._open_tls() as tls,
+            self._open_store() as (store, lease),
+        ):
             volume = await self._open_volume()
             application = create_application(BrokerAdminPort(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))
-            http = HttpListener(application, options.bind_host, options.http_port, connections_max=self._shares.http)
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
+            http = HttpListener(
+                application, options.bind_host, options.http_port, connections_max=self._shares.http
+            )
+            ports = BrokerPorts(
+                self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls
+            )
             try:
                 identity = await self._identity(http, tls)
                 if options.store == EMBEDDED:
@@ -139,18 +160,24 @@ class BrokerProcess:
                 await volume.close()
 
     async def _open_volume(self) -> PosixVolume | SlotVolume:
-        """The shared volume; tries again while it has no space, not even of its reserve, to be looked at. Raises InvalidRequest, StorageError."""
+        """The shared volume; tries again while it has no space, not even of its reserve, to be
+        looked at. Raises InvalidRequest, StorageError."""
         while True:
             try:
-                return await open_volume(self.volume_location, self._clock, self._options.settings.reserve_bytes)
+                return await open_volume(
+                    self.volume_location, self._clock, self._options.settings.reserve_bytes
+                )
             except StorageFull as error:
                 await self._wait_for_space(error)
 
     async def _open_embedded(self) -> EmbeddedStore:
-        """The store of a server that is alone; tries again as `_open_volume` does. Raises StoreError, OSError."""
+        """The store of a server that is alone; tries again as `_open_volume` does. Raises
+        StoreError, OSError."""
         while True:
             try:
-                return await EmbeddedStore.open(self._options.data_directory / "metadata", self._clock)
+                return await EmbeddedStore.open(
+                    self._options.data_directory / "metadata", self._clock
+                )
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
@@ -164,7 +191,8 @@ class BrokerProcess:
             raise error
 
     async def _prepare_coordinator(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
-        """Have the transaction coordinator of a server that is alone, unless transactions are switched off. Raises StoreError."""
+        """Have the transaction coordinator of a server that is alone, unless transactions are
+        switched off. Raises StoreError."""
         if not self._options.settings.transactions_enabled:
             await withdraw(ports.store)
             return
@@ -177,11 +205,14 @@ class BrokerProcess:
             loop.add_signal_handler(number, self.stop)
 
     async def _identity(self, http: HttpListener, tls: TlsDoor | None) -> BrokerIdentity:
-        """Who this process is to clients and to the cluster, with its HTTP ports open. Raises OSError."""
+        """Who this process is to clients and to the cluster, with its HTTP ports open. Raises
+        OSError."""
         options, plain = self._options, self._options.access.plain != CLOSED
         http_port = await http.open(plain=plain)
         secure = (
-            f"https://{options.advertised_host}:{await http.open_tls(tls, options.access.https_port)}" if tls is not None else ""
+            f"https://{options.advertised_host}:{await http.open_tls(tls, options.access.https_port)}"
+            if tls is not None
+            else ""
         )
         return BrokerIdentity(
             name=options.name,
@@ -205,11 +236,17 @@ class BrokerProcess:
         started_once = store_was_away = awaits_restore = False
         coordinator = self.coordinator
         while not self._stopping.is_set():
-            broker = Broker(ports, identity, self._options.settings, coordinator.begin if coordinator is not None else None)
+            broker = Broker(
+                ports,
+                identity,
+                self._options.settings,
+                coordinator.begin if coordinator is not None else None,
+            )
             self.broker = broker
             try:
                 await broker.start(store_was_away)
-                failures = 0 if store_was_away or awaits_restore else failures  # nothing of ours was broken then
+                # nothing of ours was broken then
+                failures = 0 if store_was_away or awaits_restore else failures
                 started_once, store_was_away, awaits_restore = True, False, False
                 ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
@@ -218,24 +255,28 @@ class BrokerProcess:
                     garbage = GarbageSchedule(self._messages)
                     garbage.begin()
                     self._collecting = asyncio.create_task(
-                        broker.metrics.surprises.again_and_again("garbage collection", garbage.run), name="garbage collection"
+                        broker.metrics.surprises.again_and_again("garbage collection", garbage.run),
+                        name="garbage collection",
                     )
                 await self._until_over(broker)
                 if self._clock.monotonic() - ready_at >= IN_SERVICE_S:
                     failures = 0
             except StoreUnavailable as error:
-                # The store may come up after us (a new cluster's etcd does): keep trying, alive but not ready.
+                # The store may come up after us (a new cluster's etcd does): keep trying, alive but
+                # not ready.
                 log.warning("broker.waits_for_store", error=str(error))
                 store_was_away = True
             except RestoreAwaited as error:
                 if not (started_once or store_was_away or awaits_restore):
                     await self._close(broker)
                     raise
-                # The store was lost while this process ran. Its restore fences everybody, so that nobody is only on the way back.
+                # The store was lost while this process ran. Its restore fences everybody, so that
+                # nobody is only on the way back.
                 log.warning("broker.waits_for_restore", error=str(error))
                 store_was_away, awaits_restore = False, True
             except StorageFull as error:
-                # Not even the reserve has room for a start. Nothing is left behind by an attempt, and the next one may find space.
+                # Not even the reserve has room for a start. Nothing is left behind by an attempt,
+                # and the next one may find space.
                 log.error("broker.waits_for_space", error=str(error))
             except (MagnetarError, OSError) as error:
                 if not started_once:
@@ -273,7 +314,8 @@ class BrokerProcess:
 
     @contextlib.asynccontextmanager
     async def _open_security(self) -> AsyncIterator[Authenticator | None]:
-        """Who asks clients who they are, following what the options name; None without a document. Raises InvalidRequest."""
+        """Who asks clients who they are, following what the options name; None without a
+        document. Raises InvalidRequest."""
         options = self._options
         if not options.access.security:
             yield None
@@ -281,8 +323,12 @@ class BrokerProcess:
         from magnetar.hosting.security.authentication import Authenticator
         from magnetar.hosting.security.source import SecuritySource
 
-        source = SecuritySource(Path(options.access.security), self._clock, alone=options.store == EMBEDDED)
-        self.security = Authenticator(source, self._clock, plain_is_internal=options.access.plain == INTERNAL)
+        source = SecuritySource(
+            Path(options.access.security), self._clock, alone=options.store == EMBEDDED
+        )
+        self.security = Authenticator(
+            source, self._clock, plain_is_internal=options.access.plain == INTERNAL
+        )
         following = asyncio.create_task(source.follow(), name="security")
         try:
             yield self.security
@@ -291,7 +337,8 @@ class BrokerProcess:
 
     @contextlib.asynccontextmanager
     async def _open_tls(self) -> AsyncIterator[TlsDoor | None]:
-        """How this process speaks TLS, following its files; None if it does not. Raises InvalidRequest."""
+        """How this process speaks TLS, following its files; None if it does not. Raises
+        InvalidRequest."""
         access = self._options.access
         access.check()
         if not access.tls:
@@ -302,7 +349,11 @@ class BrokerProcess:
         try:
             yield TlsDoor(
                 certificates,
-                lambda: security.source.current.document.internal_ca_file if security is not None else "",
+                lambda: (
+                    security.source.current.document.internal_ca_file
+                    if security is not None
+                    else ""
+                ),
                 handshakes_max=self._shares.handshakes,
             )
         finally:
@@ -314,7 +365,10 @@ class BrokerProcess:
             return None
         from magnetar.hosting.security.rest import RestGate
 
-        return RestGate(security, lambda: self.broker.guard if self.broker is not None and self.broker.ready else None)
+        return RestGate(
+            security,
+            lambda: self.broker.guard if self.broker is not None and self.broker.ready else None,
+        )
 
     @contextlib.asynccontextmanager
     async def _open_store(self) -> AsyncIterator[tuple[MetadataStore, LeaseFactory]]:
@@ -340,7 +394,9 @@ class BrokerProcess:
             def lease(on_lost: Callable[[str], None]) -> Any:
                 return ThreadedLeaseKeeper(open_etcd, clock, ttl_s, on_lost)
         else:
-            raise InvalidRequest(f"store: {options.store!r} is not known; use {EMBEDDED} or {ETCD_SCHEME}host:port")
+            raise InvalidRequest(
+                f"store: {options.store!r} is not known; use {EMBEDDED} or {ETCD_SCHEME}host:port"
+            )
         try:
             yield store, lease
         finally:

@@ -1,7 +1,8 @@
 """The `magnetar` command (also `kubectl magnetar`).
 
-Owns: the entry point and the mapping of errors to exit codes. Imports: the commands' modules, lazily: a broker must not pay for what only people see.
-Exit codes: 0 done, 1 the system refused or is unhealthy, 2 wrong usage, 3 nobody answers, 130 interrupted.
+Owns: the entry point and the mapping of errors to exit codes. Imports: the commands' modules,
+lazily: a broker must not pay for what only people see. Exit codes: 0 done, 1 the system refused or
+is unhealthy, 2 wrong usage, 3 nobody answers, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ SERVERS = ("standalone", "broker", "coordinator", "operator")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line on `arguments` (default: the process'). Exits with the command's code unless it is 0."""
+    """Run the command line on `arguments` (default: the process'). Exits with the command's code
+    unless it is 0."""
     from magnetar.cli.failures import INTERRUPTED, exit_code_of, lines_of
     from magnetar.errors import MagnetarError
 
@@ -33,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> None:
     if arguments and arguments[0] in SERVERS:
-        # A rich terminal library costs an idle broker 8 MB; structlog uses it when it is importable, so it must not be.
+        # A rich terminal library costs an idle broker 8 MB; structlog uses it when it is
+        # importable, so it must not be.
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
         from magnetar.cli.serving import serve
 

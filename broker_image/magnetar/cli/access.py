@@ -1,7 +1,8 @@
 """What the command line shows to servers, and whom it believes.
 
-Owns: `Access`: a token, a certificate and an authority, for REST and for clients. Imports: ssl, client (lazily), failures.
-Invariants: a token file is read when it is needed, so that one that is renewed is used; nothing of a token is ever printed.
+Owns: `Access`: a token, a certificate and an authority, for REST and for clients. Imports: ssl,
+client (lazily), failures. Invariants: a token file is read when it is needed, so that one that is
+renewed is used; nothing of a token is ever printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Access:
-    """The options --token, --token-file, --tls-ca, --tls-cert and --tls-key, as they were given ("" = not)."""
+    """The options --token, --token-file, --tls-ca, --tls-cert and --tls-key, as they were given
+    ("" = not)."""
 
     token: str = ""
     token_file: str = ""
@@ -29,7 +31,10 @@ class Access:
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
-            raise WrongUsage("--tls-cert, --tls-key: one of them is missing", "name the files of both, or neither")
+            raise WrongUsage(
+                "--tls-cert, --tls-key: one of them is missing",
+                "name the files of both, or neither",
+            )
 
     def shown_token(self) -> str:
         """The token of this moment; "" = none. Raises WrongUsage."""
@@ -39,7 +44,10 @@ class Access:
             return Path(self.token_file).read_text().strip()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
-            raise WrongUsage(f"--token-file: {self.token_file} cannot be read: {why}", "name a file with a token in it") from error
+            raise WrongUsage(
+                f"--token-file: {self.token_file} cannot be read: {why}",
+                "name a file with a token in it",
+            ) from error
 
     def tls(self) -> ssl.SSLContext:
         """For connections by TLS. Raises WrongUsage."""
@@ -52,7 +60,8 @@ class Access:
         except OSError as error:  # ssl.SSLError is one
             why = getattr(error, "reason", None) or error.strerror or type(error).__name__
             raise WrongUsage(
-                f"{named}: the files cannot be used: {why}", "name files in PEM, and a key that matches its certificate"
+                f"{named}: the files cannot be used: {why}",
+                "name files in PEM, and a key that matches its certificate",
             ) from None
         return context
 
@@ -64,7 +73,9 @@ class Access:
         tls = self.tls() if service_url.startswith("pulsar+ssl:") else None
         if self.shown_token():
             return Client(service_url, token=self.shown_token, tls=tls)
-        return Client(service_url, credentials=Credentials("tls") if self.certificate else None, tls=tls)
+        return Client(
+            service_url, credentials=Credentials("tls") if self.certificate else None, tls=tls
+        )
 
 
 ANYBODY = Access()

@@ -55,7 +55,14 @@ def list_(
         lambda: session.screen.table(
             ("bundle", "state", "epoch", "owner", "pinned for", "reason"),
             [
-                (row["bundle"], row["state"], row["epoch"], broker_of(row["owner"]) or "-", _pinned_for(row), row["reason"])
+                (
+                    row["bundle"],
+                    row["state"],
+                    row["epoch"],
+                    broker_of(row["owner"]) or "-",
+                    _pinned_for(row),
+                    row["reason"],
+                )
                 for row in rows
             ],
         ),
@@ -72,21 +79,36 @@ def _bundle(rest: Rest, text: str) -> BundleName:
     """The bundle that a bundle's name or a topic stands for."""
     target = target_of(text)
     if isinstance(target, NamespaceName):
-        raise WrongUsage(f"{text} is a namespace", f"name a topic, or one of the bundles that `magnetar bundles list {text}` shows")
+        raise WrongUsage(
+            f"{text} is a namespace",
+            f"name a topic, or one of the bundles that `magnetar bundles list {text}` shows",
+        )
     if isinstance(target, TopicName):
-        return bundle_of(target.namespace_name, boundaries_of(rest, target.namespace_name), target.hash)
+        return bundle_of(
+            target.namespace_name, boundaries_of(rest, target.namespace_name), target.hash
+        )
     return target
 
 
 @bundles.command()
 @connected
-def owner(session: Session, target: Annotated[str, typer.Argument(help="A bundle or a topic.")]) -> None:
+def owner(
+    session: Session, target: Annotated[str, typer.Argument(help="A bundle or a topic.")]
+) -> None:
     """Who serves a bundle, or the bundle of a topic."""
     name = str(_bundle(session.rest, target))
     status = session.rest.get("/magnetar/v1/status")
-    row = next((row for row in status["bundles"] if row["bundle"] == name), {"bundle": name, **UNUSED})
-    serving = next((found for found in status["brokers"] if found["incarnation"] == row["owner"]), None)
-    value = {**row, "broker": broker_of(row["owner"]), "service_url": serving["service_url"] if serving is not None else ""}
+    row = next(
+        (row for row in status["bundles"] if row["bundle"] == name), {"bundle": name, **UNUSED}
+    )
+    serving = next(
+        (found for found in status["brokers"] if found["incarnation"] == row["owner"]), None
+    )
+    value = {
+        **row,
+        "broker": broker_of(row["owner"]),
+        "service_url": serving["service_url"] if serving is not None else "",
+    }
     where = f"{value['broker']} ({value['service_url'] or 'gone'})" if row["owner"] else "nobody"
     session.screen.show(value, lambda: session.screen.line(f"{name}: {row['state']}, {where}"))
 
@@ -97,24 +119,39 @@ def split(
     session: Session,
     bundle: Bundle,
     boundaries: Annotated[
-        list[str] | None, typer.Option("--at", help="Boundary, such as 0x20000000; may be repeated. Default: the middle.")
+        list[str] | None,
+        typer.Option(
+            "--at", help="Boundary, such as 0x20000000; may be repeated. Default: the middle."
+        ),
     ] = None,
 ) -> None:
     """Split a bundle in two or more; its topics are served all the while."""
     name = _bundle(session.rest, bundle)
-    query = {"splitAlgorithmName": "specified_positions_divide"} if boundaries else {"splitAlgorithmName": "range_equally_divide"}
+    query = (
+        {"splitAlgorithmName": "specified_positions_divide"}
+        if boundaries
+        else {"splitAlgorithmName": "range_equally_divide"}
+    )
     body = [_hash(text) for text in boundaries] if boundaries else None
     session.rest.put(namespace_path(name.namespace, f"/{name.range}/split"), body, query)
     after = boundaries_of(session.rest, name.namespace)
-    children = [str(found) for found in bundles_of(name.namespace, after) if name.low <= found.low and found.high <= name.high]
-    session.screen.done(f"{name} split into {', '.join(children)}", bundle=str(name), children=children)
+    children = [
+        str(found)
+        for found in bundles_of(name.namespace, after)
+        if name.low <= found.low and found.high <= name.high
+    ]
+    session.screen.done(
+        f"{name} split into {', '.join(children)}", bundle=str(name), children=children
+    )
 
 
 def _hash(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError as error:
-        raise WrongUsage(f"--at: {text!r} is not a number", "write a hash, such as 0x20000000") from error
+        raise WrongUsage(
+            f"--at: {text!r} is not a number", "write a hash, such as 0x20000000"
+        ) from error
 
 
 @bundles.command()
@@ -122,7 +159,10 @@ def _hash(text: str) -> int:
 def unload(
     session: Session,
     bundle: Bundle,
-    destination: Annotated[str, typer.Option("--to", help="Broker that gets it, and keeps it; default: the least loaded.")] = "",
+    destination: Annotated[
+        str,
+        typer.Option("--to", help="Broker that gets it, and keeps it; default: the least loaded."),
+    ] = "",
 ) -> None:
     """Move a bundle to another broker (`magnetar unload`)."""
     run_unload(session, bundle, destination)
@@ -133,17 +173,24 @@ def unload(
 def pin(
     session: Session,
     target: Annotated[str, typer.Argument(help="A bundle or a topic.")],
-    seconds: Annotated[float | None, typer.Option("--seconds", help="Default: the setting move_pin_s, a day.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Default: the setting move_pin_s, a day.")
+    ] = None,
 ) -> None:
     """Have load balancing leave a bundle with its owner, unless that drains, stops or dies."""
     name = _bundle(session.rest, target)
     session.rest.put(pin_path(name), query={"seconds": seconds} if seconds is not None else None)
-    session.screen.done(f"{name} is pinned; `magnetar bundles list {name.namespace}` shows for how long", bundle=str(name))
+    session.screen.done(
+        f"{name} is pinned; `magnetar bundles list {name.namespace}` shows for how long",
+        bundle=str(name),
+    )
 
 
 @bundles.command()
 @connected
-def unpin(session: Session, target: Annotated[str, typer.Argument(help="A bundle or a topic.")]) -> None:
+def unpin(
+    session: Session, target: Annotated[str, typer.Argument(help="A bundle or a topic.")]
+) -> None:
     """Let load balancing move a bundle again."""
     name = _bundle(session.rest, target)
     session.rest.delete(pin_path(name))

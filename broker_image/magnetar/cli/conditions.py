@@ -1,8 +1,9 @@
 """What Kubernetes says of the cluster that the brokers are.
 
-Owns: finding a cluster's custom resources by its storage, their conditions as rows and sentences. Imports: kubectl, failures.
-Invariants: resources of another cluster are never taken for this one's, whatever the kubeconfig points to; without kubectl, an API server or rights
-there is nothing to show and no error, unless a namespace or context was asked for.
+Owns: finding a cluster's custom resources by its storage, their conditions as rows and sentences.
+Imports: kubectl, failures. Invariants: resources of another cluster are never taken for this one's,
+whatever the kubeconfig points to; without kubectl, an API server or rights there is nothing to show
+and no error, unless a namespace or context was asked for.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ LOOK_TIMEOUT_S = 5.0
 """Nobody waits longer for what they may not have asked for."""
 GROUP = "magnetar.io"
 CLUSTERS = f"brokerclusters.{GROUP}"
-DEPENDENTS = ",".join(f"{plural}.{GROUP}" for plural in ("transactioncoordinators", "topicnamespaces", "datajobs"))
+DEPENDENTS = ",".join(
+    f"{plural}.{GROUP}" for plural in ("transactioncoordinators", "topicnamespaces", "datajobs")
+)
 MANY = ("TopicNamespace", "DataJob")
 """Of these only what is not Ready gets rows."""
 TOLD = ("Degraded", "Progressing", "Autoscaling")
 
 
 def look(namespace: str, context: str, storage_id: str) -> tuple[list[dict[str, Any]], str]:
-    """The cluster's resources, or none and why; raises CommandFailed if a namespace or context was asked for and cannot be read."""
+    """The cluster's resources, or none and why; raises CommandFailed if a namespace or context
+    was asked for and cannot be read."""
     asked = bool(namespace or context)
     try:
         found = resources_of(Kubectl(namespace, context, LOOK_TIMEOUT_S), storage_id)
@@ -36,12 +40,23 @@ def look(namespace: str, context: str, storage_id: str) -> tuple[list[dict[str, 
 
 
 def resources_of(kubectl: Kubectl, storage_id: str) -> list[dict[str, Any]]:
-    """The BrokerClusters on this storage and what refers to them, in one Kubernetes namespace. Raises CommandFailed."""
-    clusters = [item for item in kubectl.list(CLUSTERS) if storage_id and item.get("status", {}).get("storageId") == storage_id]
+    """The BrokerClusters on this storage and what refers to them, in one Kubernetes namespace.
+    Raises CommandFailed."""
+    clusters = [
+        item
+        for item in kubectl.list(CLUSTERS)
+        if storage_id and item.get("status", {}).get("storageId") == storage_id
+    ]
     if not clusters:
         return []
     known = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in clusters}
-    return [_resource(item) for item in (*clusters, *(item for item in kubectl.list(DEPENDENTS) if _cluster_of(item) in known))]
+    return [
+        _resource(item)
+        for item in (
+            *clusters,
+            *(item for item in kubectl.list(DEPENDENTS) if _cluster_of(item) in known),
+        )
+    ]
 
 
 def _cluster_of(item: Manifest) -> tuple[str, str]:
@@ -77,33 +92,60 @@ def problems_of(resources: Sequence[Mapping[str, Any]]) -> list[str]:
             wrong = degraded if degraded is not None and degraded["status"] == "True" else None
         if wrong is not None:
             name = f"{resource['kind']} {resource['namespace']}/{resource['name']}"
-            found += [f"{name}: {one['reason']}: {one.get('message', '')}" for one in _troubles(resource, wrong)]
+            found += [
+                f"{name}: {one['reason']}: {one.get('message', '')}"
+                for one in _troubles(resource, wrong)
+            ]
     return found
 
 
 def _troubles(resource: Mapping[str, Any], named: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Everything that is wrong, beginning with what the condition `named` says: of a spec that cannot be read, the list knows nothing."""
+    """Everything that is wrong, beginning with what the condition `named` says: of a spec that
+    cannot be read, the list knows nothing."""
     listed: list[Mapping[str, str]] = resource["troubles"]
     return listed if listed and listed[0]["reason"] == named["reason"] else [named, *listed]
 
 
 def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...]], str]:
-    """(resource, condition, status, reason, message) of what people look at, and a line about what is left out ("" = nothing is)."""
+    """(resource, condition, status, reason, message) of what people look at, and a line about
+    what is left out ("" = nothing is)."""
     rows: list[tuple[str, ...]] = []
     ready: dict[str, int] = {}
     for resource in resources:
         conditions = {condition["type"]: condition for condition in resource["conditions"]}
         first = conditions.get(
-            "Ready", {"type": "Ready", "status": "Unknown", "reason": "", "message": "no operator has looked at it yet"}
+            "Ready",
+            {
+                "type": "Ready",
+                "status": "Unknown",
+                "reason": "",
+                "message": "no operator has looked at it yet",
+            },
         )
         if resource["kind"] in MANY and first["status"] == "True":
             ready[resource["kind"]] = ready.get(resource["kind"], 0) + 1
             continue
         others = [conditions[kind] for kind in TOLD if kind in conditions]
         # A reason that Ready gives already is not said twice.
-        shown = [first, *(one for one in others if one["status"] == "True" and one["reason"] != first["reason"])]
-        shown += [{"type": "Degraded", "status": "True", "message": "", **one} for one in _troubles(resource, first)[1:]]
+        shown = [
+            first,
+            *(
+                one
+                for one in others
+                if one["status"] == "True" and one["reason"] != first["reason"]
+            ),
+        ]
+        shown += [
+            {"type": "Degraded", "status": "True", "message": "", **one}
+            for one in _troubles(resource, first)[1:]
+        ]
         for number, one in enumerate(shown):
-            name = f"{resource['kind']} {resource['namespace']}/{resource['name']}" if number == 0 else ""
+            name = (
+                f"{resource['kind']} {resource['namespace']}/{resource['name']}"
+                if number == 0
+                else ""
+            )
             rows.append((name, one["type"], one["status"], one["reason"], one["message"]))
-    return rows, ", ".join(f"{count} {kind}{'s' if count > 1 else ''} Ready" for kind, count in ready.items())
+    return rows, ", ".join(
+        f"{count} {kind}{'s' if count > 1 else ''} Ready" for kind, count in ready.items()
+    )

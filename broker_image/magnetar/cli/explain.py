@@ -26,7 +26,8 @@ def run_explain(session: Session, target: str) -> None:
     name = target_of(target)
     if isinstance(name, NamespaceName):
         raise WrongUsage(
-            f"{target} is a namespace", f"name a topic, or one of the bundles that `magnetar bundles list {target}` shows"
+            f"{target} is a namespace",
+            f"name a topic, or one of the bundles that `magnetar bundles list {target}` shows",
         )
     kind = "topic" if isinstance(name, TopicName) else "bundle"
     found = session.rest.get("/magnetar/v1/explain", {kind: str(name)})
@@ -46,7 +47,10 @@ def render(screen: Screen, facts: Mapping[str, Any]) -> None:
         screen.line("\nPartitions")
         screen.table(
             ("partition", "bundle", "owner"),
-            [(row["topic"].rpartition("-")[2], row["bundle"], broker_of(row["owner"]) or "-") for row in facts["partitions"]],
+            [
+                (row["topic"].rpartition("-")[2], row["bundle"], broker_of(row["owner"]) or "-")
+                for row in facts["partitions"]
+            ],
         )
     _sentences(screen, "What keeps its log files", facts["kept"])
     _files(screen, facts["log_files"]["files"])
@@ -71,12 +75,15 @@ def _chain(screen: Screen, facts: Mapping[str, Any]) -> None:
     rows = []
     for span in recovery["chain"]:
         size = size_text(span["bytes"]) if span["exact"] else f"<= {size_text(span['bytes'])}"
-        rows.append((span["incarnation"], span["epoch"], _place(span["from"]), _place(span["to"]), size))
+        rows.append(
+            (span["incarnation"], span["epoch"], _place(span["from"]), _place(span["to"]), size)
+        )
     screen.table(("log of", "epoch", "from", "to", "size"), rows)
     if manifest["error"] or not manifest["generation"]:
         return
     screen.line(
-        f"manifest generation {manifest['generation']}: {manifest['files']} log files ({size_text(manifest['file_bytes'])}), "
+        f"manifest generation {manifest['generation']}: {manifest['files']} log files "
+        f"({size_text(manifest['file_bytes'])}), "
         f"{manifest['segments']} segments ({size_text(manifest['segment_bytes'])})"
     )
 
@@ -86,16 +93,26 @@ def _place(position: Mapping[str, int] | None) -> str:
 
 
 def _topic(screen: Screen, topic: Mapping[str, Any]) -> None:
-    """Ledgers and cursors; a ledger id is made of the epoch of the term that wrote it, and a number."""
+    """Ledgers and cursors; a ledger id is made of the epoch of the term that wrote it, and a
+    number."""
     if topic["ledgers"]:
         screen.line("\nLedgers (one per term in which something was published)")
-        screen.table(("ledger", "epoch", "entries"), [(row["ledger"], row["epoch"], row["entries"]) for row in topic["ledgers"]])
+        screen.table(
+            ("ledger", "epoch", "entries"),
+            [(row["ledger"], row["epoch"], row["entries"]) for row in topic["ledgers"]],
+        )
     if topic["subscriptions"]:
         screen.line(f"\nCursors (the last entry is {topic['last_confirmed']})")
         screen.table(
             ("subscription", "acknowledged to", "backlog", "behind", "consumers"),
             [
-                (row["name"], row["mark_delete"], row["backlog"], size_text(row["behind_bytes"]), row["consumers"])
+                (
+                    row["name"],
+                    row["mark_delete"],
+                    row["backlog"],
+                    size_text(row["behind_bytes"]),
+                    row["consumers"],
+                )
                 for row in topic["subscriptions"]
             ],
         )
@@ -124,4 +141,8 @@ def _files(screen: Screen, files: Sequence[Mapping[str, Any]]) -> None:
 def _keepers(kept_by: Sequence[Mapping[str, str]]) -> list[str]:
     reasons = ("recovery", "messages")
     counts = {why: sum(1 for keeper in kept_by if keeper["why"] == why) for why in reasons}
-    return [f"{why} of {count} bundle{'s' if count > 1 else ''}" for why, count in counts.items() if count]
+    return [
+        f"{why} of {count} bundle{'s' if count > 1 else ''}"
+        for why, count in counts.items()
+        if count
+    ]

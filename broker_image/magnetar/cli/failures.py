@@ -1,7 +1,8 @@
 """What the command line says when something is wrong.
 
-Owns: the failures that only the command line knows, their exit codes, and the two lines in which any error is shown. Imports: errors.
-Invariants: the first line says what is wrong, the second (if anything can be done) what to do; an error never shows a traceback or a secret.
+Owns: the failures that only the command line knows, their exit codes, and the two lines in which
+any error is shown. Imports: errors. Invariants: the first line says what is wrong, the second (if
+anything can be done) what to do; an error never shows a traceback or a secret.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def exit_code_of(error: MagnetarError) -> int:
     """The command's exit code after `error`."""
     if isinstance(error, CommandFailed):
         return error.exit_code
-    return UNREACHABLE if isinstance(error, ServiceNotReady) and not isinstance(error, NotOwner) else REFUSED
+    return (
+        UNREACHABLE
+        if isinstance(error, ServiceNotReady) and not isinstance(error, NotOwner)
+        else REFUSED
+    )
 
 
 def lines_of(error: MagnetarError) -> list[str]:

@@ -1,8 +1,9 @@
 """Kubernetes, as whoever runs the command may see it.
 
-Owns: running `kubectl` with the user's own kubeconfig, context and rights, and turning its refusals into ours. Imports: subprocess, failures.
-Invariants: no credential passes through here, because kubectl reads the kubeconfig itself, with its plugins and proxies; an object that is not there
-is None, never an error; the operator's extras are not needed.
+Owns: running `kubectl` with the user's own kubeconfig, context and rights, and turning its refusals
+into ours. Imports: subprocess, failures. Invariants: no credential passes through here, because
+kubectl reads the kubeconfig itself, with its plugins and proxies; an object that is not there is
+None, never an error; the operator's extras are not needed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ import typer
 from magnetar.cli.failures import CommandFailed, Refused, Unreachable
 
 Manifest = dict[str, Any]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Kubernetes namespace; default: the context's.")]
-Context = Annotated[str, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="Kubernetes namespace; default: the context's.")
+]
+Context = Annotated[
+    str, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")
+]
 
 PROGRAM_VARIABLE = "MAGNETAR_KUBECTL"
 TIMEOUT_S = 60.0
@@ -45,7 +50,8 @@ _UNREACHABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """One user, one context, one namespace ("" = as the kubeconfig says); how long an answer may take."""
+    """One user, one context, one namespace ("" = as the kubeconfig says); how long an answer may
+    take."""
 
     namespace: str = ""
     context: str = ""
@@ -55,22 +61,31 @@ class Kubectl:
         """What kubectl prints. Raises CommandFailed without kubectl, Unreachable, Refused."""
         program = os.environ.get(PROGRAM_VARIABLE) or shutil.which("kubectl")
         if not program:
-            raise CommandFailed("kubectl was not found", f"install it, or say where it is with {PROGRAM_VARIABLE}")
+            raise CommandFailed(
+                "kubectl was not found", f"install it, or say where it is with {PROGRAM_VARIABLE}"
+            )
         chosen = [
             *(["--context", self.context] if self.context else []),
             *(["--namespace", self.namespace] if self.namespace else []),
         ]
         try:
             done = subprocess.run(
-                [program, *chosen, *arguments], input=text, capture_output=True, text=True, timeout=self.timeout_s, check=False
+                [program, *chosen, *arguments],
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise Unreachable(
-                f"kubectl {arguments[0]} got no answer within {self.timeout_s:.0f} s", "is the API server reachable?"
+                f"kubectl {arguments[0]} got no answer within {self.timeout_s:.0f} s",
+                "is the API server reachable?",
             ) from error
         except OSError as error:
             raise CommandFailed(
-                f"{program} cannot be run: {error.strerror}", f"say where kubectl is with {PROGRAM_VARIABLE}"
+                f"{program} cannot be run: {error.strerror}",
+                f"say where kubectl is with {PROGRAM_VARIABLE}",
             ) from error
         if done.returncode != 0:
             raise _failure(arguments[0], done.stderr)
@@ -100,9 +115,14 @@ class Kubectl:
 def _failure(command: str, text: str) -> CommandFailed:
     """kubectl's own sentence, as the error that says what to do."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Warning:")]
-    sentence = " ".join(lines).removeprefix("error: ").removeprefix("Error from server ") or f"kubectl {command} failed"
+    sentence = (
+        " ".join(lines).removeprefix("error: ").removeprefix("Error from server ")
+        or f"kubectl {command} failed"
+    )
     if any(sign in text for sign in _UNREACHABLE):
-        return Unreachable(f"Kubernetes: {sentence}", "check --context, KUBECONFIG and `kubectl cluster-info`")
+        return Unreachable(
+            f"Kubernetes: {sentence}", "check --context, KUBECONFIG and `kubectl cluster-info`"
+        )
     status = next((status for sign, status in _STATUSES if sign in text), 0)
     remedy = "ask whoever runs Kubernetes for the permission" if status == FORBIDDEN else ""
     return Refused(status, f"Kubernetes: {sentence}", remedy)

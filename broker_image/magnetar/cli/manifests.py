@@ -1,9 +1,10 @@
 """`magnetar apply`: manifests against a server without Kubernetes.
 
-Owns: reading YAML, validating it with the operator's own models and turning it into REST requests. Imports: the operator's models, REST client,
-owned_fields.
-Invariants: the same file is accepted or refused here and on Kubernetes, with the same words; nothing is changed before every document has been
-checked; applying twice changes nothing; fields that a manifest does not name are left alone, and what another resource owns is refused.
+Owns: reading YAML, validating it with the operator's own models and turning it into REST requests.
+Imports: the operator's models, REST client, owned_fields. Invariants: the same file is accepted or
+refused here and on Kubernetes, with the same words; nothing is changed before every document has
+been checked; applying twice changes nothing; fields that a manifest does not name are left alone,
+and what another resource owns is refused.
 """
 
 from __future__ import annotations
@@ -36,39 +37,58 @@ def run_apply(session: Session, path: Path, dry_run: bool) -> None:
 
     documents = documents_of(path)
     if not documents:
-        raise WrongUsage(f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them")
+        raise WrongUsage(
+            f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them"
+        )
     resources = [parse_manifest(document, str(file)) for file, document in documents]
     rows = []
     for resource in resources:
         name = f"{type(resource).__name__.lower()}/{resource.metadata.name}"
         outcome = "valid" if dry_run else _apply(session.rest, resource)
         rows.append({"resource": name, "outcome": outcome})
-    session.screen.show(rows, lambda: session.screen.line("\n".join(f"{row['resource']} {row['outcome']}" for row in rows)))
+    session.screen.show(
+        rows,
+        lambda: session.screen.line(
+            "\n".join(f"{row['resource']} {row['outcome']}" for row in rows)
+        ),
+    )
 
 
 def documents_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Every document of a file or directory, in file-name order, each with its file. Raises WrongUsage."""
+    """Every document of a file or directory, in file-name order, each with its file. Raises
+    WrongUsage."""
     return [(file, document) for file in _files(path) for document in _documents(file)]
 
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise WrongUsage(f"--filename: {path} does not exist", "give a .yaml file or a directory of them")
-    return sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
+        raise WrongUsage(
+            f"--filename: {path} does not exist", "give a .yaml file or a directory of them"
+        )
+    return (
+        sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if path.is_dir()
+        else [path]
+    )
 
 
 def _documents(file: Path) -> list[dict[str, Any]]:
     try:
         return [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{file} is not YAML ({' '.join(str(error).split())})", "correct the file") from error
+        raise WrongUsage(
+            f"{file} is not YAML ({' '.join(str(error).split())})", "correct the file"
+        ) from error
 
 
 def _apply(rest: Rest, resource: Resource) -> str:
     from magnetar.resources import DataJob, TopicNamespace, TransactionCoordinator
 
     if isinstance(resource, TransactionCoordinator):
-        return "skipped (coordinators are pods that only Kubernetes makes: kubectl apply; a standalone server has transactions without it)"
+        return (
+            "skipped (coordinators are pods that only Kubernetes makes: kubectl apply; a "
+            "standalone server has transactions without it)"
+        )
     if isinstance(resource, TopicNamespace):
         return _apply_namespace(rest, resource)
     if isinstance(resource, DataJob):
@@ -80,12 +100,20 @@ def _apply(rest: Rest, resource: Resource) -> str:
 
 def _outcome_alone(resource: BrokerCluster) -> str:
     """Nothing of a manifest that lets people in or keeps them out is passed over in silence."""
-    options = {"spec.auth": ("--security", resource.spec.auth), "spec.tls": ("--tls", resource.spec.tls)}
+    options = {
+        "spec.auth": ("--security", resource.spec.auth),
+        "spec.tls": ("--tls", resource.spec.tls),
+    }
     wanted = {field: option for field, (option, value) in options.items() if value is not None}
     if wanted:
         fields, named = " and ".join(wanted), " and ".join(wanted.values())
-        return f"unchanged (this server is the cluster; instead of {fields} it has the options {named}: docs/security.md)"
-    return "unchanged (this server is the cluster; its size is Kubernetes' to change: kubectl apply)"
+        return (
+            f"unchanged (this server is the cluster; instead of {fields} it has the options "
+            f"{named}: docs/security.md)"
+        )
+    return (
+        "unchanged (this server is the cluster; its size is Kubernetes' to change: kubectl apply)"
+    )
 
 
 def _is_standalone(status: dict[str, Any]) -> bool:
@@ -97,20 +125,29 @@ def _apply_namespace(rest: Rest, resource: TopicNamespace) -> str:
     of_tenant = _apply_tenant(rest, resource)
     found = _get_or_none(rest, path)
     if found is None:
-        rest.put(path, {"bundles": {"numBundles": resource.spec.bundles}, **with_fields({}, fields)})
+        rest.put(
+            path, {"bundles": {"numBundles": resource.spec.bundles}, **with_fields({}, fields)}
+        )
         return "created"
     changed = {field: value for field, value in fields.items() if value_of(found, field) != value}
     if changed:
         wanted = with_fields(found, changed)
         touched = {place_of(field)[0] for field in changed}
-        rest.patch(f"/magnetar/v1/namespaces/{resource.spec.name}/policies", {key: wanted[key] for key in sorted(touched)})
+        rest.patch(
+            f"/magnetar/v1/namespaces/{resource.spec.name}/policies",
+            {key: wanted[key] for key in sorted(touched)},
+        )
     done = sorted([*(field.removeprefix(POLICIES) for field in changed), *of_tenant])
     return f"configured ({', '.join(done)})" if done else "unchanged"
 
 
 def _apply_tenant(rest: Rest, resource: TopicNamespace) -> list[str]:
-    """Give the tenant the configuration that the manifest names, if it names one; the fields changed."""
-    wanted = {field.removeprefix(TENANT): list(value) for field, value in resource.spec.tenant_fields().items()}
+    """Give the tenant the configuration that the manifest names, if it names one; the fields
+    changed."""
+    wanted = {
+        field.removeprefix(TENANT): list(value)
+        for field, value in resource.spec.tenant_fields().items()
+    }
     if not wanted:
         return []
     path = f"/admin/v2/tenants/{quote(resource.spec.tenant, safe='')}"
@@ -119,7 +156,9 @@ def _apply_tenant(rest: Rest, resource: TopicNamespace) -> list[str]:
         rest.put(path, wanted)
     elif any(found[key] != value for key, value in wanted.items()):
         rest.post(path, {**found, **wanted})
-    return [f"{TENANT}{key}" for key, value in wanted.items() if found is None or found[key] != value]
+    return [
+        f"{TENANT}{key}" for key, value in wanted.items() if found is None or found[key] != value
+    ]
 
 
 def _get_or_none(rest: Rest, path: str) -> dict[str, Any] | None:
@@ -144,5 +183,8 @@ def _run_job(rest: Rest, resource: DataJob) -> str:
     ]  # fmt: skip
     result = subprocess.run(command, check=False)
     if result.returncode != 0:
-        raise CommandFailed(f"datajob/{resource.metadata.name}: the run failed (exit {result.returncode})", "its log is above")
+        raise CommandFailed(
+            f"datajob/{resource.metadata.name}: the run failed (exit {result.returncode})",
+            "its log is above",
+        )
     return f"completed (run {run})"

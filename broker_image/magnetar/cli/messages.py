@@ -1,8 +1,9 @@
 """`magnetar produce` and `magnetar consume`.
 
-Owns: reading messages from arguments or standard input, their rate, and printing what is received. Imports: client.
-Invariants: `produce` reports a message only after its receipt, and has at most PENDING_MAX on their way; `consume` acknowledges a message only after
-it has been printed, and waits for the broker's confirmation before it exits.
+Owns: reading messages from arguments or standard input, their rate, and printing what is received.
+Imports: client. Invariants: `produce` reports a message only after its receipt, and has at most
+PENDING_MAX on their way; `consume` acknowledges a message only after it has been printed, and waits
+for the broker's confirmation before it exits.
 """
 
 from __future__ import annotations
@@ -27,12 +28,18 @@ PENDING_MAX = 1000
 READ_BYTES = 64 << 10
 CONNECT_TIMEOUT_S = 5.0
 REMEDY = "is the server running, and is --service-url (or MAGNETAR_SERVICE_URL) right?"
-TYPES = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "Key_Shared"}
+TYPES = {
+    "exclusive": "Exclusive",
+    "shared": "Shared",
+    "failover": "Failover",
+    "key_shared": "Key_Shared",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What to publish. `messages` None: the lines of standard input. `rate` in messages per second, 0 = as fast as receipts come."""
+    """What to publish. `messages` None: the lines of standard input. `rate` in messages per
+    second, 0 = as fast as receipts come."""
 
     topic: str
     messages: list[str] | None
@@ -44,7 +51,8 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
-    """What to receive. `count` 0 = without end; `timeout_s` 0 = wait for ever for the next message."""
+    """What to receive. `count` 0 = without end; `timeout_s` 0 = wait for ever for the next
+    message."""
 
     topic: str
     subscription: str
@@ -58,11 +66,16 @@ class Consuming:
 def run_produce(access: Access, service_url: str, screen: Screen, publishing: Publishing) -> None:
     """Publish, and wait until everything is durable."""
     sent = asyncio.run(_reached(service_url, lambda url: _produce(access.client(url), publishing)))
-    screen.done(f"{sent} message{'s' if sent != 1 else ''} published and durable", topic=publishing.topic, messages=sent)
+    screen.done(
+        f"{sent} message{'s' if sent != 1 else ''} published and durable",
+        topic=publishing.topic,
+        messages=sent,
+    )
 
 
 async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, int]]) -> int:
-    """`work` with the addresses that answer first, unless nobody listens at all: a client would try for half a minute."""
+    """`work` with the addresses that answer first, unless nobody listens at all: a client would
+    try for half a minute."""
     answering, failures = [], []
     for endpoint in parse_service_url(service_url):
         try:
@@ -71,7 +84,9 @@ async def _reached(service_url: str, work: Callable[[str], Coroutine[Any, Any, i
             writer.close()
             answering.append(str(endpoint))
         except OSError as error:  # a TimeoutError as well
-            failures.append(f"{endpoint}: {os.strerror(error.errno) if error.errno else 'no answer in time'}")
+            failures.append(
+                f"{endpoint}: {os.strerror(error.errno) if error.errno else 'no answer in time'}"
+            )
     if not answering:
         raise Unreachable(f"no answer from {', '.join(failures)}", REMEDY)
     try:
@@ -86,7 +101,11 @@ async def _produce(opened: Client, publishing: Publishing) -> int:
         pending: list[asyncio.Future[Any]] = []
         sent = 0
         async for text in _paced(_texts(publishing), publishing.rate):
-            message = producer.send(text.encode(errors="surrogateescape"), key=publishing.key, properties=publishing.properties)
+            message = producer.send(
+                text.encode(errors="surrogateescape"),
+                key=publishing.key,
+                properties=publishing.properties,
+            )
             pending.append(asyncio.ensure_future(message))
             sent += 1
             if len(pending) >= PENDING_MAX:
@@ -103,7 +122,11 @@ async def _texts(publishing: Publishing) -> AsyncIterator[str]:
         async for line in _lines():
             yield line
         return
-    known = publishing.messages if publishing.messages is not None else [line async for line in _lines()]
+    known = (
+        publishing.messages
+        if publishing.messages is not None
+        else [line async for line in _lines()]
+    )
     for _ in range(publishing.count):
         for text in known:
             yield text
@@ -133,11 +156,15 @@ async def _paced(texts: AsyncIterator[str], rate: float) -> AsyncIterator[str]:
 
 def run_consume(access: Access, service_url: str, screen: Screen, consuming: Consuming) -> None:
     """Print messages until there were enough. Raises CommandFailed if they do not come in time."""
-    received = asyncio.run(_reached(service_url, lambda url: _consume(access.client(url), screen, consuming)))
+    received = asyncio.run(
+        _reached(service_url, lambda url: _consume(access.client(url), screen, consuming))
+    )
     if received < consuming.count:
         raise CommandFailed(
-            f"{received} of {consuming.count} messages came before {consuming.timeout_s:g} s passed without one",
-            f"`magnetar subscriptions stats {consuming.topic} {consuming.subscription}` shows the backlog; --timeout 0 waits for ever",
+            f"{received} of {consuming.count} messages came before {consuming.timeout_s:g} s "
+            "passed without one",
+            f"`magnetar subscriptions stats {consuming.topic} {consuming.subscription}` shows the "
+            "backlog; --timeout 0 waits for ever",
         )
 
 
@@ -170,7 +197,8 @@ async def _receive(consumer: Consumer, screen: Screen, consuming: Consuming) -> 
 
 
 def value_of(message: Message) -> dict[str, Any]:
-    """A message for scripts; what is not UTF-8 in its value is replaced, and `value_hex` has the bytes then."""
+    """A message for scripts; what is not UTF-8 in its value is replaced, and `value_hex` has the
+    bytes then."""
     text = message.value.decode(errors="replace")
     found: dict[str, Any] = {
         "id": str(message.id),
@@ -193,4 +221,7 @@ def line_of(message: Message, output: OutputFormat) -> str:
         return json.dumps(value_of(message))
     key = f" key={message.key}" if message.key else ""
     properties = "".join(f" {name}={value}" for name, value in sorted(message.properties.items()))
-    return f"{message.id}{key}{properties} {'(tombstone)' if message.null_value else message.value.decode(errors='replace')}"
+    return (
+        f"{message.id}{key}{properties} "
+        f"{'(tombstone)' if message.null_value else message.value.decode(errors='replace')}"
+    )

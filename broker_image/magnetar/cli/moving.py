@@ -1,7 +1,8 @@
 """`magnetar unload` and `magnetar drain`.
 
-Owns: moving bundles away from brokers and waiting until they have arrived. Imports: rest, screen, names.
-Invariants: an unload says where each bundle went; a drain returns 0 only when its broker has no bundle any more; both may be repeated.
+Owns: moving bundles away from brokers and waiting until they have arrived. Imports: rest, screen,
+names. Invariants: an unload says where each bundle went; a drain returns 0 only when its broker has
+no bundle any more; both may be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CLOCK = SystemClock()
 
 def boundaries_of(rest: Rest, namespace: NamespaceName) -> tuple[int, ...]:
     """Boundaries of a namespace's bundles."""
-    return tuple(int(text, 16) for text in rest.get(namespace_path(namespace))["bundles"]["boundaries"])
+    return tuple(
+        int(text, 16) for text in rest.get(namespace_path(namespace))["bundles"]["boundaries"]
+    )
 
 
 def pin_path(bundle: BundleName) -> str:
@@ -41,14 +44,21 @@ def run_unload(session: Session, target: str, destination: str) -> None:
     before = _owners(rest)
     paths = _paths(rest, name)
     used = {
-        bundle: path for bundle, path in paths.items() if before.get(bundle, ("", ""))[0] in ("Owned", "Releasing", "Assigning")
+        bundle: path
+        for bundle, path in paths.items()
+        if before.get(bundle, ("", ""))[0] in ("Owned", "Releasing", "Assigning")
     }
     query = {"destinationBroker": destination}
-    leaving = {bundle: path for bundle, path in used.items() if broker_of(before[bundle][1]) != destination}
+    leaving = {
+        bundle: path for bundle, path in used.items() if broker_of(before[bundle][1]) != destination
+    }
     with ThreadPoolExecutor(UNLOADS_PARALLEL_MAX) as pool:
         for _ in pool.map(lambda path: rest.put(path, query=query), leaving.values()):
             pass
-        for _ in pool.map(lambda bundle: rest.put(pin_path(BundleName.parse(bundle))), sorted(used.keys() - leaving.keys())):
+        for _ in pool.map(
+            lambda bundle: rest.put(pin_path(BundleName.parse(bundle))),
+            sorted(used.keys() - leaving.keys()),
+        ):
             pass  # it is where it is to be, and is to stay there as well
     after = _settled(rest, leaving, before)
     rows = [
@@ -64,10 +74,14 @@ def run_unload(session: Session, target: str, destination: str) -> None:
 
     def render() -> None:
         if rows:
-            session.screen.table(("bundle", "from", "to"), [(row["bundle"], row["from"], row["to"] or "nobody") for row in rows])
+            session.screen.table(
+                ("bundle", "from", "to"),
+                [(row["bundle"], row["from"], row["to"] or "nobody") for row in rows],
+            )
             if destination:
                 session.screen.line(
-                    "Load balancing leaves them there: `magnetar explain` says for how long, `magnetar bundles unpin` ends it"
+                    "Load balancing leaves them there: `magnetar explain` says for how long, "
+                    "`magnetar bundles unpin` ends it"
                 )
         else:
             session.screen.line(f"{name}: nobody serves any of it, there is nothing to move")
@@ -77,7 +91,10 @@ def run_unload(session: Session, target: str, destination: str) -> None:
 
 def _owners(rest: Rest) -> dict[str, tuple[str, str]]:
     """State and owning incarnation by bundle."""
-    return {row["bundle"]: (row["state"], row["owner"]) for row in rest.get("/magnetar/v1/status")["bundles"]}
+    return {
+        row["bundle"]: (row["state"], row["owner"])
+        for row in rest.get("/magnetar/v1/status")["bundles"]
+    }
 
 
 def _paths(rest: Rest, name: NamespaceName | BundleName | TopicName) -> dict[str, str]:
@@ -87,18 +104,31 @@ def _paths(rest: Rest, name: NamespaceName | BundleName | TopicName) -> dict[str
     namespace = name if isinstance(name, NamespaceName) else name.namespace_name
     boundaries = boundaries_of(rest, namespace)
     if isinstance(name, NamespaceName):
-        return {str(found): namespace_path(name, f"/{found.range}/unload") for found in bundles_of(name, boundaries)}
-    count = int(rest.get(topic_path(name, "/partitions"))["partitions"]) if name.partition < 0 else 0
+        return {
+            str(found): namespace_path(name, f"/{found.range}/unload")
+            for found in bundles_of(name, boundaries)
+        }
+    count = (
+        int(rest.get(topic_path(name, "/partitions"))["partitions"]) if name.partition < 0 else 0
+    )
     parts = [name.with_partition(index) for index in range(count)] or [name]
-    return {str(bundle_of(namespace, boundaries, part.hash)): topic_path(part, "/unload") for part in parts}
+    return {
+        str(bundle_of(namespace, boundaries, part.hash)): topic_path(part, "/unload")
+        for part in parts
+    }
 
 
-def _settled(rest: Rest, bundles: Sequence[str] | dict[str, str], before: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def _settled(
+    rest: Rest, bundles: Sequence[str] | dict[str, str], before: dict[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
     """Owners once all `bundles` have arrived somewhere else, or after a while."""
     deadline = CLOCK.monotonic() + SETTLE_S
     while True:
         now = _owners(rest)
-        moved = all(now.get(bundle, ("", ""))[0] == "Owned" and now[bundle] != before[bundle] for bundle in bundles)
+        moved = all(
+            now.get(bundle, ("", ""))[0] == "Owned" and now[bundle] != before[bundle]
+            for bundle in bundles
+        )
         if moved or CLOCK.monotonic() > deadline:
             return now
         _pause()
@@ -109,11 +139,19 @@ def _pause() -> None:
     threading.Event().wait(LOOK_S)
 
 
-# --- drain ---------------------------------------------------------------------------------------------------------------------
+# --- drain ----------------------------------------------------------------------------------------
 
 
 def run_drain(
-    session: Session, broker: str, *, undo: bool, dry_run: bool, wait: bool, force: bool, reason: str, timeout_s: float
+    session: Session,
+    broker: str,
+    *,
+    undo: bool,
+    dry_run: bool,
+    wait: bool,
+    force: bool,
+    reason: str,
+    timeout_s: float,
 ) -> int:
     """Empty a broker, or (`undo`) let it take bundles again; the exit code."""
     rest, screen, path = session.rest, session.screen, f"/magnetar/v1/brokers/{broker}/cordon"
@@ -127,7 +165,9 @@ def run_drain(
     rest.put(path, {"drain": True, "reason": reason, "force": force})
     if not wait:
         screen.done(
-            f"{broker} is being drained; `magnetar status` shows how far it is", broker=broker, left=len(_left(status, broker))
+            f"{broker} is being drained; `magnetar status` shows how far it is",
+            broker=broker,
+            left=len(_left(status, broker)),
         )
         return 0
     started, shown = CLOCK.monotonic(), -1
@@ -141,8 +181,10 @@ def run_drain(
             screen.show(
                 value,
                 lambda: screen.line(
-                    f"{broker} still has {len(left)} bundles after {timeout_s:.0f} s: {', '.join(left[:5])}\n"
-                    f"  The cordon stands and the drain goes on; `magnetar explain {left[0]}` says what holds one up"
+                    f"{broker} still has {len(left)} bundles after {timeout_s:.0f} s: "
+                    f"{', '.join(left[:5])}\n"
+                    f"  The cordon stands and the drain goes on; `magnetar explain {left[0]}` says "
+                    "what holds one up"
                 ),
             )
             return REFUSED
@@ -160,20 +202,33 @@ def run_drain(
 
 
 def _left(status: dict[str, Any], broker: str) -> list[str]:
-    return [row["bundle"] for row in status["bundles"] if broker_of(row["owner"]) == broker and row["state"] != "Deleted"]
+    return [
+        row["bundle"]
+        for row in status["bundles"]
+        if broker_of(row["owner"]) == broker and row["state"] != "Deleted"
+    ]
 
 
 def _plan(session: Session, broker: str, status: dict[str, Any]) -> int:
     """What a drain would do."""
     names = [row["broker"] for row in status["brokers"]]
     if broker not in names:
-        raise Refused(NOT_FOUND, f"there is no live broker {broker}", f"the live ones are {', '.join(names)}")
-    takers = [row["broker"] for row in status["brokers"] if row["state"] == "serving" and row["broker"] != broker]
+        raise Refused(
+            NOT_FOUND, f"there is no live broker {broker}", f"the live ones are {', '.join(names)}"
+        )
+    takers = [
+        row["broker"]
+        for row in status["brokers"]
+        if row["state"] == "serving" and row["broker"] != broker
+    ]
     leaving = _left(status, broker)
     value = {"broker": broker, "bundles": leaving, "candidates": takers, "possible": bool(takers)}
 
     def render() -> None:
-        session.screen.line(f"{len(leaving)} bundles would leave {broker}" + (f" for {', '.join(takers)}" if takers else ""))
+        session.screen.line(
+            f"{len(leaving)} bundles would leave {broker}"
+            + (f" for {', '.join(takers)}" if takers else "")
+        )
         for name in leaving:
             session.screen.line(f"  {name}")
         if not takers:

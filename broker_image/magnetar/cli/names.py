@@ -1,7 +1,8 @@
 """What arguments mean.
 
-Owns: telling namespaces, bundles and topics apart, positions and times as people write them. Imports: names, failures.
-Invariants: a short topic name is one of public/default, as everywhere; what cannot be meant is wrong usage (exit 2) and says how to write it.
+Owns: telling namespaces, bundles and topics apart, positions and times as people write them.
+Imports: names, failures. Invariants: a short topic name is one of public/default, as everywhere;
+what cannot be meant is wrong usage (exit 2) and says how to write it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def target_of(text: str) -> NamespaceName | BundleName | TopicName:
     try:
         if _BUNDLE.search(text) and "://" not in text:
             return BundleName.parse(_lowered(text))
-        return NamespaceName.parse(text) if "://" not in text and text.count("/") == 1 else TopicName.parse(text)
+        return (
+            NamespaceName.parse(text)
+            if "://" not in text and text.count("/") == 1
+            else TopicName.parse(text)
+        )
     except InvalidTopicName as error:
         raise _usage(error) from error
 
@@ -59,7 +64,8 @@ def _usage(error: InvalidTopicName) -> WrongUsage:
 
 
 def start_of(text: str) -> Position | int:
-    """earliest, latest, a message id (ledger:entry), or a time in milliseconds: 15m (ago), 2024-05-01T12:00:00, or a number.
+    """earliest, latest, a message id (ledger:entry), or a time in milliseconds: 15m (ago),
+    2024-05-01T12:00:00, or a number.
 
     Raises WrongUsage.
     """
@@ -76,7 +82,8 @@ def start_of(text: str) -> Position | int:
     except ValueError as error:
         raise WrongUsage(
             f"{text!r} is neither a message id nor a time",
-            "write earliest, latest, ledger:entry, 15m (so long ago: s, m, h, d), 2024-05-01T12:00:00, or milliseconds since 1970",
+            "write earliest, latest, ledger:entry, 15m (so long ago: s, m, h, d), "
+            "2024-05-01T12:00:00, or milliseconds since 1970",
         ) from error
 
 
@@ -86,6 +93,8 @@ def pairs_of(texts: list[str] | None, option: str) -> dict[str, str]:
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise WrongUsage(f"{option}: {text!r} has no name or no value", f"write {option} name=value")
+            raise WrongUsage(
+                f"{option}: {text!r} has no name or no value", f"write {option} name=value"
+            )
         found[name] = value
     return found

@@ -1,7 +1,8 @@
 """`magnetar namespaces`.
 
-Owns: list, create, delete of namespaces, their owners and their policies. Imports: typer, rest, screen; yaml to read values.
-Invariant: policies go by Pulsar's own names, as in manifests, REST and pulsar-admin.
+Owns: list, create, delete of namespaces, their owners and their policies. Imports: typer, rest,
+screen; yaml to read values. Invariant: policies go by Pulsar's own names, as in manifests, REST and
+pulsar-admin.
 """
 
 from __future__ import annotations
@@ -26,22 +27,40 @@ namespaces.add_typer(policies, name="policies")
 
 @namespaces.command("list")
 @connected
-def list_(session: Session, tenant: Annotated[str, typer.Argument(help="Of one tenant; default: all.")] = "") -> None:
+def list_(
+    session: Session,
+    tenant: Annotated[str, typer.Argument(help="Of one tenant; default: all.")] = "",
+) -> None:
     """Namespaces, with their bundles and the custom resources that own them."""
     tenants = [tenant] if tenant else session.rest.get("/admin/v2/tenants")
     owners = session.rest.get(OWNERS)
     rows = []
-    for name in [name for owner in tenants for name in session.rest.get(f"/admin/v2/namespaces/{owner}")]:
+    for name in [
+        name for owner in tenants for name in session.rest.get(f"/admin/v2/namespaces/{owner}")
+    ]:
         found = session.rest.get(f"/admin/v2/namespaces/{name}")
         chosen = {key: value for key, value in found.items() if key not in NOT_POLICIES}
         rows.append(
-            {"namespace": name, "bundles": found["bundles"]["numBundles"], "owner": owners.get(name, ""), "policies": chosen}
+            {
+                "namespace": name,
+                "bundles": found["bundles"]["numBundles"],
+                "owner": owners.get(name, ""),
+                "policies": chosen,
+            }
         )
     session.screen.show(
         rows,
         lambda: session.screen.table(
             ("namespace", "bundles", "owner", "policies"),
-            [(row["namespace"], row["bundles"], row["owner"] or "-", ", ".join(sorted(row["policies"])) or "-") for row in rows],
+            [
+                (
+                    row["namespace"],
+                    row["bundles"],
+                    row["owner"] or "-",
+                    ", ".join(sorted(row["policies"])) or "-",
+                )
+                for row in rows
+            ],
         ),
     )
 
@@ -51,12 +70,19 @@ def list_(session: Session, tenant: Annotated[str, typer.Argument(help="Of one t
 def create(
     session: Session,
     namespace: Namespace,
-    bundles: Annotated[int, typer.Option("--bundles", "-b", min=1, help="Parts in which its topics are spread over brokers.")] = 4,
+    bundles: Annotated[
+        int,
+        typer.Option(
+            "--bundles", "-b", min=1, help="Parts in which its topics are spread over brokers."
+        ),
+    ] = 4,
 ) -> None:
     """Create a namespace."""
     name = namespace_of(namespace)
     session.rest.put(namespace_path(name), {"bundles": {"numBundles": bundles}})
-    session.screen.done(f"namespace {name} created with {bundles} bundles", namespace=str(name), bundles=bundles)
+    session.screen.done(
+        f"namespace {name} created with {bundles} bundles", namespace=str(name), bundles=bundles
+    )
 
 
 @namespaces.command()
@@ -78,7 +104,10 @@ def owner(
     session: Session,
     namespace: Namespace,
     release: Annotated[
-        bool, typer.Option("--release", help="Nobody owns it any more. A resource that lives takes it again.")
+        bool,
+        typer.Option(
+            "--release", help="Nobody owns it any more. A resource that lives takes it again."
+        ),
     ] = False,
 ) -> None:
     """The TopicNamespace that owns a namespace, and the fields that it sets."""
@@ -87,24 +116,43 @@ def owner(
     found: dict[str, Any] = session.rest.get(path)
     if not release or not found["owner"]:
         fields = ", ".join(found["owned"]) or "no fields"
-        text = f"{found['owner']} owns {name} and sets {fields}" if found["owner"] else f"nobody owns {name}"
+        text = (
+            f"{found['owner']} owns {name} and sets {fields}"
+            if found["owner"]
+            else f"nobody owns {name}"
+        )
         session.screen.show(found, lambda: session.screen.line(text))
         return
     session.rest.delete(path)
-    session.screen.done(f"namespace {name} released by {found['owner']}", namespace=str(name), released=found["owner"])
+    session.screen.done(
+        f"namespace {name} released by {found['owner']}",
+        namespace=str(name),
+        released=found["owner"],
+    )
 
 
 @policies.command("get")
 @connected
 def get(
-    session: Session, namespace: Namespace, policy: Annotated[str, typer.Argument(help="One of them; default: all.")] = ""
+    session: Session,
+    namespace: Namespace,
+    policy: Annotated[str, typer.Argument(help="One of them; default: all.")] = "",
 ) -> None:
     """Policies that are set."""
     name = namespace_of(namespace)
     found: dict[str, Any] = session.rest.get(namespace_path(name))
-    chosen = {key: value for key, value in found.items() if key == policy or (not policy and key not in NOT_POLICIES)}
+    chosen = {
+        key: value
+        for key, value in found.items()
+        if key == policy or (not policy and key not in NOT_POLICIES)
+    }
     nothing = f"{policy} is not set for {name}" if policy else f"no policy is set for {name}"
-    session.screen.show(chosen, lambda: session.screen.facts(sorted(chosen.items())) if chosen else session.screen.line(nothing))
+    session.screen.show(
+        chosen,
+        lambda: (
+            session.screen.facts(sorted(chosen.items())) if chosen else session.screen.line(nothing)
+        ),
+    )
 
 
 @policies.command("set")
@@ -112,18 +160,31 @@ def get(
 def set_(
     session: Session,
     namespace: Namespace,
-    values: Annotated[list[str], typer.Argument(help="policy=value; value in YAML or JSON, null takes it away.")],
+    values: Annotated[
+        list[str], typer.Argument(help="policy=value; value in YAML or JSON, null takes it away.")
+    ],
 ) -> None:
-    """Set policies, such as message_ttl_in_seconds=3600 or 'retention_policies={retentionTimeInMinutes: 60, retentionSizeInMB: 512}'."""
+    """Set policies, such as message_ttl_in_seconds=3600 or
+    'retention_policies={retentionTimeInMinutes: 60, retentionSizeInMB: 512}'."""
     import yaml
 
     name, changes = namespace_of(namespace), {}
     for key, text in pairs_of(values, "policy").items():
         if key in NOT_POLICIES:
-            raise WrongUsage(f"{key} is not a policy that can be set", "see `magnetar namespaces policies get` for those that are")
+            raise WrongUsage(
+                f"{key} is not a policy that can be set",
+                "see `magnetar namespaces policies get` for those that are",
+            )
         try:
             changes[key] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise WrongUsage(f"{key}: {text!r} is not YAML", "write a number, true, a word, or {name: value, ...}") from error
+            raise WrongUsage(
+                f"{key}: {text!r} is not YAML",
+                "write a number, true, a word, or {name: value, ...}",
+            ) from error
     session.rest.patch(f"/magnetar/v1/namespaces/{name}/policies", changes)
-    session.screen.done(f"policies of {name} changed: {', '.join(sorted(changes))}", namespace=str(name), changed=changes)
+    session.screen.done(
+        f"policies of {name} changed: {', '.join(sorted(changes))}",
+        namespace=str(name),
+        changed=changes,
+    )

@@ -1,8 +1,9 @@
 """`magnetar plan`: what applying a file to Kubernetes would do.
 
-Owns: asking the API server (a dry run, so that its own rules answer) and laying the preview out. Imports: kubectl, the operator's models and pure
-planning. Nothing is changed.
-Invariants: exit 1 exactly if a document would be refused; what is shown of a cluster comes from the operator's own builders.
+Owns: asking the API server (a dry run, so that its own rules answer) and laying the preview out.
+Imports: kubectl, the operator's models and pure planning. Nothing is changed. Invariants: exit 1
+exactly if a document would be refused; what is shown of a cluster comes from the operator's own
+builders.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def run_plan(kubectl: Kubectl, screen: Screen, path: Path) -> int:
     """Show what every document below `path` would do; the exit code."""
     found = documents_of(path)
     if not found:
-        raise WrongUsage(f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them")
+        raise WrongUsage(
+            f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them"
+        )
     plans = [_plan(kubectl, str(source), document) for source, document in found]
     screen.show(plans, lambda: _render(screen, plans))
     return REFUSED if any(plan["action"] == "refused" for plan in plans) else 0
@@ -40,7 +43,12 @@ def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
     from magnetar.resources.definitions import NAMINGS
 
     kind, metadata = str(document.get("kind")), document.get("metadata") or {}
-    plan: dict[str, Any] = {"resource": f"{kind.lower()}/{metadata.get('name', '?')}", "source": source, "changes": [], "notes": []}
+    plan: dict[str, Any] = {
+        "resource": f"{kind.lower()}/{metadata.get('name', '?')}",
+        "source": source,
+        "changes": [],
+        "notes": [],
+    }
     try:
         name = parse_manifest(document, source).name
     except InvalidRequest as error:
@@ -48,7 +56,9 @@ def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
     kubectl = Kubectl(str(metadata.get("namespace", kubectl.namespace)), kubectl.context)
     live = kubectl.get(f"{NAMINGS[kind].plural}.magnetar.io", name)
     try:
-        result = kubectl.document(["apply", "--dry-run=server", "--filename", "-"], json.dumps(document))
+        result = kubectl.document(
+            ["apply", "--dry-run=server", "--filename", "-"], json.dumps(document)
+        )
     except Refused as error:
         if error.status not in (INVALID, FORBIDDEN):
             raise
@@ -66,7 +76,10 @@ def _difference(notes: list[str], old: Any, new: Any) -> dict[str, Any]:
     from magnetar.resources import BrokerCluster
     from magnetar_operator.brokers.previewing import field_changes, preview
 
-    specs = [item.spec.model_dump(by_alias=True, mode="json") if item is not None else {} for item in (old, new)]
+    specs = [
+        item.spec.model_dump(by_alias=True, mode="json") if item is not None else {}
+        for item in (old, new)
+    ]
     changes = field_changes(*specs) if old is not None else []
     found: dict[str, Any] = {
         "action": "create" if old is None else "change" if changes else "none",
@@ -86,7 +99,12 @@ def _change(change: Change) -> dict[str, Any]:
 def _preview(shown: Preview) -> dict[str, Any]:
     return {
         "objects": [
-            {"action": item.action, "kind": item.kind, "name": item.name, "changes": [_change(change) for change in item.changes]}
+            {
+                "action": item.action,
+                "kind": item.kind,
+                "name": item.name,
+                "changes": [_change(change) for change in item.changes],
+            }
             for item in shown.objects
         ],
         "restarts": [{"broker": broker, "reason": reason} for broker, reason in shown.restarts],
@@ -95,9 +113,14 @@ def _preview(shown: Preview) -> dict[str, Any]:
     }
 
 
-# --- for people ----------------------------------------------------------------------------------------------------------------
+# --- for people -----------------------------------------------------------------------------------
 
-_TITLES = {"create": "is created", "change": "changes", "none": "stays as it is", "refused": "is refused"}
+_TITLES = {
+    "create": "is created",
+    "change": "changes",
+    "none": "stays as it is",
+    "refused": "is refused",
+}
 
 
 def _render(screen: Screen, plans: list[dict[str, Any]]) -> None:
@@ -110,7 +133,9 @@ def _render(screen: Screen, plans: list[dict[str, Any]]) -> None:
         for item in plan.get("objects", ()):
             screen.line(f"  {item['action']} {item['kind']} {item['name']}")
             for change in item["changes"]:
-                screen.line(f"    {change['field']}: {_value(change['old'])} -> {_value(change['new'])}")
+                screen.line(
+                    f"    {change['field']}: {_value(change['old'])} -> {_value(change['new'])}"
+                )
         _render_brokers(screen, plan)
         for note in plan["notes"]:
             screen.line(f"  note: {note}")
@@ -124,7 +149,9 @@ def _render_brokers(screen: Screen, plan: dict[str, Any]) -> None:
     if plan.get("restarts"):
         order = ", ".join(row["broker"] for row in plan["restarts"])
         reason = plan["restarts"][0]["reason"]
-        screen.line(f"  {len(plan['restarts'])} brokers restart, one at a time ({reason} differs): {order}")
+        screen.line(
+            f"  {len(plan['restarts'])} brokers restart, one at a time ({reason} differs): {order}"
+        )
 
 
 def _value(value: Any) -> str:

@@ -1,8 +1,9 @@
 """`magnetar drain --replace`: a broker's pod is drained, deleted and comes back.
 
-Owns: the request (an annotation on the pod's BrokerCluster, written with the user's own rights) and waiting for its end. Imports: kubectl, screen.
-Invariants: the request names the pod's uid, so that repeating it does nothing to the successor; requests of others stay; nothing but the annotation
-is written, because the operator does the work.
+Owns: the request (an annotation on the pod's BrokerCluster, written with the user's own rights) and
+waiting for its end. Imports: kubectl, screen. Invariants: the request names the pod's uid, so that
+repeating it does nothing to the successor; requests of others stay; nothing but the annotation is
+written, because the operator does the work.
 """
 
 from __future__ import annotations
@@ -51,25 +52,50 @@ class Target:
 
 
 def run_replace(
-    kubectl: Kubectl, screen: Screen, pod: str, *, undo: bool, dry_run: bool, wait: bool, force: bool, timeout_s: float
+    kubectl: Kubectl,
+    screen: Screen,
+    pod: str,
+    *,
+    undo: bool,
+    dry_run: bool,
+    wait: bool,
+    force: bool,
+    timeout_s: float,
 ) -> int:
     """Ask for the replacement of `pod`, or (`undo`) take the request back; the exit code."""
     target = _target(kubectl, pod)
     if undo:
         _request(kubectl, target, withdraw=True)
-        screen.done(f"{pod} is not replaced, if it had not been yet; it takes bundles again", pod=pod, cluster=target.cluster_name)
+        screen.done(
+            f"{pod} is not replaced, if it had not been yet; it takes bundles again",
+            pod=pod,
+            cluster=target.cluster_name,
+        )
         return 0
     _check(target, force)
     bundles = next((int(row["bundles"]) for row in target.brokers if row["name"] == pod), 0)
     if dry_run:
         others = [str(row["name"]) for row in target.brokers if row["name"] != pod]
-        where = f"to {', '.join(others)}" if others else "to nobody: they are served again when it is back"
-        sentence = f"{pod} would hand {bundles} bundles over {where}; then its pod is deleted and comes back"
-        screen.done(sentence, pod=pod, cluster=target.cluster_name, bundles=bundles, candidates=others)
+        where = (
+            f"to {', '.join(others)}"
+            if others
+            else "to nobody: they are served again when it is back"
+        )
+        sentence = (
+            f"{pod} would hand {bundles} bundles over {where}; then its pod is deleted and comes "
+            "back"
+        )
+        screen.done(
+            sentence, pod=pod, cluster=target.cluster_name, bundles=bundles, candidates=others
+        )
         return 0
     _request(kubectl, target, withdraw=False)
     if not wait:
-        screen.done(f"{pod} is to be replaced; kubectl describe brokercluster {target.cluster_name} tells how far it is", pod=pod)
+        screen.done(
+            f"{pod} is to be replaced; kubectl describe brokercluster {target.cluster_name} tells "
+            "how far it is",
+            pod=pod,
+        )
         return 0
     return _await(kubectl, screen, target, timeout_s)
 
@@ -83,7 +109,8 @@ def _target(kubectl: Kubectl, pod: str) -> Target:
         raise Refused(
             NOT_FOUND,
             f"there is no pod {pod}",
-            "kubectl get pods --selector app.kubernetes.io/component=broker lists them; -n NAMESPACE chooses the namespace",
+            "kubectl get pods --selector app.kubernetes.io/component=broker lists them; -n "
+            "NAMESPACE chooses the namespace",
         )
     labels = found["metadata"].get("labels", {})
     cluster = labels.get(names.CLUSTER, "")
@@ -110,15 +137,22 @@ def _check(target: Target, force: bool) -> None:
 
     paused = target.cluster["metadata"].get("annotations", {}).get(names.PAUSED, "")
     if paused.lower() in ("true", "yes", "1"):
-        raise Refused(CONFLICT, f"BrokerCluster {target.cluster_name} is paused", f"remove its annotation {names.PAUSED}")
+        raise Refused(
+            CONFLICT,
+            f"BrokerCluster {target.cluster_name} is paused",
+            f"remove its annotation {names.PAUSED}",
+        )
     if len(target.brokers) <= 1 and not force:
         raise Refused(
-            CONFLICT, f"{target.name} is the only broker: its topics are not served until it is back", "add one, or use --force"
+            CONFLICT,
+            f"{target.name} is the only broker: its topics are not served until it is back",
+            "add one, or use --force",
         )
 
 
 def _request(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
-    """Add the request to the annotation, or take it out; those whose pods are gone go too. Raises Refused."""
+    """Add the request to the annotation, or take it out; those whose pods are gone go too.
+    Raises Refused."""
     for _ in range(CONFLICTS_MAX):
         try:
             _annotate(kubectl, target, withdraw)
@@ -132,7 +166,8 @@ def _request(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
 
 
 def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
-    """Write the annotation if the cluster is still the one that was read. Raises Refused, with CONFLICT if it is not."""
+    """Write the annotation if the cluster is still the one that was read. Raises Refused, with
+    CONFLICT if it is not."""
     from magnetar_operator import names
     from magnetar_operator.brokers.replacing import requests_of
 
@@ -142,13 +177,25 @@ def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
     pods = kubectl.list("pods", f"{names.CLUSTER}={target.cluster_name}") if known else []
     alive = {(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in pods}
     mine = (target.name, target.uid)
-    wanted = [request for request in known if request in alive and request != mine] + ([] if withdraw else [mine])
+    wanted = [request for request in known if request in alive and request != mine] + (
+        [] if withdraw else [mine]
+    )
     if known == wanted:
         return
     text = ",".join(f"{pod}@{uid}" for pod, uid in wanted)
     change = f"{names.REPLACE}={text}" if text else f"{names.REPLACE}-"
     version = ["--resource-version", str(metadata["resourceVersion"])]
-    kubectl.run(["annotate", CLUSTERS, target.cluster_name, change, "--overwrite", f"--field-manager={FIELD_MANAGER}", *version])
+    kubectl.run(
+        [
+            "annotate",
+            CLUSTERS,
+            target.cluster_name,
+            change,
+            "--overwrite",
+            f"--field-manager={FIELD_MANAGER}",
+            *version,
+        ]
+    )
 
 
 def _await(kubectl: Kubectl, screen: Screen, target: Target, timeout_s: float) -> int:
@@ -157,8 +204,15 @@ def _await(kubectl: Kubectl, screen: Screen, target: Target, timeout_s: float) -
     while True:
         pod = kubectl.get("pod", target.name)
         cluster = kubectl.get(CLUSTERS, target.cluster_name) or target.cluster
-        conditions = {found["type"]: found for found in cluster.get("status", {}).get("conditions", [])}
-        if pod is not None and pod["metadata"]["uid"] != target.uid and _is_ready(pod) and _is_lifted(cluster):
+        conditions = {
+            found["type"]: found for found in cluster.get("status", {}).get("conditions", [])
+        }
+        if (
+            pod is not None
+            and pod["metadata"]["uid"] != target.uid
+            and _is_ready(pod)
+            and _is_lifted(cluster)
+        ):
             seconds = CLOCK.monotonic() - started
             screen.done(
                 f"{target.name} was drained, has been replaced and is ready again",
@@ -180,7 +234,10 @@ def _await(kubectl: Kubectl, screen: Screen, target: Target, timeout_s: float) -
 
 def _gave_up(screen: Screen, pod: str, message: str, timeout_s: float) -> int:
     undo = f"magnetar drain --replace {pod} --undo"
-    sentence = f"{pod} is not replaced after {timeout_s:.0f} s: {message}\n  The request stands; {undo} takes it back"
+    sentence = (
+        f"{pod} is not replaced after {timeout_s:.0f} s: {message}\n  The request stands; {undo} "
+        "takes it back"
+    )
     screen.show({"pod": pod, "replaced": False, "message": message}, lambda: screen.line(sentence))
     return REFUSED
 

@@ -1,8 +1,9 @@
 """`magnetar report`: one file with everything that somebody needs to find out what is wrong.
 
 Owns: what is collected and how it is named in the archive. Imports: kubectl, redaction; tarfile.
-Invariants: every part passes through redaction before it is written, and secrets are never asked for; a part that cannot be had is named in
-missing.txt with the reason, and the others are collected all the same; nothing in the cluster is changed.
+Invariants: every part passes through redaction before it is written, and secrets are never asked
+for; a part that cannot be had is named in missing.txt with the reason, and the others are collected
+all the same; nothing in the cluster is changed.
 """
 
 from __future__ import annotations
@@ -78,17 +79,23 @@ class Archive:
             self.missing.append(f"{what}: {' '.join(str(error).split())}")
 
     def write(self, path: Path, root: str, wall_ms: int) -> None:
-        """One compressed file with everything below `root`; a last pass over the text of every part takes secrets out of it."""
+        """One compressed file with everything below `root`; a last pass over the text of every
+        part takes secrets out of it."""
         with tarfile.open(path, "w:gz") as archive:
-            for name, content in sorted({**self.parts, "missing.txt": "\n".join(sorted(self.missing)) + "\n"}.items()):
+            for name, content in sorted(
+                {**self.parts, "missing.txt": "\n".join(sorted(self.missing)) + "\n"}.items()
+            ):
                 data = redacted_text(content).encode()
                 entry = tarfile.TarInfo(f"{root}/{name}")
                 entry.size, entry.mtime, entry.mode = len(data), wall_ms // 1000, 0o600
                 archive.addfile(entry, io.BytesIO(data))
 
 
-def run_report(kubectl: Kubectl, screen: Screen, path: Path | None, operator_namespace: str, log_lines: int) -> int:
-    """Collect, write the file and say where it is; the exit code. Raises Unreachable if Kubernetes does not answer."""
+def run_report(
+    kubectl: Kubectl, screen: Screen, path: Path | None, operator_namespace: str, log_lines: int
+) -> int:
+    """Collect, write the file and say where it is; the exit code. Raises Unreachable if
+    Kubernetes does not answer."""
     from magnetar_operator.conditions import timestamp
 
     wall_ms = SystemClock().wall_ms()
@@ -104,14 +111,23 @@ def run_report(kubectl: Kubectl, screen: Screen, path: Path | None, operator_nam
     def render() -> None:
         screen.line(
             f"{target}: {count} parts"
-            + (f"; {len(archive.missing)} could not be had (missing.txt in it says why)" if archive.missing else "")
+            + (
+                f"; {len(archive.missing)} could not be had (missing.txt in it says why)"
+                if archive.missing
+                else ""
+            )
         )
 
-    screen.show({"file": str(target), "parts": sorted(archive.parts), "missing": sorted(archive.missing)}, render)
+    screen.show(
+        {"file": str(target), "parts": sorted(archive.parts), "missing": sorted(archive.missing)},
+        render,
+    )
     return 0
 
 
-def collect(kubectl: Kubectl, operator_namespace: str, log_lines: int, note: Callable[[str], None]) -> Archive:
+def collect(
+    kubectl: Kubectl, operator_namespace: str, log_lines: int, note: Callable[[str], None]
+) -> Archive:
     """Everything that can be had. Raises Unreachable, or CommandFailed without kubectl."""
     archive = Archive()
     note("versions and resources")
@@ -123,16 +139,24 @@ def collect(kubectl: Kubectl, operator_namespace: str, log_lines: int, note: Cal
     archive.document("pods.json", pods)
     if len(pods) > PODS_MAX:
         archive.missing.append(
-            f"logs and metrics of {len(pods) - PODS_MAX} of {len(pods)} pods: the first {PODS_MAX} are enough to read"
+            f"logs and metrics of {len(pods) - PODS_MAX} of {len(pods)} pods: the first {PODS_MAX} "
+            "are enough to read"
         )
     note(f"logs and metrics of {min(len(pods), PODS_MAX)} pods")
     operators = Kubectl(operator_namespace, kubectl.context)
     found: list[Manifest] = []
-    archive.attempt(f"pods of the operator in {operator_namespace}", lambda: found.extend(operators.list("pods", OPERATOR)))
+    archive.attempt(
+        f"pods of the operator in {operator_namespace}",
+        lambda: found.extend(operators.list("pods", OPERATOR)),
+    )
     archive.document("operator/pods.json", found)
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
         jobs = [pool.submit(_pod, kubectl, archive, pod, log_lines) for pod in pods[:PODS_MAX]]
-        jobs += [pool.submit(_logs, operators, archive, pod, log_lines, "operator/") for pod in found[:PODS_MAX] if pod not in pods]
+        jobs += [
+            pool.submit(_logs, operators, archive, pod, log_lines, "operator/")
+            for pod in found[:PODS_MAX]
+            if pod not in pods
+        ]
         for job in jobs:
             job.result()
     return archive
@@ -143,18 +167,32 @@ def _resources(kubectl: Kubectl, archive: Archive) -> None:
     from magnetar.resources.definitions import NAMINGS
 
     def save(kinds: dict[str, str], selector: str) -> None:
-        """One request for all kinds; if it is refused, one for each, so that only what is forbidden is missing."""
+        """One request for all kinds; if it is refused, one for each, so that only what is
+        forbidden is missing."""
         try:
             found = kubectl.list(",".join(kinds), selector)
         except Refused:
             for kind, path in kinds.items():
-                archive.attempt(path, lambda kind=kind, path=path: archive.document(path, kubectl.list(kind, selector)))  # type: ignore[misc]
+                archive.attempt(
+                    path,
+                    lambda kind=kind, path=path: archive.document(
+                        path, kubectl.list(kind, selector)
+                    ),
+                )  # type: ignore[misc]
             return
         for kind, path in kinds.items():
             singular = kind.partition(".")[0]
-            archive.document(path, [item for item in found if _plural(str(item["kind"])) == singular])
+            archive.document(
+                path, [item for item in found if _plural(str(item["kind"])) == singular]
+            )
 
-    save({f"{naming.plural}.magnetar.io": f"resources/{naming.plural}.json" for naming in NAMINGS.values()}, "")
+    save(
+        {
+            f"{naming.plural}.magnetar.io": f"resources/{naming.plural}.json"
+            for naming in NAMINGS.values()
+        },
+        "",
+    )
     save({plural: f"objects/{plural}.json" for plural in OBJECTS}, PART_OF)
     archive.attempt("events.json", lambda: archive.document("events.json", kubectl.list("events")))
 
@@ -172,12 +210,19 @@ def _pod(kubectl: Kubectl, archive: Archive, pod: Manifest, log_lines: int) -> N
     component = pod["metadata"].get("labels", {}).get("app.kubernetes.io/component")
     if component == "broker":
         # A broker with spec.tls.plain Closed has no other port.
-        place = f"https:{name}:8443" if pod["metadata"]["labels"].get("magnetar.io/plain") == "closed" else f"http:{name}:8080"
+        place = (
+            f"https:{name}:8443"
+            if pod["metadata"]["labels"].get("magnetar.io/plain") == "closed"
+            else f"http:{name}:8080"
+        )
         _broker(kubectl, archive, name, f"/api/v1/namespaces/{namespace}/pods/{place}/proxy/")
     elif component == "etcd":
         root = f"/api/v1/namespaces/{namespace}/pods/http:{name}:2381/proxy/"
         for what in ("health", "metrics"):
-            archive.attempt(f"etcd/{name}/{what}", _raw(kubectl, archive, root + what, f"etcd/{name}/{what}.txt"))
+            archive.attempt(
+                f"etcd/{name}/{what}",
+                _raw(kubectl, archive, root + what, f"etcd/{name}/{what}.txt"),
+            )
 
 
 def _raw(kubectl: Kubectl, archive: Archive, url: str, path: str) -> Callable[[], None]:
@@ -198,24 +243,41 @@ def _broker(kubectl: Kubectl, archive: Archive, name: str, root: str) -> None:
 
     for what, path in BROKER_PATHS.items():
         archive.attempt(f"{what} of broker {name}", document(what, path))
-    archive.attempt(f"metrics of broker {name}", _raw(kubectl, archive, f"{root}metrics", f"brokers/{name}/metrics.txt"))
-    troubled = [row["bundle"] for row in status.get("bundles", ()) if row["state"] not in ("Owned", "Deleted")]
+    archive.attempt(
+        f"metrics of broker {name}",
+        _raw(kubectl, archive, f"{root}metrics", f"brokers/{name}/metrics.txt"),
+    )
+    troubled = [
+        row["bundle"]
+        for row in status.get("bundles", ())
+        if row["state"] not in ("Owned", "Deleted")
+    ]
     for bundle in troubled[:EXPLAINED_MAX]:
         what = f"explain {bundle.replace('/', '_')}"
-        archive.attempt(f"{what} at {name}", document(what.replace(" ", "-"), f"magnetar/v1/explain?bundle={bundle}"))
+        archive.attempt(
+            f"{what} at {name}",
+            document(what.replace(" ", "-"), f"magnetar/v1/explain?bundle={bundle}"),
+        )
 
 
 def _logs(kubectl: Kubectl, archive: Archive, pod: Manifest, lines: int, place: str) -> None:
     """The end of each container's log, and of its last life if it has been restarted."""
     name = pod["metadata"]["name"]
-    restarts = {item["name"]: item.get("restartCount", 0) for item in pod.get("status", {}).get("containerStatuses", ())}
+    restarts = {
+        item["name"]: item.get("restartCount", 0)
+        for item in pod.get("status", {}).get("containerStatuses", ())
+    }
     limits = [f"--tail={lines}", f"--limit-bytes={LOG_BYTES_MAX}"]
 
     def save(container: str, path: str, *options: str) -> Callable[[], None]:
-        return lambda: archive.text(path, kubectl.run(["logs", name, "--container", container, *limits, *options]))
+        return lambda: archive.text(
+            path, kubectl.run(["logs", name, "--container", container, *limits, *options])
+        )
 
     for container in (item["name"] for item in pod["spec"].get("containers", ())):
         path = f"{place}logs/{name}.{container}"
         archive.attempt(path, save(container, f"{path}.log"))
         if restarts.get(container):
-            archive.attempt(f"{path} (previous)", save(container, f"{path}.previous.log", "--previous"))
+            archive.attempt(
+                f"{path} (previous)", save(container, f"{path}.previous.log", "--previous")
+            )

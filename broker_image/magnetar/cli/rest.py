@@ -1,8 +1,9 @@
 """REST requests of the command line.
 
-Owns: one small JSON client over the addresses of a cluster's brokers. Imports: http.client, names, failures.
-Invariants: a broker that does not answer is passed over for the next one, unless it may have acted on what it was sent; a redirect to a topic's
-owner is followed; a refusal is raised with the server's own reason.
+Owns: one small JSON client over the addresses of a cluster's brokers. Imports: http.client, names,
+failures. Invariants: a broker that does not answer is passed over for the next one, unless it may
+have acted on what it was sent; a redirect to a topic's owner is followed; a refusal is raised with
+the server's own reason.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from magnetar.names import NamespaceName, TopicName
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 NOWHERE = (
-    "start a server with `make run`, or say where one is by --url or MAGNETAR_URL. On Kubernetes: `kubectl exec main-broker-0 -- magnetar status`, "
+    "start a server with `make run`, or say where one is by --url or MAGNETAR_URL. On Kubernetes: "
+    "`kubectl exec main-broker-0 -- magnetar status`, "
     "or `kubectl port-forward service/main 8080` and the same again"
 )
 TIMEOUT_S = 60.0
@@ -31,14 +33,17 @@ REDIRECTS = (301, 302, 307, 308)
 HINTS: Mapping[int, str] = {
     401: "Give credentials that the server accepts: --token-file, or --tls-cert and --tls-key",
     403: "Ask whoever runs the cluster for the permission",
-    NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` show what there is",
-    405: "This server does not offer it: compare `magnetar status --output json` (version) on both sides",
+    NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` "
+    "show what there is",
+    405: "This server does not offer it: compare `magnetar status --output json` (version) on both "
+    "sides",
     UNAVAILABLE: "Try again in a moment; `magnetar status` shows who serves",
 }
 
 
 class _NoAnswer(Exception):
-    """Nobody listens there, or the connection broke; `sent` tells whether the request may have been acted on."""
+    """Nobody listens there, or the connection broke; `sent` tells whether the request may have
+    been acted on."""
 
     def __init__(self, reason: str, sent: bool) -> None:
         super().__init__(reason)
@@ -46,12 +51,15 @@ class _NoAnswer(Exception):
 
 
 class Rest:
-    """A client of the brokers at `urls`: http://host:port, or several of them separated by commas."""
+    """A client of the brokers at `urls`: http://host:port, or several of them separated by
+    commas."""
 
     def __init__(self, urls: str, timeout_s: float = TIMEOUT_S, access: Access = ANYBODY) -> None:
         self.urls = tuple(_checked(url.strip()) for url in urls.split(",") if url.strip())
         if not self.urls:
-            raise WrongUsage(f"--url: {urls!r} names no server", f"write http://host:port, such as {DEFAULT_URL}")
+            raise WrongUsage(
+                f"--url: {urls!r} names no server", f"write http://host:port, such as {DEFAULT_URL}"
+            )
         self._timeout_s, self._access = timeout_s, access
         self._tls: ssl.SSLContext | None = None
 
@@ -59,9 +67,15 @@ class Rest:
         """The same client of another server."""
         return Rest(url, timeout_s, self._access)
 
-    def request(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Any:
+    def request(
+        self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None
+    ) -> Any:
         """The decoded JSON answer, None if it has no body. Raises Refused, Unreachable."""
-        given = {name: _text(value) for name, value in (query or {}).items() if value is not None and value != ""}
+        given = {
+            name: _text(value)
+            for name, value in (query or {}).items()
+            if value is not None and value != ""
+        }
         target = f"{path}?{urlencode(given)}" if given else path
         failures, unready = [], None
         for url in self.urls:
@@ -82,7 +96,8 @@ class Rest:
             raise unready
         remedy = "is the server running, and is --url (or MAGNETAR_URL) right?"
         raise Unreachable(
-            f"no answer from {'; '.join(failures)}".replace("; ", ", "), NOWHERE if self.urls == (DEFAULT_URL,) else remedy
+            f"no answer from {'; '.join(failures)}".replace("; ", ", "),
+            NOWHERE if self.urls == (DEFAULT_URL,) else remedy,
         )
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
@@ -110,19 +125,26 @@ class Rest:
                 if hop == 0:
                     raise
                 raise Unreachable(
-                    f"{url} sent us to the owner at {asked}, which does not answer from here ({error})",
-                    "run the command where brokers' advertised addresses can be reached, such as in a pod of the cluster",
+                    f"{url} sent us to the owner at {asked}, which does not answer from here "
+                    f"({error})",
+                    "run the command where brokers' advertised addresses can be reached, such as "
+                    "in a pod of the cluster",
                 ) from error
             if status in REDIRECTS and location:
                 parts = urlsplit(location)
                 if url.startswith("https:") and parts.scheme == "http":
-                    raise Unreachable(f"{url} sent us on to {location}, which is not by TLS", "have its brokers run with --tls")
+                    raise Unreachable(
+                        f"{url} sent us on to {location}, which is not by TLS",
+                        "have its brokers run with --tls",
+                    )
                 asked = f"{parts.scheme}://{parts.netloc}" if parts.netloc else asked
                 target = f"{parts.path}?{parts.query}" if parts.query else parts.path
                 continue
             return _decoded(method, target, status, text)
         raise Refused(
-            UNAVAILABLE, f"{method} {target}: sent from broker to broker {REDIRECTS_MAX} times; ownership is changing, try again"
+            UNAVAILABLE,
+            f"{method} {target}: sent from broker to broker {REDIRECTS_MAX} times; ownership is "
+            "changing, try again",
         )
 
     def _exchange(self, method: str, url: str, target: str, body: Any) -> tuple[int, str, bytes]:
@@ -138,12 +160,17 @@ class Rest:
             assert connection.sock is not None
             connection.sock.settimeout(self._timeout_s)
             sent = True
-            connection.request(method, target, None if body is None else json.dumps(body).encode(), headers)
+            connection.request(
+                method, target, None if body is None else json.dumps(body).encode(), headers
+            )
             answer = connection.getresponse()
             return answer.status, answer.headers.get("Location", ""), answer.read()
         except (OSError, http.client.HTTPException) as error:
             reason = (
-                getattr(error, "verify_message", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+                getattr(error, "verify_message", None)
+                or getattr(error, "strerror", None)
+                or str(error)
+                or type(error).__name__
             )
             raise _NoAnswer(reason, sent) from error
         finally:
@@ -160,11 +187,18 @@ def _checked(url: str) -> str:
     """Raises WrongUsage."""
     parts = urlsplit(url)
     try:
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        valid = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+        )
     except ValueError:
         valid = False
     if not valid:
-        raise WrongUsage(f"--url: {url!r} is not valid", "write http://host:port, or several with commas between them")
+        raise WrongUsage(
+            f"--url: {url!r} is not valid",
+            "write http://host:port, or several with commas between them",
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -185,7 +219,7 @@ def _decoded(method: str, target: str, status: int, text: bytes) -> Any:
     raise Refused(status, what, "" if "; " in what else HINTS.get(status, ""))
 
 
-# --- paths ---------------------------------------------------------------------------------------------------------------------
+# --- paths ----------------------------------------------------------------------------------------
 
 
 def topic_path(topic: TopicName, suffix: str = "") -> str:

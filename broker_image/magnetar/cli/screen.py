@@ -1,8 +1,9 @@
 """How results are shown.
 
-Owns: tables, facts and sentences for people, JSON and YAML for scripts. Imports: rich and yaml, each only when it is needed.
-Invariants: `--output json` prints one JSON value whose shape `docs/cli.md` documents, whatever the terminal is; nothing is cut off and nothing is
-paged; colours and lines are for terminals only, and never with --no-color, NO_COLOR or TERM=dumb.
+Owns: tables, facts and sentences for people, JSON and YAML for scripts. Imports: rich and yaml,
+each only when it is needed. Invariants: `--output json` prints one JSON value whose shape
+`docs/cli.md` documents, whatever the terminal is; nothing is cut off and nothing is paged; colours
+and lines are for terminals only, and never with --no-color, NO_COLOR or TERM=dumb.
 """
 
 from __future__ import annotations
@@ -43,10 +44,20 @@ class OutputFormat(enum.StrEnum):
 class Screen:
     """Where a command's result goes."""
 
-    def __init__(self, output: OutputFormat = OutputFormat.TABLE, no_color: bool = False, file: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        output: OutputFormat = OutputFormat.TABLE,
+        no_color: bool = False,
+        file: TextIO | None = None,
+    ) -> None:
         self.output = output
         self._file = file if file is not None else sys.stdout
-        self.terminal = self._file.isatty() and not no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.terminal = (
+            self._file.isatty()
+            and not no_color
+            and not os.environ.get("NO_COLOR")
+            and os.environ.get("TERM") != "dumb"
+        )
 
     def show(self, value: Any, render: Callable[[], None]) -> None:
         """The result of a command: `value` for scripts, or what `render` prints for people."""
@@ -78,7 +89,9 @@ class Screen:
         if self.terminal:
             self._rich_table(columns, cells, right)
             return
-        widths = [max(len(name), *(len(row[at]) for row in cells), 0) for at, name in enumerate(columns)]
+        widths = [
+            max(len(name), *(len(row[at]) for row in cells), 0) for at, name in enumerate(columns)
+        ]
         for row in ([name.upper() for name in columns], *cells):
             padded = (
                 text.rjust(width) if is_right else text.ljust(width)
@@ -86,7 +99,9 @@ class Screen:
             )
             self.line("  ".join(padded).rstrip())
 
-    def _rich_table(self, columns: Sequence[str], cells: list[list[str]], right: list[bool]) -> None:
+    def _rich_table(
+        self, columns: Sequence[str], cells: list[list[str]], right: list[bool]
+    ) -> None:
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -122,7 +137,9 @@ def _cell(value: Any) -> str:
 def _is_right(column: Sequence[str]) -> bool:
     """Whether a column is of numbers, with or without units."""
     known = [text for text in column if text != "-"]
-    return bool(known) and all(text.partition(" ")[0].rstrip("%").replace(".", "", 1).isdigit() for text in known)
+    return bool(known) and all(
+        text.partition(" ")[0].rstrip("%").replace(".", "", 1).isdigit() for text in known
+    )
 
 
 def since_text(since_ms: int | None) -> str:

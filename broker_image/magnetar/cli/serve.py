@@ -1,8 +1,9 @@
 """`magnetar standalone|broker|coordinator|operator`.
 
-Owns: preflight, the event loop, the banner and the exit of server commands. Imports: server, client (self-check); the operator lazily.
-Invariants: a port that is taken is reported with its owner and the option that changes it before anything is touched; the banner is printed only
-after a message has made the round trip.
+Owns: preflight, the event loop, the banner and the exit of server commands. Imports: server, client
+(self-check); the operator lazily. Invariants: a port that is taken is reported with its owner and
+the option that changes it before anything is touched; the banner is printed only after a message
+has made the round trip.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 _STARTED = time.monotonic()
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that could work waits for the one that does. The log's threads take the interpreter several times per flush: at its own 5 ms
-each, one busy connection adds tens of milliseconds to everybody's receipts."""
+"""How long a thread that could work waits for the one that does. The log's threads take the
+interpreter several times per flush: at its own 5 ms each, one busy connection adds tens of
+milliseconds to everybody's receipts."""
 DEFAULT_BROKER_PORT, DEFAULT_HTTP_PORT = 6650, 8080
 PORT_MAX = 65_535
 SELF_CHECK_TOPIC = "persistent://pulsar/system/self-check"
@@ -94,17 +96,24 @@ def run_standalone(options: StandaloneOptions) -> None:
     _configure(options.log_level)
     ports = [(options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")]
     if options.access.tls:
-        ports += [(options.access.tls_port, "MAGNETAR_TLS_PORT"), (options.access.https_port, "MAGNETAR_HTTPS_PORT")]
+        ports += [
+            (options.access.tls_port, "MAGNETAR_TLS_PORT"),
+            (options.access.https_port, "MAGNETAR_HTTPS_PORT"),
+        ]
     for port, option in ports:
         require_free_port(options.bind, port, option)
-    process_options = _process_options(options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir)
+    process_options = _process_options(
+        options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir
+    )
     checks: list[asyncio.Task[None]] = []
 
     def announce(broker: Broker) -> None:
         if not options.self_check:
             print(f"Ready in {_since_exec():.2f} s: {broker.service_url}", flush=True)
         elif not checks:
-            checks.append(asyncio.create_task(_check_and_print(broker.service_url, options, process)))
+            checks.append(
+                asyncio.create_task(_check_and_print(broker.service_url, options, process))
+            )
 
     process = BrokerProcess(process_options, announce)
     uvloop.run(_run_with(process, checks))
@@ -119,12 +128,17 @@ async def _run_with(process: BrokerProcess, checks: list[asyncio.Task[None]]) ->
             check.cancel()
 
 
-async def _check_and_print(service_url: str, options: StandaloneOptions, process: BrokerProcess) -> None:
+async def _check_and_print(
+    service_url: str, options: StandaloneOptions, process: BrokerProcess
+) -> None:
     """One message there and back; then what to paste next."""
     from magnetar.client import Client
 
     try:
-        async with asyncio.timeout(15), Client(service_url, credentials=_credentials(process), tls=_tls(process)) as client:
+        async with (
+            asyncio.timeout(15),
+            Client(service_url, credentials=_credentials(process), tls=_tls(process)) as client,
+        ):
             consumer = await client.subscribe(SELF_CHECK_TOPIC, "self-check")
             producer = await client.create_producer(SELF_CHECK_TOPIC)
             await producer.send(b"self-check")
@@ -134,16 +148,24 @@ async def _check_and_print(service_url: str, options: StandaloneOptions, process
             await consumer.unsubscribe()
     except (MagnetarError, TimeoutError) as error:
         process.stop()
-        raise MagnetarError(f"the server started but a message did not make the round trip: {error!r}") from error
+        raise MagnetarError(
+            f"the server started but a message did not make the round trip: {error!r}"
+        ) from error
     assert process.broker is not None, "it is ready"
     http = process.broker.context.http_url
     if options.access.plain != OPEN:  # what is plain is not for clients
         service_url, http = process.broker.service_url_tls, process.broker.context.http_url_tls
     hint = STORED_MESSAGE_HINT.format(directory=options.storage or options.data_dir.resolve())
     to_clients = (
-        "" if options.broker_port == DEFAULT_BROKER_PORT and options.access.plain == OPEN else f" --service-url {service_url}"
+        ""
+        if options.broker_port == DEFAULT_BROKER_PORT and options.access.plain == OPEN
+        else f" --service-url {service_url}"
     )
-    to_rest = "" if options.http_port == DEFAULT_HTTP_PORT and options.access.plain == OPEN else f" --url {http}"
+    to_rest = (
+        ""
+        if options.http_port == DEFAULT_HTTP_PORT and options.access.plain == OPEN
+        else f" --url {http}"
+    )
     print(
         f"""
 Ready in {_since_exec():.2f} s (a message was published, synced, read back and acknowledged).
@@ -184,7 +206,8 @@ def run_broker(options: BrokerOptions) -> None:
 
 
 def run_coordinator(options: BrokerOptions) -> None:
-    """Hold the number at the end of the name, as a transaction coordinator of a cluster, until SIGTERM."""
+    """Hold the number at the end of the name, as a transaction coordinator of a cluster, until
+    SIGTERM."""
     from magnetar.coordinator.process import CoordinatorProcess
 
     _configure(options.log_level)
@@ -192,7 +215,13 @@ def run_coordinator(options: BrokerOptions) -> None:
 
 
 def _cluster_process_options(options: BrokerOptions) -> ProcessOptions:
-    return _process_options(options, options.name or default_name(), options.volume, options.store, store_tls=options.store_tls)
+    return _process_options(
+        options,
+        options.name or default_name(),
+        options.volume,
+        options.store,
+        store_tls=options.store_tls,
+    )
 
 
 def _process_options(
@@ -246,7 +275,8 @@ def _command() -> str:
 
 
 def require_free_port(host: str, port: int, variable: str) -> None:
-    """Raises InvalidRequest naming the port's owner and the variable to set if somebody listens there."""
+    """Raises InvalidRequest naming the port's owner and the variable to set if somebody listens
+    there."""
     if port == 0:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -256,12 +286,14 @@ def require_free_port(host: str, port: int, variable: str) -> None:
         except OSError as error:
             owner, other = _listener_of(port), port + 1 if port < PORT_MAX else port - 1
             raise InvalidRequest(
-                f"port {port} is in use by {owner} ({error.strerror}). Stop it, or choose another port: make run {variable}={other}"
+                f"port {port} is in use by {owner} ({error.strerror}). Stop it, or choose another "
+                f"port: make run {variable}={other}"
             ) from error
 
 
 def _listener_of(port: int) -> str:
-    """`name (pid n)` of the process that listens on a TCP port, from /proc; another user's processes cannot be seen."""
+    """`name (pid n)` of the process that listens on a TCP port, from /proc; another user's
+    processes cannot be seen."""
     inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

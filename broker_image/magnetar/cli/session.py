@@ -1,8 +1,9 @@
 """What every command that asks a cluster has in common.
 
-Owns: the options --url, --output and --no-color, those about who asks (--token, --tls-ca and so on), and the `Session` and `Access` that a
-command gets in their place. Imports: typer, access, rest, screen.
-Invariant: each such command takes the same options under the same names and environment variables.
+Owns: the options --url, --output and --no-color, those about who asks (--token, --tls-ca and so
+on), and the `Session` and `Access` that a command gets in their place. Imports: typer, access,
+rest, screen. Invariant: each such command takes the same options under the same names and
+environment variables.
 """
 
 from __future__ import annotations
@@ -20,23 +21,56 @@ from magnetar.cli.rest import DEFAULT_URL, Rest
 from magnetar.cli.screen import OutputFormat, Screen
 
 Url = Annotated[
-    str, typer.Option("--url", envvar="MAGNETAR_URL", help="REST of any broker, or of several: http://a:8080,http://b:8080.")
+    str,
+    typer.Option(
+        "--url",
+        envvar="MAGNETAR_URL",
+        help="REST of any broker, or of several: http://a:8080,http://b:8080.",
+    ),
 ]
 Output = Annotated[
-    OutputFormat, typer.Option("--output", "-o", envvar="MAGNETAR_OUTPUT", help="table for people; json or yaml for scripts.")
+    OutputFormat,
+    typer.Option(
+        "--output",
+        "-o",
+        envvar="MAGNETAR_OUTPUT",
+        help="table for people; json or yaml for scripts.",
+    ),
 ]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does NO_COLOR, or a pipe.")]
+NoColor = Annotated[
+    bool, typer.Option("--no-color", help="Plain text; so does NO_COLOR, or a pipe.")
+]
 ServiceUrl = Annotated[
-    str, typer.Option("--service-url", envvar="MAGNETAR_SERVICE_URL", help="Where clients connect: pulsar://a:6650,b:6650.")
+    str,
+    typer.Option(
+        "--service-url",
+        envvar="MAGNETAR_SERVICE_URL",
+        help="Where clients connect: pulsar://a:6650,b:6650.",
+    ),
 ]
 Token = Annotated[
-    str, typer.Option("--token", envvar="MAGNETAR_TOKEN", show_envvar=True, help="A JSON Web Token; better in a file.")
+    str,
+    typer.Option(
+        "--token",
+        envvar="MAGNETAR_TOKEN",
+        show_envvar=True,
+        help="A JSON Web Token; better in a file.",
+    ),
 ]
-TokenFile = Annotated[str, typer.Option("--token-file", envvar="MAGNETAR_TOKEN_FILE", help="File with a token.")]
+TokenFile = Annotated[
+    str, typer.Option("--token-file", envvar="MAGNETAR_TOKEN_FILE", help="File with a token.")
+]
 TlsCa = Annotated[
-    str, typer.Option("--tls-ca", envvar="MAGNETAR_TLS_CA", help="Whom to believe: certificates in PEM; default: the system's.")
+    str,
+    typer.Option(
+        "--tls-ca",
+        envvar="MAGNETAR_TLS_CA",
+        help="Whom to believe: certificates in PEM; default: the system's.",
+    ),
 ]
-TlsCert = Annotated[str, typer.Option("--tls-cert", envvar="MAGNETAR_TLS_CERT", help="Certificate to show.")]
+TlsCert = Annotated[
+    str, typer.Option("--tls-cert", envvar="MAGNETAR_TLS_CERT", help="Certificate to show.")
+]
 TlsKey = Annotated[str, typer.Option("--tls-key", envvar="MAGNETAR_TLS_KEY", help="Its key.")]
 ACCESS = {
     "token": (Token, ""),
@@ -65,7 +99,11 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
         access = Access(*shown)
         return Session(Rest(url, access=access), Screen(output, no_color), access)
 
-    common = {"url": (Url, DEFAULT_URL), "output": (Output, OutputFormat.TABLE), "no_color": (NoColor, False)}
+    common = {
+        "url": (Url, DEFAULT_URL),
+        "output": (Output, OutputFormat.TABLE),
+        "no_color": (NoColor, False),
+    }
     return _made_of(function, "session", {**common, **ACCESS}, session)
 
 
@@ -75,13 +113,22 @@ def admitted(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _made_of(
-    function: Callable[..., None], parameter: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]
+    function: Callable[..., None],
+    parameter: str,
+    options: Mapping[str, tuple[Any, Any]],
+    make: Callable[..., Any],
 ) -> Callable[..., None]:
     """A command that takes options in the place of one parameter, which is made of them."""
     signature = inspect.signature(function, eval_str=True)
-    own = [found.replace(kind=inspect.Parameter.KEYWORD_ONLY) for found in signature.parameters.values() if found.name != parameter]
+    own = [
+        found.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for found in signature.parameters.values()
+        if found.name != parameter
+    ]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
         for name, (annotation, default) in options.items()
     ]
 
@@ -97,4 +144,10 @@ def _made_of(
 
 def group(text: str) -> typer.Typer:
     """A group of commands."""
-    return typer.Typer(help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    return typer.Typer(
+        help=text,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )

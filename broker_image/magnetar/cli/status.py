@@ -1,7 +1,7 @@
 """`magnetar status`.
 
-Owns: what people see of a cluster's health, and what counts as unhealthy. Imports: rest, screen, conditions.
-Invariant: exit code 1 exactly if `problems` is not empty; a script reads the same list.
+Owns: what people see of a cluster's health, and what counts as unhealthy. Imports: rest, screen,
+conditions. Invariant: exit code 1 exactly if `problems` is not empty; a script reads the same list.
 """
 
 from __future__ import annotations
@@ -44,33 +44,63 @@ def _damage(rest: Rest) -> dict[str, Any]:
         if error.status != NOT_FOUND:
             raise
         found = {}
-    return {name: found.get(name, kind()) for name, kind in (("damage", list), ("short_of_space", dict), ("unreachable", list))}
+    return {
+        name: found.get(name, kind())
+        for name, kind in (("damage", list), ("short_of_space", dict), ("unreachable", list))
+    }
 
 
 def problems_of(status: Mapping[str, Any], damage: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one sentence each."""
     found = []
     if not status["leader"]:
-        found.append("there is no leader; one is elected within a lease if any broker reaches the metadata store")
+        found.append(
+            "there is no leader; one is elected within a lease if any broker reaches the metadata "
+            "store"
+        )
     if not any(row["state"] == "serving" for row in status["brokers"]):
-        found.append("no broker takes bundles; start one, or lift a cordon with `magnetar drain BROKER --undo`")
+        found.append(
+            "no broker takes bundles; start one, or lift a cordon with `magnetar drain BROKER "
+            "--undo`"
+        )
     live = {row["incarnation"] for row in status["brokers"]}
     for row in status["bundles"]:
         if row["state"] not in SETTLED:
             found.append(f"bundle {row['bundle']} is {row['state']}, not Owned ({row['reason']})")
         elif row["state"] == "Owned" and row["owner"] not in live:
-            found.append(f"bundle {row['bundle']} belongs to {row['owner']}, which is gone; the leader reassigns it")
+            found.append(
+                f"bundle {row['bundle']} belongs to {row['owner']}, which is gone; the leader "
+                "reassigns it"
+            )
     found += [f"broker {name} is registered but does not answer" for name in damage["unreachable"]]
-    found += [f"broker {name} publishes nothing: {why}" for name, why in damage["short_of_space"].items()]
-    found += [f"storage damage at {row.get('broker') or 'a broker'}: {row['error']}" for row in damage["damage"]]
+    found += [
+        f"broker {name} publishes nothing: {why}" for name, why in damage["short_of_space"].items()
+    ]
+    found += [
+        f"storage damage at {row.get('broker') or 'a broker'}: {row['error']}"
+        for row in damage["damage"]
+    ]
     return found
 
 
 def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
-    screen.line(f"cluster storage {value['storage_id']}, leader {broker_of(value['leader']) or 'none'}")
+    screen.line(
+        f"cluster storage {value['storage_id']}, leader {broker_of(value['leader']) or 'none'}"
+    )
     screen.line()
     screen.table(
-        ("broker", "state", "service URL", "up", "bundles", "topics", "in msg/s", "out msg/s", "cpu", "memory"),
+        (
+            "broker",
+            "state",
+            "service URL",
+            "up",
+            "bundles",
+            "topics",
+            "in msg/s",
+            "out msg/s",
+            "cpu",
+            "memory",
+        ),
         [
             (
                 row["broker"],
@@ -94,10 +124,22 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
     if shown:
         screen.table(
             ("bundle", "state", "epoch", "owner", "reason"),
-            [(row["bundle"], row["state"], row["epoch"], broker_of(row["owner"]) or "-", row["reason"]) for row in shown],
+            [
+                (
+                    row["bundle"],
+                    row["state"],
+                    row["epoch"],
+                    broker_of(row["owner"]) or "-",
+                    row["reason"],
+                )
+                for row in shown
+            ],
         )
     if len(shown) < len(rows):
-        screen.line(f"{len(rows) - len(troubled)} of {len(rows)} bundles are Owned; --bundles lists them all")
+        screen.line(
+            f"{len(rows) - len(troubled)} of {len(rows)} bundles are Owned; --bundles lists them "
+            "all"
+        )
     if value["damage"]:
         screen.line()
         screen.table(
@@ -117,7 +159,11 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
         )
     _render_conditions(screen, value["resources"])
     screen.line()
-    screen.line("healthy" if value["healthy"] else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])]))
+    screen.line(
+        "healthy"
+        if value["healthy"]
+        else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])])
+    )
 
 
 def _render_conditions(screen: Screen, resources: Sequence[Mapping[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """`magnetar subscriptions`.
 
-Owns: list, create, delete, reset, skip, clear and stats of subscriptions. Imports: typer, rest, screen.
-Invariant: on a partitioned topic a command acts on the subscription of every partition.
+Owns: list, create, delete, reset, skip, clear and stats of subscriptions. Imports: typer, rest,
+screen. Invariant: on a partitioned topic a command acts on the subscription of every partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def list_(session: Session, topic: Topic) -> None:
     """Durable subscriptions of a topic."""
     name = topic_of(topic)
     found = session.rest.get(topic_path(name, "/subscriptions"))
-    session.screen.show(found, lambda: session.screen.line("\n".join(found) if found else f"{name} has no subscriptions"))
+    session.screen.show(
+        found,
+        lambda: session.screen.line("\n".join(found) if found else f"{name} has no subscriptions"),
+    )
 
 
 @subscriptions.command()
@@ -41,28 +44,44 @@ def create(
     topic: Topic,
     subscription: Subscription,
     start: Annotated[
-        str, typer.Option("--from", help="earliest, latest, a message id (ledger:entry) or a time (15m, 2024-05-01).")
+        str,
+        typer.Option(
+            "--from",
+            help="earliest, latest, a message id (ledger:entry) or a time (15m, 2024-05-01).",
+        ),
     ] = "latest",
-    properties: Annotated[list[str] | None, typer.Option("--property", help="name=value; may be repeated.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", help="name=value; may be repeated.")
+    ] = None,
 ) -> None:
     """Create a subscription before anybody consumes with it."""
     name, place = topic_of(topic), start_of(start)
-    body: dict[str, Any] = {"properties": given} if (given := pairs_of(properties, "--property")) else {}
+    body: dict[str, Any] = (
+        {"properties": given} if (given := pairs_of(properties, "--property")) else {}
+    )
     if not isinstance(place, int):
         body |= _position(place)
     session.rest.put(subscription_path(name, subscription), body or None)
     if isinstance(place, int):
         session.rest.post(subscription_path(name, subscription, f"/resetcursor/{place}"))
-    session.screen.done(f"subscription {subscription} of {name} created, from {start}", topic=str(name), subscription=subscription)
+    session.screen.done(
+        f"subscription {subscription} of {name} created, from {start}",
+        topic=str(name),
+        subscription=subscription,
+    )
 
 
 @subscriptions.command()
 @connected
-def delete(session: Session, topic: Topic, subscription: Subscription, force: Force = False) -> None:
+def delete(
+    session: Session, topic: Topic, subscription: Subscription, force: Force = False
+) -> None:
     """Delete a subscription: what only it had not acknowledged may go."""
     name = topic_of(topic)
     session.rest.delete(subscription_path(name, subscription), {"force": force})
-    session.screen.done(f"subscription {subscription} of {name} deleted", topic=str(name), subscription=subscription)
+    session.screen.done(
+        f"subscription {subscription} of {name} deleted", topic=str(name), subscription=subscription
+    )
 
 
 @subscriptions.command()
@@ -72,7 +91,12 @@ def reset(
     topic: Topic,
     subscription: Subscription,
     target: Annotated[
-        str, typer.Option("--to", help="earliest, latest, a message id (ledger:entry), or a time: 15m (ago), 2024-05-01T12:00.")
+        str,
+        typer.Option(
+            "--to",
+            help="earliest, latest, a message id (ledger:entry), or a time: 15m (ago), "
+            "2024-05-01T12:00.",
+        ),
     ],
 ) -> None:
     """Go back or forward: consumers get what follows."""
@@ -80,7 +104,11 @@ def reset(
     if place == LATEST:
         session.rest.post(subscription_path(name, subscription, "/skip_all"))
     elif place == EARLIEST or isinstance(place, int):
-        session.rest.post(subscription_path(name, subscription, f"/resetcursor/{place if isinstance(place, int) else 0}"))
+        session.rest.post(
+            subscription_path(
+                name, subscription, f"/resetcursor/{place if isinstance(place, int) else 0}"
+            )
+        )
     else:
         assert isinstance(place, tuple)
         if partitions_of(session.rest, name):
@@ -89,7 +117,11 @@ def reset(
                 f"name the partition, such as {name.with_partition(0)}, or give a time",
             )
         session.rest.post(subscription_path(name, subscription, "/resetcursor"), _position(place))
-    session.screen.done(f"subscription {subscription} of {name} reset to {target}", topic=str(name), subscription=subscription)
+    session.screen.done(
+        f"subscription {subscription} of {name} reset to {target}",
+        topic=str(name),
+        subscription=subscription,
+    )
 
 
 @subscriptions.command()
@@ -104,7 +136,10 @@ def skip(
     name = topic_of(topic)
     session.rest.post(subscription_path(name, subscription, f"/skip/{count}"))
     session.screen.done(
-        f"subscription {subscription} of {name}: {count} skipped", topic=str(name), subscription=subscription, count=count
+        f"subscription {subscription} of {name}: {count} skipped",
+        topic=str(name),
+        subscription=subscription,
+        count=count,
     )
 
 
@@ -114,7 +149,11 @@ def clear(session: Session, topic: Topic, subscription: Subscription) -> None:
     """Skip the whole backlog."""
     name = topic_of(topic)
     session.rest.post(subscription_path(name, subscription, "/skip_all"))
-    session.screen.done(f"subscription {subscription} of {name}: backlog cleared", topic=str(name), subscription=subscription)
+    session.screen.done(
+        f"subscription {subscription} of {name}: backlog cleared",
+        topic=str(name),
+        subscription=subscription,
+    )
 
 
 @subscriptions.command()
@@ -127,17 +166,23 @@ def stats(
     """Backlogs, types and consumers."""
     name = topic_of(topic)
     count = partitions_of(session.rest, name)
-    found = session.rest.get(topic_path(name, "/partitioned-stats" if count else "/stats"))["subscriptions"]
+    found = session.rest.get(topic_path(name, "/partitioned-stats" if count else "/stats"))[
+        "subscriptions"
+    ]
     if subscription:
         if subscription not in found:
             raise Refused(
-                NOT_FOUND, f"{name} has no subscription {subscription}", f"`magnetar subscriptions list {name}` shows those it has"
+                NOT_FOUND,
+                f"{name} has no subscription {subscription}",
+                f"`magnetar subscriptions list {name}` shows those it has",
             )
         found = {subscription: found[subscription]}
 
     def render() -> None:
         render_subscriptions(session.screen, found)
-        consumers = [(owner, row) for owner, stats in sorted(found.items()) for row in stats["consumers"]]
+        consumers = [
+            (owner, row) for owner, stats in sorted(found.items()) for row in stats["consumers"]
+        ]
         if consumers:
             session.screen.line()
             session.screen.table(

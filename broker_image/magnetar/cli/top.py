@@ -1,8 +1,8 @@
 """`magnetar top`: where the load is.
 
 Owns: gathering rates from every broker, their order and their layout. Imports: rest, screen.
-Invariants: a topic is told by the broker that serves it; a broker that does not answer from here is named, and the others are shown; one look
-asks each broker once.
+Invariants: a topic is told by the broker that serves it; a broker that does not answer from here is
+named, and the others are shown; one look asks each broker once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def look(rest: Rest, order: str, count: int) -> dict[str, Any]:
     bundles = _bundles(topics, status["bundles"])
     return {
         "brokers": [
-            {**row, "backlog": sum(topic["backlog"] for topic in topics if topic["broker"] == row["broker"])}
+            {
+                **row,
+                "backlog": sum(
+                    topic["backlog"] for topic in topics if topic["broker"] == row["broker"]
+                ),
+            }
             for row in status["brokers"]
         ],
         "bundles": _first(bundles, order, count),
@@ -74,7 +79,9 @@ def _address(rest: Rest, broker: Mapping[str, Any]) -> str:
 def _topics_of(rest: Rest, broker: Mapping[str, Any]) -> dict[str, Any] | None:
     """Statistics of all topics that a broker serves, None if it does not answer."""
     try:
-        found: dict[str, Any] = rest.at(_address(rest, broker), TIMEOUT_S).get("/admin/v2/broker-stats/topics")
+        found: dict[str, Any] = rest.at(_address(rest, broker), TIMEOUT_S).get(
+            "/admin/v2/broker-stats/topics"
+        )
     except MagnetarError:
         return None
     return found
@@ -85,7 +92,10 @@ def _rows(broker: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for span, kinds in bundles.items():
             for topics in kinds.values():
                 for name, stats in topics.items():
-                    backlogs = [int(row.get("msgBacklog", 0)) for row in stats.get("subscriptions", {}).values()]
+                    backlogs = [
+                        int(row.get("msgBacklog", 0))
+                        for row in stats.get("subscriptions", {}).values()
+                    ]
                     yield {
                         "topic": name,
                         "bundle": f"{namespace}/{span}",
@@ -100,7 +110,9 @@ def _rows(broker: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     }
 
 
-def _bundles(topics: Iterable[Mapping[str, Any]], known: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _bundles(
+    topics: Iterable[Mapping[str, Any]], known: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Sums of their topics; a bundle without any counts 0."""
     sums = {
         row["bundle"]: {
@@ -126,7 +138,17 @@ def _first(rows: list[dict[str, Any]], order: str, count: int) -> list[dict[str,
 
 def _render(screen: Screen, value: Mapping[str, Any], order: str) -> None:
     screen.table(
-        ("broker", "state", "bundles", "topics", "in msg/s", "out msg/s", "backlog", "cpu", "memory"),
+        (
+            "broker",
+            "state",
+            "bundles",
+            "topics",
+            "in msg/s",
+            "out msg/s",
+            "backlog",
+            "cpu",
+            "memory",
+        ),
         [
             (
                 row["broker"],

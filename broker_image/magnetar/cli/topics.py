@@ -1,7 +1,8 @@
 """`magnetar topics`.
 
-Owns: list, create, delete, partitions, stats, peek, terminate, unload of topics. Imports: typer, rest, screen; the client only to peek.
-Invariant: on a partitioned topic a command means all its partitions.
+Owns: list, create, delete, partitions, stats, peek, terminate, unload of topics. Imports: typer,
+rest, screen; the client only to peek. Invariant: on a partitioned topic a command means all its
+partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from magnetar.cli.session import Session, connected, group
 from magnetar.names import TopicName
 
 Topic = Annotated[str, typer.Argument(help="Topic name; short names are in public/default.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Even while it is in use: its clients are sent away.")]
+Force = Annotated[
+    bool, typer.Option("--force", "-f", help="Even while it is in use: its clients are sent away.")
+]
 
 topics = group("List, create, delete, peek at and unload topics.")
 
@@ -29,24 +32,44 @@ topics = group("List, create, delete, peek at and unload topics.")
 def list_(
     session: Session,
     namespace: Annotated[str, typer.Argument(help="tenant/namespace.")] = "public/default",
-    every_partition: Annotated[bool, typer.Option("--partitions", help="Name partitions one by one.")] = False,
-    non_persistent: Annotated[bool, typer.Option("--non-persistent", help="Non-persistent topics as well.")] = False,
+    every_partition: Annotated[
+        bool, typer.Option("--partitions", help="Name partitions one by one.")
+    ] = False,
+    non_persistent: Annotated[
+        bool, typer.Option("--non-persistent", help="Non-persistent topics as well.")
+    ] = False,
 ) -> None:
     """Topics of a namespace."""
     name = namespace_of(namespace)
     mode = "ALL" if non_persistent else "PERSISTENT"
-    used = [TopicName.parse(found) for found in session.rest.get(f"/admin/v2/namespaces/{name}/topics", {"mode": mode})]
+    used = [
+        TopicName.parse(found)
+        for found in session.rest.get(f"/admin/v2/namespaces/{name}/topics", {"mode": mode})
+    ]
     domains = ("persistent", "non-persistent") if non_persistent else ("persistent",)
-    partitioned = {found for domain in domains for found in session.rest.get(f"/admin/v2/{domain}/{name}/partitioned")}
-    rows = [{"topic": found, "partitions": partitions_of(session.rest, TopicName.parse(found))} for found in sorted(partitioned)]
+    partitioned = {
+        found
+        for domain in domains
+        for found in session.rest.get(f"/admin/v2/{domain}/{name}/partitioned")
+    }
+    rows = [
+        {"topic": found, "partitions": partitions_of(session.rest, TopicName.parse(found))}
+        for found in sorted(partitioned)
+    ]
     if every_partition:
         rows = []
-    rows += [{"topic": str(topic), "partitions": 0} for topic in used if every_partition or str(topic.base) not in partitioned]
+    rows += [
+        {"topic": str(topic), "partitions": 0}
+        for topic in used
+        if every_partition or str(topic.base) not in partitioned
+    ]
     rows.sort(key=lambda row: str(row["topic"]))
     session.screen.show(
         rows,
         lambda: (
-            session.screen.table(("topic", "partitions"), [(row["topic"], row["partitions"] or "-") for row in rows])
+            session.screen.table(
+                ("topic", "partitions"), [(row["topic"], row["partitions"] or "-") for row in rows]
+            )
             if rows
             else session.screen.line(f"namespace {name} has no topics")
         ),
@@ -55,7 +78,9 @@ def list_(
 
 def partitions_of(rest: Rest, topic: TopicName) -> int:
     """Number of partitions, 0 for a topic without. Raises Refused if it does not exist."""
-    return int(rest.get(topic_path(topic, "/partitions"))["partitions"]) if topic.partition < 0 else 0
+    return (
+        int(rest.get(topic_path(topic, "/partitions"))["partitions"]) if topic.partition < 0 else 0
+    )
 
 
 @topics.command()
@@ -63,17 +88,26 @@ def partitions_of(rest: Rest, topic: TopicName) -> int:
 def create(
     session: Session,
     topic: Topic,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=0, help="0 = a topic without partitions.")] = 0,
-    properties: Annotated[list[str] | None, typer.Option("--property", help="name=value; may be repeated.")] = None,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", min=0, help="0 = a topic without partitions.")
+    ] = 0,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", help="name=value; may be repeated.")
+    ] = None,
 ) -> None:
     """Create a topic."""
     name, given = topic_of(topic), pairs_of(properties, "--property")
     if partitions:
-        session.rest.put(topic_path(name, "/partitions"), {"partitions": partitions, "properties": given} if given else partitions)
+        session.rest.put(
+            topic_path(name, "/partitions"),
+            {"partitions": partitions, "properties": given} if given else partitions,
+        )
     else:
         session.rest.put(topic_path(name), given or None)
     session.screen.done(
-        f"{name} created{f' with {partitions} partitions' if partitions else ''}", topic=str(name), partitions=partitions
+        f"{name} created{f' with {partitions} partitions' if partitions else ''}",
+        topic=str(name),
+        partitions=partitions,
     )
 
 
@@ -92,7 +126,9 @@ def delete(session: Session, topic: Topic, force: Force = False) -> None:
 def partitions(
     session: Session,
     topic: Topic,
-    grow_to: Annotated[int | None, typer.Option("--set", min=1, help="Grow to so many; it cannot shrink.")] = None,
+    grow_to: Annotated[
+        int | None, typer.Option("--set", min=1, help="Grow to so many; it cannot shrink.")
+    ] = None,
 ) -> None:
     """Show or raise the number of partitions."""
     name = topic_of(topic)
@@ -100,7 +136,9 @@ def partitions(
         session.rest.post(topic_path(name, "/partitions"), grow_to)
     count = partitions_of(session.rest, name)
     sentence = f"{name} has {count} partitions" if count else f"{name} has no partitions"
-    session.screen.show({"topic": str(name), "partitions": count}, lambda: session.screen.line(sentence))
+    session.screen.show(
+        {"topic": str(name), "partitions": count}, lambda: session.screen.line(sentence)
+    )
 
 
 @topics.command()
@@ -129,8 +167,16 @@ def render_stats(screen: Screen, name: TopicName, count: int, stats: Mapping[str
             ("partitions", count or "-"),
             ("served by", stats.get("ownerBroker", "its partitions' owners" if count else None)),
             ("stored", size_text(stats["storageSize"])),
-            ("in", f"{stats['msgInCounter']} messages, {size_text(stats['bytesInCounter'])} since it was loaded"),
-            ("out", f"{stats['msgOutCounter']} messages, {size_text(stats['bytesOutCounter'])} since it was loaded"),
+            (
+                "in",
+                f"{stats['msgInCounter']} messages, {size_text(stats['bytesInCounter'])} since it "
+                "was loaded",
+            ),
+            (
+                "out",
+                f"{stats['msgOutCounter']} messages, {size_text(stats['bytesOutCounter'])} since "
+                "it was loaded",
+            ),
             ("producers", len(stats["publishers"])),
         )
     )
@@ -171,12 +217,19 @@ def _render_internal(screen: Screen, name: TopicName, stats: Mapping[str, Any]) 
         )
     )
     screen.line()
-    screen.table(("ledger", "entries"), [(row["ledgerId"], row["entries"]) for row in stats["ledgers"]])
+    screen.table(
+        ("ledger", "entries"), [(row["ledgerId"], row["entries"]) for row in stats["ledgers"]]
+    )
     screen.line()
     screen.table(
         ("subscription", "mark-delete", "next read", "ranges behind it"),
         [
-            (cursor, row["markDeletePosition"], row["readPosition"], row["totalNonContiguousDeletedMessagesRange"])
+            (
+                cursor,
+                row["markDeletePosition"],
+                row["readPosition"],
+                row["totalNonContiguousDeletedMessagesRange"],
+            )
             for cursor, row in sorted(stats["cursors"].items())
         ],
     )
@@ -187,15 +240,24 @@ def _render_internal(screen: Screen, name: TopicName, stats: Mapping[str, Any]) 
 def peek(
     session: Session,
     topic: Topic,
-    subscription: Annotated[str, typer.Option("--subscription", "-s", help="What it gets next; default: the topic's first.")] = "",
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="At most so many messages.")] = 1,
+    subscription: Annotated[
+        str,
+        typer.Option("--subscription", "-s", help="What it gets next; default: the topic's first."),
+    ] = "",
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=10_000, help="At most so many messages.")
+    ] = 1,
 ) -> None:
     """Look at messages without taking them."""
     from magnetar.cli.peeking import run_peek
 
     name = topic_of(topic)
     run_peek(
-        session, [name.with_partition(index) for index in range(partitions_of(session.rest, name))] or [name], subscription, count
+        session,
+        [name.with_partition(index) for index in range(partitions_of(session.rest, name))]
+        or [name],
+        subscription,
+        count,
     )
 
 
@@ -217,7 +279,10 @@ def unload(
     session: Session,
     topic: Topic,
     destination: Annotated[
-        str, typer.Option("--to", help="Broker that gets its bundle, and keeps it; default: the least loaded.")
+        str,
+        typer.Option(
+            "--to", help="Broker that gets its bundle, and keeps it; default: the least loaded."
+        ),
     ] = "",
 ) -> None:
     """Move its bundle to another broker (`magnetar unload`)."""

@@ -1,7 +1,7 @@
 """`magnetar txn`.
 
-Owns: list, slow, show and abort of transactions. Imports: typer, rest, screen.
-Invariant: what is aborted by force was named by its id, as `list` prints it, or by the role that began it.
+Owns: list, slow, show and abort of transactions. Imports: typer, rest, screen. Invariant: what is
+aborted by force was named by its id, as `list` prints it, or by the role that began it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,19 @@ _ID = re.compile(r"\(?\s*(\d+)\s*[,:]\s*(\d+)\s*\)?")
 
 transactions = group("Transactions: list, slow, show, abort, abort-role.")
 
-Id = Annotated[str, typer.Argument(help="coordinator:sequence, such as 0:3; (0,3) as logs and errors print it will do.")]
-Coordinator = Annotated[int | None, typer.Option("--coordinator", "-c", min=0, help="Of one coordinator; default: of all.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many, the oldest first.")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        help="coordinator:sequence, such as 0:3; (0,3) as logs and errors print it will do."
+    ),
+]
+Coordinator = Annotated[
+    int | None,
+    typer.Option("--coordinator", "-c", min=0, help="Of one coordinator; default: of all."),
+]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many, the oldest first.")
+]
 
 
 @transactions.command("list")
@@ -39,7 +49,9 @@ def list_(session: Session, coordinator: Coordinator = None, limit: Limit = SHOW
 @connected
 def slow(
     session: Session,
-    older: Annotated[float, typer.Option("--older", min=0.0, help="Begun so many seconds ago, or earlier.")] = 60.0,
+    older: Annotated[
+        float, typer.Option("--older", min=0.0, help="Begun so many seconds ago, or earlier.")
+    ] = 60.0,
     coordinator: Coordinator = None,
     limit: Limit = SHOWN_DEFAULT,
 ) -> None:
@@ -50,21 +62,34 @@ def slow(
 @transactions.command()
 @connected
 def show(session: Session, txn: Id) -> None:
-    """A transaction, its participants, and those that have not carried its end out; or how it has ended."""
+    """A transaction, its participants, and those that have not carried its end out; or how it
+    has ended."""
     most, least = _id_of(txn)
     found: dict[str, Any] = session.rest.get(f"{PATH}/{most}/{least}")
 
     def render() -> None:
-        facts = [("transaction", found["txn"]), ("status", found["status"]), ("owner", found["owner"] or None)]
+        facts = [
+            ("transaction", found["txn"]),
+            ("status", found["status"]),
+            ("owner", found["owner"] or None),
+        ]
         if "age_ms" in found:
-            facts += [("began", f"{since_text(found['opened_ms'])} ago"), ("timeout", age_text(found["timeout_ms"] / 1000))]
+            facts += [
+                ("began", f"{since_text(found['opened_ms'])} ago"),
+                ("timeout", age_text(found["timeout_ms"] / 1000)),
+            ]
         session.screen.facts(facts)
-        waiting = {*found.get("waiting_partitions", ()), *map(_subscription, found.get("waiting_subscriptions", ()))}
+        waiting = {
+            *found.get("waiting_partitions", ()),
+            *map(_subscription, found.get("waiting_subscriptions", ())),
+        }
         names = [*found.get("partitions", ()), *map(_subscription, found.get("subscriptions", ()))]
         if names:
             session.screen.line()
             decided = found["status"] != "OPEN"
-            rows = [(name, "-" if not decided else "no" if name in waiting else "yes") for name in names]
+            rows = [
+                (name, "-" if not decided else "no" if name in waiting else "yes") for name in names
+            ]
             session.screen.table(("participant", "ended"), rows)
 
     session.screen.show(found, render)
@@ -73,7 +98,8 @@ def show(session: Session, txn: Id) -> None:
 @transactions.command()
 @connected
 def abort(session: Session, txn: Id) -> None:
-    """Abort an open transaction, whoever began it: its messages are never seen, what it acknowledged is delivered again."""
+    """Abort an open transaction, whoever began it: its messages are never seen, what it
+    acknowledged is delivered again."""
     most, least = _id_of(txn)
     session.rest.post(f"/admin/v3/transactions/abortTransaction/{most}/{least}")
     session.screen.done(f"transaction ({most},{least}) aborted", txn=f"({most},{least})")
@@ -87,20 +113,27 @@ def abort_role(session: Session, role: str) -> None:
     while more:
         found = session.rest.post(f"{PATH}/abort", query={"role": role})
         aborted, more = aborted + found["aborted"], found["more"] and found["aborted"]
-    session.screen.done(f"{aborted} transactions of role {role} aborted", role=role, aborted=aborted)
+    session.screen.done(
+        f"{aborted} transactions of role {role} aborted", role=role, aborted=aborted
+    )
 
 
 def _show(session: Session, coordinator: int | None, older_s: float, limit: int) -> None:
-    found = session.rest.get(PATH, {"coordinatorId": coordinator, "older_ms": int(older_s * 1000), "limit": limit})
+    found = session.rest.get(
+        PATH, {"coordinatorId": coordinator, "older_ms": int(older_s * 1000), "limit": limit}
+    )
 
     def render() -> None:
         session.screen.table(COLUMNS, map(_row, found["transactions"]))
         if found["more"]:
             session.screen.note(
-                f"there are more than these {limit}, which are the oldest: ask for more with --limit, or for older ones"
+                f"there are more than these {limit}, which are the oldest: ask for more with "
+                "--limit, or for older ones"
             )
         for number in found["unreachable"]:
-            session.screen.note(f"coordinator {number} does not answer: its transactions are not listed")
+            session.screen.note(
+                f"coordinator {number} does not answer: its transactions are not listed"
+            )
 
     session.screen.show(found, render)
 
@@ -125,5 +158,7 @@ def _id_of(text: str) -> tuple[int, int]:
     """The two numbers of a transaction's id. Raises WrongUsage."""
     match = _ID.fullmatch(text.strip())
     if match is None:
-        raise WrongUsage(f"transaction: {text!r} is not an id", "write coordinator:sequence, such as 0:3")
+        raise WrongUsage(
+            f"transaction: {text!r} is not an id", "write coordinator:sequence, such as 0:3"
+        )
     return int(match[1]), int(match[2])

@@ -1,8 +1,9 @@
 """Which messages of which entries are acknowledged.
 
-Owns: the ids that an ACK carries, for whole entries and for parts of batches. Imports: messages, wire.
-Source: protocol 2.6: an ack_set has bit 1 for every message of the batch that is *not* acknowledged; the broker ANDs the sets it gets.
-Invariant: a batch whose last message is acknowledged is acknowledged whole, without an ack_set, so that brokers without batch-index
+Owns: the ids that an ACK carries, for whole entries and for parts of batches. Imports: messages,
+wire. Source: protocol 2.6: an ack_set has bit 1 for every message of the batch that is *not*
+acknowledged; the broker ANDs the sets it gets. Invariant: a batch whose last message is
+acknowledged is acknowledged whole, without an ack_set, so that brokers without batch-index
 acknowledgement still delete it.
 """
 
@@ -36,7 +37,9 @@ class BatchAcknowledgements:
         if message_id.position in self._ended:
             return self._of_batch(message_id, 0)
         everything = (1 << message_id.batch_size) - 1
-        remaining = self._remaining.get(message_id.position, everything) & ~(1 << message_id.batch_index)
+        remaining = self._remaining.get(message_id.position, everything) & ~(
+            1 << message_id.batch_index
+        )
         return self._of_batch(message_id, remaining)
 
     def cumulative(self, message_id: MessageId) -> api.MessageIdData:
@@ -45,8 +48,14 @@ class BatchAcknowledgements:
             return message_id_data(message_id.position, message_id.partition)
         passed = (1 << (message_id.batch_index + 1)) - 1
         everything = (1 << message_id.batch_size) - 1
-        self._remaining = {position: mask for position, mask in self._remaining.items() if position >= message_id.position}
-        return self._of_batch(message_id, self._remaining.get(message_id.position, everything) & ~passed)
+        self._remaining = {
+            position: mask
+            for position, mask in self._remaining.items()
+            if position >= message_id.position
+        }
+        return self._of_batch(
+            message_id, self._remaining.get(message_id.position, everything) & ~passed
+        )
 
     def _of_batch(self, message_id: MessageId, remaining: int) -> api.MessageIdData:
         if not remaining:
@@ -56,20 +65,30 @@ class BatchAcknowledgements:
                 del self._ended[next(iter(self._ended))]
             return message_id_data(message_id.position, message_id.partition)
         if len(self._remaining) >= BATCHES_TRACKED_MAX:
-            self._remaining.pop(next(iter(self._remaining)))  # its later acks travel one by one, which the broker adds up
+            # its later acks travel one by one, which the broker adds up
+            self._remaining.pop(next(iter(self._remaining)))
         self._remaining[message_id.position] = remaining
         words = ack_words(remaining, message_id.batch_size)
-        return message_id_data(message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size)
+        return message_id_data(
+            message_id.position,
+            message_id.partition,
+            ack_set=words,
+            batch_size=message_id.batch_size,
+        )
 
 
 def in_transaction(message_id: MessageId, *, cumulative: bool) -> api.MessageIdData:
-    """The id that acknowledges a message in a transaction: of its batch just that message, or all up to it.
+    """The id that acknowledges a message in a transaction: of its batch just that message, or all
+    up to it.
 
-    What others acknowledge of the batch is not added: the broker would take it for this transaction's, and refuse it.
+    What others acknowledge of the batch is not added: the broker would take it for this
+    transaction's, and refuse it.
     """
     if message_id.batch_index < 0:
         return message_id_data(message_id.position, message_id.partition)
     everything = (1 << message_id.batch_size) - 1
     taken = (1 << (message_id.batch_index + 1)) - 1 if cumulative else 1 << message_id.batch_index
     words = ack_words(everything & ~taken, message_id.batch_size) if everything != taken else []
-    return message_id_data(message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size)
+    return message_id_data(
+        message_id.position, message_id.partition, ack_set=words, batch_size=message_id.batch_size
+    )

@@ -1,9 +1,10 @@
 """Staying attached to whichever broker serves a topic.
 
-Owns: the loop behind every producer and consumer of one partition: find the broker, attach, wait until detached, again.
-Imports: pool, backoff, errors, asyncio.
-Invariants: at most one attempt runs at a time; a broker that names its successor (PIP-307) is followed at once and without a look-up,
-anything else waits for the back-off and looks up afresh; a final refusal ends the loop and everything that waits on it.
+Owns: the loop behind every producer and consumer of one partition: find the broker, attach, wait
+until detached, again. Imports: pool, backoff, errors, asyncio. Invariants: at most one attempt runs
+at a time; a broker that names its successor (PIP-307) is followed at once and without a look-up,
+anything else waits for the back-off and looks up afresh; a final refusal ends the loop and
+everything that waits on it.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ class Attachment(ABC):
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
-        """Register with the connection and send PRODUCER or SUBSCRIBE; returns once attached. Raises its refusal."""
+        """Register with the connection and send PRODUCER or SUBSCRIBE; returns once attached.
+        Raises its refusal."""
 
     @abstractmethod
     def _release(self, connection: Connection) -> None:
-        """Forget a connection to which an attempt failed; tells the broker to close what it may have opened."""
+        """Forget a connection to which an attempt failed; tells the broker to close what it may
+        have opened."""
 
     @abstractmethod
     def _on_failed(self, failure: MagnetarError) -> None:
@@ -66,18 +69,26 @@ class Attachment(ABC):
     # --- for the owner
 
     async def open(self) -> None:
-        """Attach for the first time. Raises the final refusal, or the last one when the operation timeout is over."""
+        """Attach for the first time. Raises the final refusal, or the last one when the
+        operation timeout is over."""
         self._task = asyncio.create_task(self._keep_attached())
         try:
             async with asyncio.timeout(self._session.operation_timeout_s):
                 await asyncio.shield(self._opened)
         except TimeoutError as timeout:
             failure = ConnectionLost(
-                f"{self.topic}: not attached after {self._session.operation_timeout_s} s; {self._last_failure!r}"
+                f"{self.topic}: not attached after {self._session.operation_timeout_s} s; "
+                f"{self._last_failure!r}"
             )
-            raise (self._last_failure if isinstance(self._last_failure, MagnetarError) else failure) from timeout
+            raise (
+                self._last_failure if isinstance(self._last_failure, MagnetarError) else failure
+            ) from timeout
         finally:
-            if not self._opened.done() or self._opened.cancelled() or self._opened.exception() is not None:
+            if (
+                not self._opened.done()
+                or self._opened.cancelled()
+                or self._opened.exception() is not None
+            ):
                 await self.stop()
 
     async def stop(self) -> None:
@@ -100,7 +111,8 @@ class Attachment(ABC):
             self._release(connection)
 
     async def attached(self) -> Connection:
-        """The connection, once there is one. Raises the final refusal, or AlreadyClosed, when there will be none."""
+        """The connection, once there is one. Raises the final refusal, or AlreadyClosed, when
+        there will be none."""
         while self.connection is None:
             if self.failure is not None:
                 raise self.failure
@@ -159,15 +171,23 @@ class Attachment(ABC):
             try:
                 return self._session.pool.assigned(assigned, self._through_proxy)
             except InvalidRequest as failure:
-                _log.warning("topic %s: the broker named an address that is not valid, %s: %s", self.topic, assigned, failure)
+                _log.warning(
+                    "topic %s: the broker named an address that is not valid, %s: %s",
+                    self.topic,
+                    assigned,
+                    failure,
+                )
         address = await self._session.pool.locate(self.topic)
         self._through_proxy = address.logical != address.physical
         return address
 
     def _final(self, failure: MagnetarError) -> bool:
-        # "Busy" after a reconnect may be our own previous connection, which the broker has not given up yet.
+        # "Busy" after a reconnect may be our own previous connection, which the broker has not
+        # given up yet.
         reattaching = self._opened.done()
-        return failure.retry is Retry.NEVER and not (reattaching and isinstance(failure, (ProducerBusy, ConsumerBusy)))
+        return failure.retry is Retry.NEVER and not (
+            reattaching and isinstance(failure, (ProducerBusy, ConsumerBusy))
+        )
 
     def _fail(self, failure: MagnetarError) -> None:
         self.failure = failure

@@ -1,7 +1,8 @@
 """Back-off between attempts.
 
-Owns: how long to wait before the next attempt. Imports: clock.
-Invariant: delays double from `first_s` to `last_s`, each shortened at random by up to a fifth, so that clients do not return in step.
+Owns: how long to wait before the next attempt. Imports: clock. Invariant: delays double from
+`first_s` to `last_s`, each shortened at random by up to a fifth, so that clients do not return in
+step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Messages in more than one entry.
 
-Owns: putting the chunks of a message together. Imports: messages, wire's positions. No I/O.
-Source: protocol 2.9: chunks share a uuid and come in order; the payload is compressed before it is cut; the message's id is that of its last chunk.
-Invariants: a message comes out when its last chunk is there and all before it were, byte for byte; unfinished messages are limited in number and
-size, and what is given up is named, so that it can be delivered again; of chunks that a producer has sent twice none is left behind: they are part of
-the message, or named as repeated.
+Owns: putting the chunks of a message together. Imports: messages, wire's positions. No I/O. Source:
+protocol 2.9: chunks share a uuid and come in order; the payload is compressed before it is cut; the
+message's id is that of its last chunk. Invariants: a message comes out when its last chunk is there
+and all before it were, byte for byte; unfinished messages are limited in number and size, and what
+is given up is named, so that it can be delivered again; of chunks that a producer has sent twice
+none is left behind: they are part of the message, or named as repeated.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from magnetar.wire.commands import Position
 UNFINISHED_MESSAGES_MAX = 10
 CHUNKED_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES_COUNTED_MIN = 1024
-"""What a chunk counts for at least: where it lies has to be kept, and a producer may send empty ones."""
+"""What a chunk counts for at least: where it lies has to be kept, and a producer may send empty
+ones."""
 CARRIED_POSITIONS_MAX = 1_000
-"""Chunks of earlier beginnings that a message stands for, too; a producer says how often it begins."""
+"""Chunks of earlier beginnings that a message stands for, too; a producer says how often it
+begins."""
 MESSAGES_TRACKED_MAX = 100_000
 MESSAGES_COMPLETED_MAX = 1_000
-"""Of so many it is remembered that they came out: chunks of them that come behind are repetitions."""
+"""Of so many it is remembered that they came out: chunks of them that come behind are
+repetitions."""
 
 
 class Chunk(NamedTuple):
@@ -37,7 +41,8 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class _Unfinished:
-    """`first`: where the chunk lies that its present beginning is; `positions` has chunks of an earlier beginning as well."""
+    """`first`: where the chunk lies that its present beginning is; `positions` has chunks of an
+    earlier beginning as well."""
 
     first: Position
     positions: list[Position] = field(default_factory=list)
@@ -46,7 +51,8 @@ class _Unfinished:
 
 
 class Whole(NamedTuple):
-    """The payload of a message, compressed as it was sent, and where its chunks before the last lie."""
+    """The payload of a message, compressed as it was sent, and where its chunks before the last
+    lie."""
 
     payload: bytes
     earlier: tuple[Position, ...]
@@ -74,9 +80,11 @@ class Assembler:
         self._completed.clear()
 
     def add(self, chunk: Chunk, position: Position) -> Whole | None:
-        """Take a chunk; the message if it was the last one. Chunks that do not follow are left out; `given_up` says what was dropped for room.
+        """Take a chunk; the message if it was the last one. Chunks that do not follow are left out;
+        `given_up` says what was dropped for room.
 
-        `repeated` has those left out that nobody will ever need: the log has them twice, since a producer did not hear that they are there.
+        `repeated` has those left out that nobody will ever need: the log has them twice, since a
+        producer did not hear that they are there.
         """
         metadata = chunk.metadata
         message = self._unfinished.get(metadata.uuid)
@@ -105,7 +113,11 @@ class Assembler:
 
     def _begin(self, uuid: str, first: Position) -> _Unfinished:
         before = self._unfinished.pop(uuid, None)
-        earlier = [position for position in before.positions if position != first] if before is not None else []
+        earlier = (
+            [position for position in before.positions if position != first]
+            if before is not None
+            else []
+        )
         beyond = max(0, len(earlier) - CARRIED_POSITIONS_MAX)
         self.repeated += earlier[:beyond]
         del earlier[:beyond]
@@ -116,7 +128,8 @@ class Assembler:
 
 
 class ChunkPositions:
-    """Which entries stand behind the id of a message: acknowledging or redelivering it means all of them."""
+    """Which entries stand behind the id of a message: acknowledging or redelivering it means all
+    of them."""
 
     def __init__(self) -> None:
         self._earlier: dict[Position, tuple[Position, ...]] = {}

@@ -1,9 +1,10 @@
 """One connection to one broker.
 
-Owns: handshake, requests and their answers, keep-alive, and handing what arrives to the producer or consumer it is for.
-Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
-Invariants: every request ends (answer, error or ConnectionLost); when the connection ends, everything attached to it hears so once;
-PING is answered at once, and a peer silent for a whole keep-alive interval after our PING is dropped.
+Owns: handshake, requests and their answers, keep-alive, and handing what arrives to the producer or
+consumer it is for. Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
+Invariants: every request ends (answer, error or ConnectionLost); when the connection ends,
+everything attached to it hears so once; PING is answered at once, and a peer silent for a whole
+keep-alive interval after our PING is dropped.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class CoordinatorLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked for anew each time.
+    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked
+    for anew each time.
 
     `original` is the role that we speak for, as a proxy or a process of the cluster.
     """
@@ -79,7 +81,12 @@ class Connection(asyncio.BufferedProtocol):
     """A protocol of `Network.connect`; use it after `await connection.ready`."""
 
     def __init__(
-        self, credentials: Credentials, proxy_to: str | None = None, keep_alive_s: float = KEEP_ALIVE_S, *, tls: bool = False
+        self,
+        credentials: Credentials,
+        proxy_to: str | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        *,
+        tls: bool = False,
     ) -> None:
         self._credentials, self._tls = credentials, tls
         self._proxy_to = proxy_to
@@ -139,12 +146,14 @@ class Connection(asyncio.BufferedProtocol):
     # --- for producers, consumers and the pool
 
     def write(self, frame: Buffer) -> None:
-        """Send a frame; dropped if the connection is closing, whose end everybody attached hears of."""
+        """Send a frame; dropped if the connection is closing, whose end everybody attached hears
+        of."""
         if self._transport is not None and not self.closed:
             self._transport.write(frame)
 
     async def request(self, request_id: int, frame: bytes) -> Answer:
-        """Send a request and wait for the answer with its id. Raises the error it answers with, ConnectionLost if none comes."""
+        """Send a request and wait for the answer with its id. Raises the error it answers with,
+        ConnectionLost if none comes."""
         assert request_id not in self._answers, "request ids are unique within a client"
         assert len(self._answers) < ANSWERS_PENDING_MAX, "callers bound their requests"
         if self.closed:
@@ -173,7 +182,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end(None)
 
     async def wait_closed(self) -> None:
-        """After `close`: return once the transport is gone. TLS ends by an exchange, which an event loop that closes meanwhile would cut off."""
+        """After `close`: return once the transport is gone. TLS ends by an exchange, which an
+        event loop that closes meanwhile would cut off."""
         if self._transport is None or not self._tls:
             return
         try:
@@ -190,7 +200,10 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        lost = ConnectionLost(f"connection to the broker ended{f': {failure}' if failure else ''}; outcome unknown, try again")
+        lost = ConnectionLost(
+            f"connection to the broker ended{f': {failure}' if failure else ''}; outcome unknown, "
+            "try again"
+        )
         lost.__cause__ = failure
         if not self.ready.done():
             self.ready.set_exception(lost)
@@ -294,19 +307,24 @@ class Connection(asyncio.BufferedProtocol):
             producer.on_send_error(command.send_error)
 
     def _on_producer_success(self, command: api.BaseCommand) -> None:
-        # Not ready = queued for exclusive access: the real answer follows under the same request id.
+        # Not ready = queued for exclusive access: the real answer follows under the same request
+        # id.
         if command.producer_success.producer_ready:
             self._answer(command.producer_success.request_id, command)
 
     def _on_lookup(self, command: api.BaseCommand) -> None:
         found = command.lookup_response
         failed = found.response == api.CommandLookupTopicResponse.Failed
-        self._answer(found.request_id, failure_of(found.error, found.message) if failed else command)
+        self._answer(
+            found.request_id, failure_of(found.error, found.message) if failed else command
+        )
 
     def _on_partitioned_metadata(self, command: api.BaseCommand) -> None:
         found = command.partitioned_metadata_response
         failed = found.response == api.CommandPartitionedTopicMetadataResponse.Failed
-        self._answer(found.request_id, failure_of(found.error, found.message) if failed else command)
+        self._answer(
+            found.request_id, failure_of(found.error, found.message) if failed else command
+        )
 
     def _on_response(self, command: api.BaseCommand) -> None:
         """A response that carries its own error."""
@@ -326,7 +344,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _assigned(self, closed: api.CommandCloseProducer | api.CommandCloseConsumer) -> str | None:
         """Where to go next, by TLS if we came by it."""
-        return (closed.assignedBrokerServiceUrlTls if self._tls else closed.assignedBrokerServiceUrl) or None
+        return (
+            closed.assignedBrokerServiceUrlTls if self._tls else closed.assignedBrokerServiceUrl
+        ) or None
 
     def _on_active_change(self, command: api.BaseCommand) -> None:
         consumer = self.consumers.get(command.active_consumer_change.consumer_id)
@@ -340,10 +360,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_challenge(self, _command: api.BaseCommand) -> None:
         who = self._credentials
-        self.write(requests.auth_response(CLIENT_VERSION, commands.PROTOCOL_VERSION, who.method, who.now()))
+        self.write(
+            requests.auth_response(CLIENT_VERSION, commands.PROTOCOL_VERSION, who.method, who.now())
+        )
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting for a connection any more when it fails; that is not an error of its own."""
+    """Nobody may be waiting for a connection any more when it fails; that is not an error of its
+    own."""
     if not future.cancelled():
         future.exception()

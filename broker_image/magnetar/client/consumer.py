@@ -1,8 +1,9 @@
 """Consumers and readers.
 
-Owns: what applications hold to receive with, over all partitions of a topic, or of several. Imports: receiving, growth, asyncio.
-Invariants: messages of one partition come in order; an acknowledgement goes to the partition its message came from; a message taken by a
-receiver that is cancelled at that moment is not lost (taking it is the last step).
+Owns: what applications hold to receive with, over all partitions of a topic, or of several.
+Imports: receiving, growth, asyncio. Invariants: messages of one partition come in order; an
+acknowledgement goes to the partition its message came from; a message taken by a receiver that is
+cancelled at that moment is not lost (taking it is the last step).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from magnetar.wire.commands import Position
 
 
 class Subscribed(NamedTuple):
-    """One topic of a consumer: its partitions, to which `growth` adds, and where its dead letters go."""
+    """One topic of a consumer: its partitions, to which `growth` adds, and where its dead
+    letters go."""
 
     topic: str
     partitions: list[PartitionConsumer]
@@ -35,8 +37,15 @@ class Subscribed(NamedTuple):
 class Consumer(Generic[T]):
     """Receives from a topic, partitioned or not, or from several. Made by `Client.subscribe`."""
 
-    def __init__(self, subscribed: Sequence[Subscribed], inbox: Inbox, on_closed: Callable[[Consumer[T]], None]) -> None:
-        assert all(found.partitions for found in subscribed), "a topic has at least one partition to receive from"
+    def __init__(
+        self,
+        subscribed: Sequence[Subscribed],
+        inbox: Inbox,
+        on_closed: Callable[[Consumer[T]], None],
+    ) -> None:
+        assert all(found.partitions for found in subscribed), (
+            "a topic has at least one partition to receive from"
+        )
         self.topics = tuple(found.topic for found in subscribed)
         self.topic = ", ".join(self.topics)
         self._subscribed = tuple(subscribed)
@@ -52,12 +61,14 @@ class Consumer(Generic[T]):
 
     @property
     def active(self) -> bool:
-        """Whether a Failover subscription delivers to this consumer, for any partition; true until the broker says otherwise."""
+        """Whether a Failover subscription delivers to this consumer, for any partition; true
+        until the broker says otherwise."""
         return any(partition.active is not False for partition in self._partitions)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether single messages are redelivered (Shared, Key_Shared), else everything unacknowledged."""
+        """Whether single messages are redelivered (Shared, Key_Shared), else everything
+        unacknowledged."""
         return self._partitions[0].one_by_one
 
     @property
@@ -66,14 +77,18 @@ class Consumer(Generic[T]):
         return all(partition.end_of_topic for partition in self._partitions)
 
     async def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final refusal when there will be none."""
+        """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final
+        refusal when there will be none."""
         if timeout_s is None:
             return await self._inbox.take()
         async with asyncio.timeout(timeout_s):
             return await self._inbox.take()
 
-    async def batch_receive(self, messages_max: int = 100, timeout_s: float | None = None) -> list[Message[T]]:
-        """What is here, at most `messages_max`; waits up to `timeout_s` for the first, and answers [] if none came."""
+    async def batch_receive(
+        self, messages_max: int = 100, timeout_s: float | None = None
+    ) -> list[Message[T]]:
+        """What is here, at most `messages_max`; waits up to `timeout_s` for the first, and
+        answers [] if none came."""
         try:
             messages = [await self.receive(timeout_s)]
         except TimeoutError:
@@ -91,10 +106,14 @@ class Consumer(Generic[T]):
                 return
             yield message
 
-    async def acknowledge(self, message: Message[T] | MessageId, *, txn: Transaction | None = None) -> None:
-        """Acknowledge and wait until it is durable; with `txn` it takes place when that transaction commits.
+    async def acknowledge(
+        self, message: Message[T] | MessageId, *, txn: Transaction | None = None
+    ) -> None:
+        """Acknowledge and wait until it is durable; with `txn` it takes place when that transaction
+        commits.
 
-        Raises ConnectionLost when the outcome is unknown, TransactionConflict if another transaction has acknowledged the message.
+        Raises ConnectionLost when the outcome is unknown, TransactionConflict if another
+        transaction has acknowledged the message.
         """
         partition, message_id = self._origin(message)
         if txn is None:
@@ -107,23 +126,33 @@ class Consumer(Generic[T]):
         partition, message_id = self._origin(message)
         partition.acknowledge_nowait(message_id)
 
-    async def acknowledge_cumulative(self, message: Message[T] | MessageId, *, txn: Transaction | None = None) -> None:
-        """As `acknowledge`, for the message and all before it in its partition; not for Shared and Key_Shared subscriptions."""
+    async def acknowledge_cumulative(
+        self, message: Message[T] | MessageId, *, txn: Transaction | None = None
+    ) -> None:
+        """As `acknowledge`, for the message and all before it in its partition; not for Shared
+        and Key_Shared subscriptions."""
         partition, message_id = self._origin(message)
         if partition.one_by_one:
-            raise InvalidRequest(f"{self.topic}: cumulative acknowledgement needs an Exclusive or Failover subscription")
+            raise InvalidRequest(
+                f"{self.topic}: cumulative acknowledgement needs an Exclusive or Failover "
+                "subscription"
+            )
         if txn is None:
             await partition.acknowledge_cumulative(message_id)
             return
         await _acknowledge_in(txn, partition, message_id, cumulative=True)
 
     def negative_acknowledge(self, message: Message[T] | MessageId) -> None:
-        """Have the message delivered again after the subscription's negative-ack delay or back-off (which knows a Message's redeliveries)."""
+        """Have the message delivered again after the subscription's negative-ack delay or
+        back-off (which knows a Message's redeliveries)."""
         partition, message_id = self._origin(message)
-        partition.negative_acknowledge(message_id, message.redelivery_count if isinstance(message, Message) else 0)
+        partition.negative_acknowledge(
+            message_id, message.redelivery_count if isinstance(message, Message) else 0
+        )
 
     def redeliver(self, messages: Iterable[Message[T] | MessageId]) -> None:
-        """Have messages delivered again now; Exclusive and Failover subscriptions deliver everything unacknowledged again, in order."""
+        """Have messages delivered again now; Exclusive and Failover subscriptions deliver
+        everything unacknowledged again, in order."""
         entries: dict[PartitionConsumer, set[Position]] = {}
         for message in messages:
             partition, message_id = self._origin(message)
@@ -137,14 +166,17 @@ class Consumer(Generic[T]):
             partition.redeliver_unacknowledged()
 
     async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic, or several."""
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a
+        partitioned topic, or several."""
         last, _ = await _only(self._partitions, "last_message_id").last_message_id()
         return last
 
     async def seek(self, target: MessageId | int) -> None:
-        """Continue from a message id (inclusive) or a publish time in milliseconds, which holds for all topics.
+        """Continue from a message id (inclusive) or a publish time in milliseconds, which holds for
+        all topics.
 
-        An id needs a plain topic, save EARLIEST and LATEST, or names its topic: then the others go on where they are.
+        An id needs a plain topic, save EARLIEST and LATEST, or names its topic: then the others go
+        on where they are.
         """
         if isinstance(target, MessageId) and target.topic:
             partition, target = self._origin(target)
@@ -163,7 +195,13 @@ class Consumer(Generic[T]):
         self._on_closed(self)
         await self._stop_growing()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
-        await asyncio.gather(*(found.dead_letters.close() for found in self._subscribed if found.dead_letters is not None))
+        await asyncio.gather(
+            *(
+                found.dead_letters.close()
+                for found in self._subscribed
+                if found.dead_letters is not None
+            )
+        )
 
     async def _stop_growing(self) -> None:
         await asyncio.gather(*(found.growth.stop() for found in self._subscribed))
@@ -175,7 +213,10 @@ class Consumer(Generic[T]):
         if len(self._partitions) == 1:
             return self._partitions[0], message_id
         if not 0 <= message_id.partition < len(self._partitions):
-            raise InvalidRequest(f"{self.topic}: message id {message_id} names no partition of {len(self._partitions)}")
+            raise InvalidRequest(
+                f"{self.topic}: message id {message_id} names no partition of "
+                f"{len(self._partitions)}"
+            )
         return self._partitions[message_id.partition], message_id
 
     def _origin_by_name(self, message_id: MessageId) -> PartitionConsumer:
@@ -184,13 +225,21 @@ class Consumer(Generic[T]):
             self._by_name = {partition.topic: partition for partition in self._partitions}
             found = self._by_name.get(message_id.topic)
         if found is None:
-            named = f"topic {message_id.topic}, which is none of {self.topic}" if message_id.topic else "no topic"
-            raise InvalidRequest(f"message id {message_id} names {named}; pass a message or an id that this consumer has received")
+            named = (
+                f"topic {message_id.topic}, which is none of {self.topic}"
+                if message_id.topic
+                else "no topic"
+            )
+            raise InvalidRequest(
+                f"message id {message_id} names {named}; pass a message or an id that this "
+                "consumer has received"
+            )
         return found
 
 
 class Reader(Generic[T]):
-    """Reads a topic from a position of its own, without a durable subscription. Made by `Client.create_reader`."""
+    """Reads a topic from a position of its own, without a durable subscription. Made by
+    `Client.create_reader`."""
 
     def __init__(
         self,
@@ -228,12 +277,14 @@ class Reader(Generic[T]):
         return any(await asyncio.gather(*(_has_more(partition) for partition in self._partitions)))
 
     async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a partitioned topic."""
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a
+        partitioned topic."""
         last, _ = await _only(self._partitions, "last_message_id").last_message_id()
         return last
 
     async def seek(self, target: MessageId | int) -> None:
-        """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST) or a publish time in milliseconds."""
+        """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST)
+        or a publish time in milliseconds."""
         await _seek(self._partitions, target)
 
     async def close(self) -> None:
@@ -243,9 +294,13 @@ class Reader(Generic[T]):
         await asyncio.gather(*(partition.close() for partition in self._partitions))
 
 
-async def _acknowledge_in(txn: Transaction, partition: PartitionConsumer, message_id: MessageId, *, cumulative: bool) -> None:
+async def _acknowledge_in(
+    txn: Transaction, partition: PartitionConsumer, message_id: MessageId, *, cumulative: bool
+) -> None:
     async with txn.acknowledging(partition.topic, partition.subscription) as txn_id:
-        if not partition.one_by_one:  # after an abort the broker begins again at the first of them: what waits here comes behind it
+        # after an abort the broker begins again at the first of them: what waits here comes behind
+        # it
+        if not partition.one_by_one:
             txn.on_aborted(partition, partition.redeliver_unacknowledged)
         await partition.acknowledge_in(txn_id, message_id, cumulative=cumulative)
 
@@ -257,7 +312,11 @@ async def _has_more(partition: PartitionConsumer) -> bool:
         return False
     taken = partition.reached
     if taken is not None:
-        return (last.ledger, last.entry, last.batch_index) > (taken.ledger, taken.entry, taken.batch_index)
+        return (last.ledger, last.entry, last.batch_index) > (
+            taken.ledger,
+            taken.entry,
+            taken.batch_index,
+        )
     return mark_delete is None or last.position > mark_delete
 
 
@@ -270,5 +329,7 @@ async def _seek(partitions: Sequence[PartitionConsumer], target: MessageId | int
 
 def _only(partitions: Sequence[PartitionConsumer], what: str) -> PartitionConsumer:
     if len(partitions) != 1:
-        raise InvalidRequest(f"{what} needs a topic without partitions; name one, such as {partitions[0].topic}")
+        raise InvalidRequest(
+            f"{what} needs a topic without partitions; name one, such as {partitions[0].topic}"
+        )
     return partitions[0]

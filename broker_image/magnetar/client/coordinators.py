@@ -1,9 +1,11 @@
 """Talking to transaction coordinators.
 
-Owns: which coordinators there are, staying connected to those in use, and requests that are sent again until they are answered.
-Imports: attachment, backoff, failures, wire. Source: protocol 2.14, facts on transactions 2.2 and 2.6.
-Invariants: a transaction's requests go to the coordinator that its id names; a request is sent again after a lost connection or answer (all of
-them may be: a lost NEW_TXN leaves an empty transaction that times out); a final refusal ends it, and so does its deadline.
+Owns: which coordinators there are, staying connected to those in use, and requests that are sent
+again until they are answered. Imports: attachment, backoff, failures, wire. Source: protocol 2.14,
+facts on transactions 2.2 and 2.6. Invariants: a transaction's requests go to the coordinator that
+its id names; a request is sent again after a lost connection or answer (all of them may be: a lost
+NEW_TXN leaves an empty transaction that times out); a final refusal ends it, and so does its
+deadline.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from magnetar.client.attachment import Attachment, Session
 from magnetar.client.backoff import Backoff
 from magnetar.client.connection import Answer, Connection
 from magnetar.client.failures import AlreadyClosed, ConnectionLost
-from magnetar.errors import MagnetarError, NotAllowed, Retry, TopicNotFound, TransactionCoordinatorNotFound
+from magnetar.errors import (
+    MagnetarError,
+    NotAllowed,
+    Retry,
+    TopicNotFound,
+    TransactionCoordinatorNotFound,
+)
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 
@@ -26,7 +34,8 @@ REQUEST_RETRY_LAST_S = 5.0
 
 
 class Answered(NamedTuple):
-    """An answer or a final refusal; `repeated`: an earlier attempt may have been carried out without our hearing of it."""
+    """An answer or a final refusal; `repeated`: an earlier attempt may have been carried out
+    without our hearing of it."""
 
     answer: Answer | None
     refusal: MagnetarError | None
@@ -47,7 +56,8 @@ class Coordinator(Attachment):
         super().__init__(session, f"{ASSIGN_TOPIC}-partition-{number}", number)
 
     async def ask(self, build: Callable[[int], bytes], within_s: float) -> Answered:
-        """Send what `build` makes of a request id until it is answered. Raises ConnectionLost after `within_s`."""
+        """Send what `build` makes of a request id until it is answered. Raises ConnectionLost
+        after `within_s`."""
         repeated = False
         last: MagnetarError | None = None
         backoff = Backoff(self._session.clock, last_s=REQUEST_RETRY_LAST_S)
@@ -57,7 +67,11 @@ class Coordinator(Attachment):
                     connection = await self.attached()
                     request_id = self._session.pool.next_request_id()
                     try:
-                        return Answered(await self._once(connection, request_id, build(request_id)), None, repeated)
+                        return Answered(
+                            await self._once(connection, request_id, build(request_id)),
+                            None,
+                            repeated,
+                        )
                     except ConnectionLost as failure:
                         last, repeated = failure, True
                     except MagnetarError as failure:
@@ -69,7 +83,8 @@ class Coordinator(Attachment):
                     await asyncio.sleep(backoff.next())
         except TimeoutError as timeout:
             raise ConnectionLost(
-                f"transaction coordinator {self.identity} did not answer in {within_s:g} s; outcome unknown; last: {last!r}"
+                f"transaction coordinator {self.identity} did not answer in {within_s:g} s; "
+                f"outcome unknown; last: {last!r}"
             ) from timeout
 
     async def _once(self, connection: Connection, request_id: int, frame: bytes) -> Answer:
@@ -77,7 +92,9 @@ class Coordinator(Attachment):
             async with asyncio.timeout(self._session.operation_timeout_s):
                 return await connection.request(request_id, frame)
         except TimeoutError as timeout:
-            raise ConnectionLost(f"no answer in {self._session.operation_timeout_s:g} s; outcome unknown") from timeout
+            raise ConnectionLost(
+                f"no answer in {self._session.operation_timeout_s:g} s; outcome unknown"
+            ) from timeout
 
     def _leave(self, connection: Connection) -> None:
         """The number is served elsewhere: look it up again."""
@@ -87,7 +104,9 @@ class Coordinator(Attachment):
     async def _attach(self, connection: Connection) -> None:
         connection.coordinators[self.identity] = self
         request_id = self._session.pool.next_request_id()
-        await connection.request(request_id, requests.coordinator_connect(request_id, self.identity))
+        await connection.request(
+            request_id, requests.coordinator_connect(request_id, self.identity)
+        )
 
     def _release(self, connection: Connection) -> None:
         if connection.coordinators.get(self.identity) is self:
@@ -109,9 +128,11 @@ class Coordinators:
         self._closed = False
 
     async def begin(self, timeout_ms: int) -> TxnId:
-        """A new transaction at one of the coordinators, in turn; another one is tried if that cannot be reached.
+        """A new transaction at one of the coordinators, in turn; another one is tried if that
+        cannot be reached.
 
-        Raises NotAllowed if the cluster has none, the coordinator's refusal, ConnectionLost if none answers.
+        Raises NotAllowed if the cluster has none, the coordinator's refusal, ConnectionLost if none
+        answers.
         """
         count = await self._coordinators()
         tries = min(count, COORDINATORS_TRIED_MAX)
@@ -131,30 +152,48 @@ class Coordinators:
             async with asyncio.timeout(within_s):
                 coordinator = await self._of(number)
         except TimeoutError as timeout:
-            raise ConnectionLost(f"transaction coordinator {number} was not reached in {within_s:g} s") from timeout
-        answered = await coordinator.ask(lambda request_id: requests.new_txn(request_id, number, timeout_ms), within_s)
+            raise ConnectionLost(
+                f"transaction coordinator {number} was not reached in {within_s:g} s"
+            ) from timeout
+        answered = await coordinator.ask(
+            lambda request_id: requests.new_txn(request_id, number, timeout_ms), within_s
+        )
         body = answered.accepted().new_txn_response
-        return TxnId(body.txnid_most_bits, body.txnid_least_bits)  # perhaps another coordinator's: a retired one asks for it
+        # perhaps another coordinator's: a retired one asks for it
+        return TxnId(body.txnid_most_bits, body.txnid_least_bits)
 
     async def add_partition(self, txn: TxnId, topic: str) -> None:
         """The transaction will publish to `topic`. Raises the refusal."""
-        await self._add(txn, lambda request_id: requests.add_partitions_to_txn(request_id, txn, [topic]))
+        await self._add(
+            txn, lambda request_id: requests.add_partitions_to_txn(request_id, txn, [topic])
+        )
 
     async def add_subscription(self, txn: TxnId, topic: str, subscription: str) -> None:
         """The transaction will acknowledge messages of a subscription. Raises the refusal."""
-        await self._add(txn, lambda request_id: requests.add_subscription_to_txn(request_id, txn, topic, subscription))
+        await self._add(
+            txn,
+            lambda request_id: requests.add_subscription_to_txn(
+                request_id, txn, topic, subscription
+            ),
+        )
 
     async def _add(self, txn: TxnId, build: Callable[[int], bytes]) -> None:
         (await (await self._of(txn.most)).ask(build, self._session.operation_timeout_s)).accepted()
 
     async def commit(self, txn: TxnId, within_s: float) -> Answered:
-        """Ask for a transaction's commit until there is an answer. Raises ConnectionLost when there is none."""
-        return await (await self._of(txn.most)).ask(lambda number: requests.end_txn(number, txn, commit=True), within_s)
+        """Ask for a transaction's commit until there is an answer. Raises ConnectionLost when
+        there is none."""
+        return await (await self._of(txn.most)).ask(
+            lambda number: requests.end_txn(number, txn, commit=True), within_s
+        )
 
     async def abort(self, txn: TxnId) -> Answered:
-        """Ask for a transaction's abort until there is an answer. Raises ConnectionLost when there is none by the operation timeout."""
+        """Ask for a transaction's abort until there is an answer. Raises ConnectionLost when
+        there is none by the operation timeout."""
         within_s = self._session.operation_timeout_s
-        return await (await self._of(txn.most)).ask(lambda number: requests.end_txn(number, txn, commit=False), within_s)
+        return await (await self._of(txn.most)).ask(
+            lambda number: requests.end_txn(number, txn, commit=False), within_s
+        )
 
     async def close(self) -> None:
         """Leave every coordinator; idempotent."""
@@ -172,9 +211,13 @@ class Coordinators:
             try:
                 self._count = await self._partitions(ASSIGN_TOPIC)
             except TopicNotFound as failure:
-                raise NotAllowed(f"this cluster has no transaction coordinators: {failure}") from failure
+                raise NotAllowed(
+                    f"this cluster has no transaction coordinators: {failure}"
+                ) from failure
         if not self._count:
-            raise NotAllowed("this cluster has no transaction coordinators; its transactions are switched off")
+            raise NotAllowed(
+                "this cluster has no transaction coordinators; its transactions are switched off"
+            )
         return self._count
 
     async def _of(self, number: int) -> Coordinator:
@@ -182,10 +225,16 @@ class Coordinators:
             raise AlreadyClosed("client is closed; make a new one")
         task = self._made.get(number)
         if task is None or (
-            task.done() and (task.cancelled() or task.exception() is not None or task.result().failure is not None)
+            task.done()
+            and (
+                task.cancelled()
+                or task.exception() is not None
+                or task.result().failure is not None
+            )
         ):
             task = asyncio.create_task(self._open(number))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the last waiter may have left
+            # the last waiter may have left
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._made[number] = task
         return await asyncio.shield(task)
 

@@ -1,10 +1,12 @@
 """Copies of entries that arrive more than once.
 
-Owns: `Copies`: which of them an application may still be given. Imports: wire's positions. No I/O, no clock.
-Source: the broker redelivers entries as a whole. Of a batch, some messages may be with the application, some wait in the inbox: these would be handed
-out twice, and the second time perhaps after they were acknowledged (a transaction would be refused for it).
-Invariants: a copy that arrived before its entry was asked for again, or before it came again, is not handed out: the copy behind it has every message
-that is not acknowledged by then; what is remembered for that is forgotten once everything that arrived until then has left the inbox.
+Owns: `Copies`: which of them an application may still be given. Imports: wire's positions. No I/O,
+no clock. Source: the broker redelivers entries as a whole. Of a batch, some messages may be with
+the application, some wait in the inbox: these would be handed out twice, and the second time
+perhaps after they were acknowledged (a transaction would be refused for it). Invariants: a copy
+that arrived before its entry was asked for again, or before it came again, is not handed out: the
+copy behind it has every message that is not acknowledged by then; what is remembered for that is
+forgotten once everything that arrived until then has left the inbox.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Copies:
         self._until[position] = until
 
     def all_come_again(self) -> None:
-        """Everything will, or is not wanted any more; nothing of it counts as waiting from now on."""
+        """Everything will, or is not wanted any more; nothing of it counts as waiting from now
+        on."""
         self._left_behind = self._arrived
         self._until.clear()
 
@@ -53,7 +56,9 @@ class Copies:
 
     def comes_again(self, copy: int, position: Position) -> bool:
         """Whether this copy of an entry is not to be handed out."""
-        return copy <= self._left_behind or (bool(self._until) and copy <= self._until.get(position, 0))
+        return copy <= self._left_behind or (
+            bool(self._until) and copy <= self._until.get(position, 0)
+        )
 
     def passed(self, copy: int) -> None:
         """Nothing that arrived before this copy waits any more."""

@@ -1,9 +1,10 @@
 """Messages that nobody can process.
 
-Owns: publishing them to the dead-letter topic of a subscription. Imports: messages, producer, redelivery.
-Source: protocol 2.5: dead letters are the client's affair; property names are those of the Java client.
-Invariant: there is one producer, made with the first dead letter; if making it fails, or it is refused for good (its topic may be deleted and made
-anew), the next dead letter makes another.
+Owns: publishing them to the dead-letter topic of a subscription. Imports: messages, producer,
+redelivery. Source: protocol 2.5: dead letters are the client's affair; property names are those of
+the Java client. Invariant: there is one producer, made with the first dead letter; if making it
+fails, or it is refused for good (its topic may be deleted and made anew), the next dead letter
+makes another.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class DeadLetters:
                 await self.close()
             if self._producer is None:
                 self._producer = await self._open_producer(self.topic, self._initial_subscription)
-        properties = {**message.properties, REAL_TOPIC: message.topic, ORIGIN_MESSAGE_ID: str(message.id)}
+        properties = {
+            **message.properties,
+            REAL_TOPIC: message.topic,
+            ORIGIN_MESSAGE_ID: str(message.id),
+        }
         await self._producer.send(
             None if message.null_value else message.data,
             key=message.key,

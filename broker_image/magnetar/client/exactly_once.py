@@ -1,9 +1,10 @@
 """Consume, transform, produce: exactly once.
 
-Owns: `exactly_once`: one transaction per batch of messages, tried again safely. Imports: client, transactions, backoff.
-Invariants: what a batch published and its acknowledgements are one transaction, so a message that is delivered again has not taken effect; after
-an abort, or an outcome that nobody knows, the batch is delivered again by the broker rather than sent again from memory: it comes only if its
-transaction did not take place.
+Owns: `exactly_once`: one transaction per batch of messages, tried again safely. Imports: client,
+transactions, backoff. Invariants: what a batch published and its acknowledgements are one
+transaction, so a message that is delivered again has not taken effect; after an abort, or an
+outcome that nobody knows, the batch is delivered again by the broker rather than sent again from
+memory: it comes only if its transaction did not take place.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ async def exactly_once(
     idle_s: float | None = None,
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S,
 ) -> int:
-    """Receive messages in batches, have `work` publish what follows from them, acknowledge them: each batch in a transaction of its own.
+    """Receive messages in batches, have `work` publish what follows from them, acknowledge them:
+    each batch in a transaction of its own.
 
-    Runs until cancelled, or until no message has come for `idle_s`. Returns the number of messages known to be committed; those of a transaction
-    whose outcome nobody knows are not counted (they come again if it did not take place, and count then).
+    Runs until cancelled, or until no message has come for `idle_s`. Returns the number of messages
+    known to be committed; those of a transaction whose outcome nobody knows are not counted (they
+    come again if it did not take place, and count then).
 
-    A transaction that is aborted (`work` may do so), lost or refused for a time is tried again with back-off after the broker has delivered its
-    messages again. An exception of `work` aborts; its messages are refused (negative acknowledgement, so back-off and dead-letter policy apply)
-    and it is raised, as is a refusal that will not change, and the last of 20 failures in a row.
+    A transaction that is aborted (`work` may do so), lost or refused for a time is tried again with
+    back-off after the broker has delivered its messages again. An exception of `work` aborts; its
+    messages are refused (negative acknowledgement, so back-off and dead-letter policy apply) and it
+    is raised, as is a refusal that will not change, and the last of 20 failures in a row.
     """
     backoff = Backoff(client.clock, last_s=RETRY_LAST_S)
     committed = failures = 0
@@ -63,7 +67,12 @@ async def exactly_once(
             failures += 1
             if not _worth_another(failure) or failures >= FAILURES_IN_A_ROW_MAX:
                 raise
-            _log.warning("topic %s: trying %d messages again in a new transaction: %s", consumer.topic, len(messages), failure)
+            _log.warning(
+                "topic %s: trying %d messages again in a new transaction: %s",
+                consumer.topic,
+                len(messages),
+                failure,
+            )
             await asyncio.sleep(backoff.next())
         except Exception:
             for message in messages:
@@ -79,12 +88,22 @@ async def exactly_once(
     return committed
 
 
-def _have_redelivered(consumer: Consumer[T], messages: Sequence[Message[T]], acknowledged: set[MessageId]) -> None:
-    """What the transaction acknowledged comes again with its abort; asked for as well, it would come twice.
+def _have_redelivered(
+    consumer: Consumer[T], messages: Sequence[Message[T]], acknowledged: set[MessageId]
+) -> None:
+    """What the transaction acknowledged comes again with its abort; asked for as well, it would
+    come twice.
 
-    Where single messages are not redelivered, everything starts anew, so that what waits here does not come twice.
+    Where single messages are not redelivered, everything starts anew, so that what waits here does
+    not come twice.
     """
-    consumer.redeliver([message for message in messages if not consumer.one_by_one or message.id not in acknowledged])
+    consumer.redeliver(
+        [
+            message
+            for message in messages
+            if not consumer.one_by_one or message.id not in acknowledged
+        ]
+    )
 
 
 async def _attempt(
@@ -99,8 +118,13 @@ async def _attempt(
     async with client.transaction(timeout_s=timeout_s) as txn:
         await work(messages, txn)
         if txn.state is not TransactionState.OPEN:
-            raise TransactionAborted(f"transaction {txn} was ended by the work itself: {txn.state.value}")
-        outcomes = await asyncio.gather(*(consumer.acknowledge(message, txn=txn) for message in messages), return_exceptions=True)
+            raise TransactionAborted(
+                f"transaction {txn} was ended by the work itself: {txn.state.value}"
+            )
+        outcomes = await asyncio.gather(
+            *(consumer.acknowledge(message, txn=txn) for message in messages),
+            return_exceptions=True,
+        )
         for message, outcome in zip(messages, outcomes, strict=True):
             if outcome is None:
                 acknowledged.add(message.id)
@@ -110,7 +134,8 @@ async def _attempt(
 
 
 def _worth_another(failure: MagnetarError) -> bool:
-    """A message of ours that another transaction holds is free, or gone, when that one ends; an unknown outcome shows in what comes again."""
+    """A message of ours that another transaction holds is free, or gone, when that one ends; an
+    unknown outcome shows in what comes again."""
     return failure.retry is not Retry.NEVER or isinstance(
         failure, TransactionAborted | TransactionConflict | TransactionOutcomeUnknown
     )

@@ -1,7 +1,8 @@
 """What can go wrong, seen from a client.
 
-Owns: the map from the wire's error codes to our error classes, and the errors that only a client sees. Imports: errors, wire.
-Invariant: `failure_of` returns an error whose `retry` says what to do next; final codes are those that stock clients treat as final.
+Owns: the map from the wire's error codes to our error classes, and the errors that only a client
+sees. Imports: errors, wire. Invariant: `failure_of` returns an error whose `retry` says what to do
+next; final codes are those that stock clients treat as final.
 """
 
 from __future__ import annotations
@@ -47,20 +48,23 @@ class AlreadyClosed(MagnetarError):
 
 
 class TransactionAborted(MagnetarError):
-    """The transaction did not take place: none of its messages will be seen, and what it acknowledged comes again. Begin a new one."""
+    """The transaction did not take place: none of its messages will be seen, and what it
+    acknowledged comes again. Begin a new one."""
 
     wire_code, retry = WireCode.INVALID_TXN_STATUS, Retry.AFTER_BACKOFF
 
 
 class TransactionOutcomeUnknown(MagnetarError):
-    """No coordinator said how the transaction ended. Do not send again what it held: ask again with `commit()` or `abort()`, or have what it
-    acknowledged delivered again, which happens only if it did not take place."""
+    """No coordinator said how the transaction ended. Do not send again what it held: ask again
+    with `commit()` or `abort()`, or have what it acknowledged delivered again, which happens
+    only if it did not take place."""
 
     wire_code, retry = WireCode.TRANSACTION_NOT_FOUND, Retry.NEVER
 
 
 class Undecodable(MagnetarError):
-    """A message whose payload does not fit the schema of its consumer, or a tombstone where a value is needed."""
+    """A message whose payload does not fit the schema of its consumer, or a tombstone where a
+    value is needed."""
 
     wire_code, retry = WireCode.INCOMPATIBLE_SCHEMA, Retry.NEVER
 

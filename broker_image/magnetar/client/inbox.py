@@ -1,8 +1,8 @@
 """Messages received and not taken yet.
 
-Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, asyncio.
-Invariants: a copy of a message that comes again anyway is never handed out; taking a message is the last step of `take`, so a receiver that is
-cancelled loses none.
+Owns: `Inbox`, which the partitions of a consumer share. Imports: messages, asyncio. Invariants: a
+copy of a message that comes again anyway is never handed out; taking a message is the last step of
+`take`, so a receiver that is cancelled loses none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Source(Protocol):
 
 
 class Inbox:
-    """Messages received and not taken yet, of all partitions of a subscription, in the order they came."""
+    """Messages received and not taken yet, of all partitions of a subscription, in the order
+    they came."""
 
     def __init__(self) -> None:
         self._items: deque[tuple[Source, int, Message[Any]]] = deque()
@@ -34,7 +35,8 @@ class Inbox:
         self._failure: MagnetarError | None = None
 
     def put(self, source: Source, copy: int, message: Message[Any]) -> None:
-        """`copy` is what the source knows its entry's arrival by. Bounded by the permits each consumer gave."""
+        """`copy` is what the source knows its entry's arrival by. Bounded by the permits each
+        consumer gave."""
         self._items.append((source, copy, message))
         self._changed.set()
 

@@ -1,8 +1,9 @@
 """Messages on their way in.
 
 Owns: turning a MESSAGE's entry into application messages. Imports: wire, compression, messages.
-Source: protocol 1.2; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and compacted_batch_indexes.
-Invariant: messages acknowledged or compacted away are left out; `skipped` says how many of those the broker charged permits for.
+Source: protocol 1.2; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and
+compacted_batch_indexes. Invariant: messages acknowledged or compacted away are left out; `skipped`
+says how many of those the broker charged permits for.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class Damaged(NamedTuple):
     detail: str
 
 
-def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES) -> Received | Damaged | Chunk:
-    """Read an entry, or a chunk of a message. Damage is an outcome, not an error: the broker is told and the subscription goes on."""
+def open_entry(
+    topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES
+) -> Received | Damaged | Chunk:
+    """Read an entry, or a chunk of a message. Damage is an outcome, not an error: the broker is
+    told and the subscription goes on."""
     try:
         if not entry_checksum_ok(raw):
             return Damaged(1, ValidationError.ChecksumMismatch, "checksum mismatch")
@@ -55,7 +59,9 @@ def open_entry(topic: str, command: api.CommandMessage, raw: bytes, schema: Sche
         return Damaged(entry.message_count, ValidationError.DecompressionError, str(failure))
 
 
-def open_chunked(topic: str, command: api.CommandMessage, last: Chunk, payload: bytes, schema: Schema[Any]) -> Received | Damaged:
+def open_chunked(
+    topic: str, command: api.CommandMessage, last: Chunk, payload: bytes, schema: Schema[Any]
+) -> Received | Damaged:
     """Read a message whose chunks were put together; `command` is that of its last chunk."""
     try:
         entry = Entry(last.metadata, memoryview(payload), last.broker_metadata)
@@ -64,13 +70,17 @@ def open_chunked(topic: str, command: api.CommandMessage, last: Chunk, payload: 
         return Damaged(1, ValidationError.DecompressionError, str(failure))
 
 
-def _open_single(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Message[Any]:
+def _open_single(
+    topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]
+) -> Message[Any]:
     payload = bytes(uncompressed(entry, decompress))
     metadata = entry.metadata
     return _message(topic, command, entry, metadata, -1, 0, metadata.sequence_id, payload, schema)
 
 
-def _open_batch(topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]) -> Received:
+def _open_batch(
+    topic: str, command: api.CommandMessage, entry: Entry, schema: Schema[Any]
+) -> Received:
     metadata = entry.metadata
     batch = batch_messages(entry, decompress)
     remaining = ack_mask(list(command.ack_set)) if command.ack_set else -1
@@ -83,9 +93,25 @@ def _open_batch(topic: str, command: api.CommandMessage, entry: Entry, schema: S
         if item.metadata.compacted_out or index in gone:
             skipped += 1
             continue
-        sequence_id = item.metadata.sequence_id if item.metadata.HasField("sequence_id") else metadata.sequence_id + index
+        sequence_id = (
+            item.metadata.sequence_id
+            if item.metadata.HasField("sequence_id")
+            else metadata.sequence_id + index
+        )
         payload = bytes(item.payload)
-        messages.append(_message(topic, command, entry, item.metadata, index, len(batch), sequence_id, payload, schema))
+        messages.append(
+            _message(
+                topic,
+                command,
+                entry,
+                item.metadata,
+                index,
+                len(batch),
+                sequence_id,
+                payload,
+                schema,
+            )
+        )
     return Received(messages, skipped)
 
 
@@ -100,10 +126,16 @@ def _message(
     payload: bytes,
     schema: Schema[Any],
 ) -> Message[Any]:
-    position, shared, broker = position_of(command.message_id), entry.metadata, entry.broker_metadata
+    position, shared, broker = (
+        position_of(command.message_id),
+        entry.metadata,
+        entry.broker_metadata,
+    )
     numbered = broker is not None and broker.HasField("index")
     return Message(
-        id=MessageId(position.ledger, position.entry, batch_index, command.message_id.partition, batch_size),
+        id=MessageId(
+            position.ledger, position.entry, batch_index, command.message_id.partition, batch_size
+        ),
         topic=topic,
         data=payload,
         schema=schema,
@@ -116,6 +148,10 @@ def _message(
         sequence_id=sequence_id,
         producer_name=shared.producer_name,
         redelivery_count=command.redelivery_count,
-        index=broker.index - max(0, batch_size - 1 - batch_index) if broker is not None and numbered else None,
-        broker_publish_time_ms=broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None,
+        index=broker.index - max(0, batch_size - 1 - batch_index)
+        if broker is not None and numbered
+        else None,
+        broker_publish_time_ms=broker.broker_timestamp
+        if broker is not None and broker.HasField("broker_timestamp")
+        else None,
     )

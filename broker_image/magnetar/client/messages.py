@@ -1,7 +1,8 @@
 """Messages and their ids, as applications see them.
 
-Owns: `MessageId`, `Message`, and their form on the wire. Imports: wire, schemas.
-Invariant: ids of one partition compare in log order, batch index included; EARLIEST is before and LATEST after every id.
+Owns: `MessageId`, `Message`, and their form on the wire. Imports: wire, schemas. Invariant: ids of
+one partition compare in log order, batch index included; EARLIEST is before and LATEST after every
+id.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ WORD_BITS = 64
 
 
 class MessageId(NamedTuple):
-    """Where a message is. `batch_index` is -1 unless it came in a batch of `batch_size`; `partition` is -1 for a plain topic.
+    """Where a message is. `batch_index` is -1 unless it came in a batch of `batch_size`;
+    `partition` is -1 for a plain topic.
 
-    `topic` is its topic, a partition by its own name, if a consumer of several topics received it, else "".
+    `topic` is its topic, a partition by its own name, if a consumer of several topics received it,
+    else "".
     """
 
     ledger: int
@@ -39,17 +42,22 @@ class MessageId(NamedTuple):
         """Without an ack set."""
         if self.batch_index < 0:
             return message_id_data(self.position, self.partition)
-        return message_id_data(self.position, self.partition, self.batch_index, batch_size=self.batch_size)
+        return message_id_data(
+            self.position, self.partition, self.batch_index, batch_size=self.batch_size
+        )
 
     def __str__(self) -> str:
-        """`ledger:entry:partition`, and `:batch_index` for a message of a batch, as Pulsar's tools write it."""
+        """`ledger:entry:partition`, and `:batch_index` for a message of a batch, as Pulsar's
+        tools write it."""
         text = f"{self.ledger}:{self.entry}:{self.partition}"
         return text if self.batch_index < 0 else f"{text}:{self.batch_index}"
 
     @staticmethod
     def from_wire(data: api.MessageIdData) -> MessageId:
         position = position_of(data)
-        return MessageId(position.ledger, position.entry, data.batch_index, data.partition, data.batch_size)
+        return MessageId(
+            position.ledger, position.entry, data.batch_index, data.partition, data.batch_size
+        )
 
 
 EARLIEST = MessageId(-1, -1)
@@ -58,10 +66,12 @@ LATEST = MessageId((1 << 63) - 1, (1 << 63) - 1)
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[T]):
-    """A received message: `data` as it came, `value` as the consumer's schema reads it. Times are milliseconds since the epoch.
+    """A received message: `data` as it came, `value` as the consumer's schema reads it. Times are
+    milliseconds since the epoch.
 
-    `null_value` marks a tombstone: its data are empty, and under a schema it has no value. `index`, the message's number in its topic, and
-    `broker_publish_time_ms`, when the broker took it, are None unless the broker is set to give them.
+    `null_value` marks a tombstone: its data are empty, and under a schema it has no value. `index`,
+    the message's number in its topic, and `broker_publish_time_ms`, when the broker took it, are
+    None unless the broker is set to give them.
     """
 
     id: MessageId

@@ -1,7 +1,8 @@
 """Messages on their way out.
 
-Owns: what an application asked to send, and the entries made of it, batched or not. Imports: wire, compression.
-Source: protocol 1.2. Invariant: a message alone in its batch is sent unbatched (as the C++ client does), so its id has no batch index.
+Owns: what an application asked to send, and the entries made of it, batched or not. Imports: wire,
+compression. Source: protocol 1.2. Invariant: a message alone in its batch is sent unbatched (as the
+C++ client does), so its id has no batch index.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ CHUNK_BYTES_MIN = 256
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When an open batch is sent: at the first limit reached. One batch is one entry, acknowledged and stored as a whole.
+    """When an open batch is sent: at the first limit reached. One batch is one entry, acknowledged
+    and stored as a whole.
 
     Batches mix keys: turn batching off for topics read through Key_Shared subscriptions.
     """
@@ -33,9 +35,11 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message; `value` None = null value (a tombstone under compaction); `txn` the transaction it belongs to.
+    """One message; `value` None = null value (a tombstone under compaction); `txn` the transaction
+    it belongs to.
 
-    `event_time` and `deliver_at` (not before this moment; Shared and Key_Shared subscriptions only) in milliseconds since the epoch.
+    `event_time` and `deliver_at` (not before this moment; Shared and Key_Shared subscriptions only)
+    in milliseconds since the epoch.
     """
 
     value: bytes | None
@@ -49,24 +53,41 @@ class Outgoing:
 
 
 def encode(
-    messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression, schema_version: bytes = b""
+    messages: Sequence[Outgoing],
+    producer_name: str,
+    publish_time: int,
+    compression: Compression,
+    schema_version: bytes = b"",
 ) -> bytes:
-    """The entry of one or more messages, all of one transaction or of none; `schema_version` as the broker named it, b"" for none."""
-    return encode_entry(*_described(messages, producer_name, publish_time, compression, schema_version))
+    """The entry of one or more messages, all of one transaction or of none; `schema_version` as
+    the broker named it, b"" for none."""
+    return encode_entry(
+        *_described(messages, producer_name, publish_time, compression, schema_version)
+    )
 
 
 def encode_chunks(
-    message: Outgoing, producer_name: str, publish_time: int, compression: Compression, schema_version: bytes, entry_bytes_max: int
+    message: Outgoing,
+    producer_name: str,
+    publish_time: int,
+    compression: Compression,
+    schema_version: bytes,
+    entry_bytes_max: int,
 ) -> list[bytes]:
-    """The entries of a message that is too large for one, each of at most `entry_bytes_max`. Raises InvalidRequest if none has room."""
-    metadata, payload = _described([message], producer_name, publish_time, compression, schema_version)
+    """The entries of a message that is too large for one, each of at most `entry_bytes_max`.
+    Raises InvalidRequest if none has room."""
+    metadata, payload = _described(
+        [message], producer_name, publish_time, compression, schema_version
+    )
     metadata.uuid = f"{producer_name}-{message.sequence_id}"
     metadata.total_chunk_msg_size = len(payload)
-    metadata.num_chunks_from_msg = metadata.chunk_id = len(payload)  # no number of chunks takes more bytes than this
+    # no number of chunks takes more bytes than this
+    metadata.num_chunks_from_msg = metadata.chunk_id = len(payload)
     room = entry_bytes_max - len(encode_entry(metadata, b""))
     if room < CHUNK_BYTES_MIN:
         raise InvalidRequest(
-            f"properties and keys leave {room} of {entry_bytes_max} bytes of an entry to the message; make them smaller"
+            f"properties and keys leave {room} of {entry_bytes_max} bytes of an entry to the "
+            "message; make them smaller"
         )
     metadata.num_chunks_from_msg = -(-len(payload) // room)
     entries = []
@@ -77,9 +98,15 @@ def encode_chunks(
 
 
 def _described(
-    messages: Sequence[Outgoing], producer_name: str, publish_time: int, compression: Compression, schema_version: bytes
+    messages: Sequence[Outgoing],
+    producer_name: str,
+    publish_time: int,
+    compression: Compression,
+    schema_version: bytes,
 ) -> tuple[api.MessageMetadata, bytes]:
-    metadata = api.MessageMetadata(producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time)
+    metadata = api.MessageMetadata(
+        producer_name=producer_name, sequence_id=messages[0].sequence_id, publish_time=publish_time
+    )
     if schema_version:
         metadata.schema_version = schema_version
     txn = messages[0].txn

@@ -1,8 +1,9 @@
 """Connections by address, and finding the broker of a topic.
 
-Owns: one connection per (logical, physical) address, and look-ups over them with redirects. Imports: connection, network, wire.
-Source: protocol commands LOOKUP and PARTITIONED_METADATA; `proxy_through_service_url` sends everything through the service address.
-Invariants: at most one connection per address is open or opening; a look-up follows at most `REDIRECTS_MAX` redirects.
+Owns: one connection per (logical, physical) address, and look-ups over them with redirects.
+Imports: connection, network, wire. Source: protocol commands LOOKUP and PARTITIONED_METADATA;
+`proxy_through_service_url` sends everything through the service address. Invariants: at most one
+connection per address is open or opening; a look-up follows at most `REDIRECTS_MAX` redirects.
 """
 
 from __future__ import annotations
@@ -50,9 +51,18 @@ def parse_endpoint(url: str) -> Endpoint:
     try:
         port = parts.port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT)
     except ValueError as failure:
-        raise InvalidRequest(f"service url {url!r} has no valid port; write pulsar://host:6650") from failure
-    if parts.scheme not in ("pulsar", TLS_SCHEME) or not parts.hostname or parts.path not in ("", "/"):
-        raise InvalidRequest(f"service url {url!r} is not valid; write pulsar://host:6650 or {TLS_SCHEME}://host:6651")
+        raise InvalidRequest(
+            f"service url {url!r} has no valid port; write pulsar://host:6650"
+        ) from failure
+    if (
+        parts.scheme not in ("pulsar", TLS_SCHEME)
+        or not parts.hostname
+        or parts.path not in ("", "/")
+    ):
+        raise InvalidRequest(
+            f"service url {url!r} is not valid; write pulsar://host:6650 or "
+            f"{TLS_SCHEME}://host:6651"
+        )
     return Endpoint(parts.hostname, port, tls)
 
 
@@ -74,7 +84,8 @@ class Pool:
         keep_alive_s: float = KEEP_ALIVE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls`: whom to believe and what to show at `pulsar+ssl://` addresses; None = what the system trusts."""
+        """`tls`: whom to believe and what to show at `pulsar+ssl://` addresses; None = what the
+        system trusts."""
         self._tls = tls
         self._network = network
         self._credentials = credentials
@@ -86,7 +97,8 @@ class Pool:
         self._request_ids = itertools.count(1)
 
     def begin_at(self, service_url: str, tls: ssl.SSLContext | None) -> None:
-        """Look up through another broker, and connect with another context, from here on. Raises InvalidRequest."""
+        """Look up through another broker, and connect with another context, from here on. Raises
+        InvalidRequest."""
         self._tls = tls
         self._services = itertools.cycle(parse_service_url(service_url))
         self._service = next(self._services)
@@ -96,11 +108,16 @@ class Pool:
         return next(self._request_ids)
 
     async def get(self, address: Address) -> Connection:
-        """The open connection to an address, opened if there is none. Raises ConnectionLost or what the broker's ERROR says."""
+        """The open connection to an address, opened if there is none. Raises ConnectionLost or
+        what the broker's ERROR says."""
         task = self._opening.get(address)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None or task.result().closed)):
+        if task is None or (
+            task.done()
+            and (task.cancelled() or task.exception() is not None or task.result().closed)
+        ):
             task = asyncio.create_task(self._open(address))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the last waiter may have left
+            # the last waiter may have left
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._opening[address] = task
         return await asyncio.shield(task)
 
@@ -115,16 +132,22 @@ class Pool:
                     self._network,
                     physical.host,
                     physical.port,
-                    lambda: Connection(self._credentials, proxy_to, self._keep_alive_s, tls=physical.tls),
+                    lambda: Connection(
+                        self._credentials, proxy_to, self._keep_alive_s, tls=physical.tls
+                    ),
                     tls,
                 )
                 await connection.ready
         except (OSError, TimeoutError, ConnectionLost) as failure:
             if address.logical == self._service:
                 self._service = next(self._services)
-            raise ConnectionLost(f"broker {address.logical} via {address.physical} cannot be reached: {failure!r}") from failure
+            raise ConnectionLost(
+                f"broker {address.logical} via {address.physical} cannot be reached: {failure!r}"
+            ) from failure
         finally:
-            if connection is not None and not (connection.ready.done() and not connection.ready.cancelled()):
+            if connection is not None and not (
+                connection.ready.done() and not connection.ready.cancelled()
+            ):
                 connection.abort()
         return connection
 
@@ -132,16 +155,20 @@ class Pool:
         return Address(endpoint, self._service if through_proxy else endpoint)
 
     def assigned(self, url: str, through_proxy: bool) -> Address:
-        """The address of a broker that CLOSE_PRODUCER or CLOSE_CONSUMER named. Raises InvalidRequest."""
+        """The address of a broker that CLOSE_PRODUCER or CLOSE_CONSUMER named. Raises
+        InvalidRequest."""
         return self._address(parse_endpoint(url), through_proxy)
 
     async def locate(self, topic: str) -> Address:
-        """The address of the broker that serves a topic. Raises the error it is refused with, ServiceNotReady on endless redirects."""
+        """The address of the broker that serves a topic. Raises the error it is refused with,
+        ServiceNotReady on endless redirects."""
         address, authoritative = self._address(self._service, False), False
         for _ in range(REDIRECTS_MAX + 1):
             connection = await self.get(address)
             request_id = self.next_request_id()
-            answer = await connection.request(request_id, requests.lookup(request_id, topic, authoritative=authoritative))
+            answer = await connection.request(
+                request_id, requests.lookup(request_id, topic, authoritative=authoritative)
+            )
             found = answer.lookup_response
             url = found.brokerServiceUrlTls if address.physical.tls else found.brokerServiceUrl
             address = self._address(parse_endpoint(url), found.proxy_through_service_url)
@@ -149,14 +176,18 @@ class Pool:
                 return address
             authoritative = found.authoritative
         raise ServiceNotReady(
-            f"lookup of {topic} was redirected more than {REDIRECTS_MAX} times; the brokers disagree on its owner"
+            f"lookup of {topic} was redirected more than {REDIRECTS_MAX} times; the brokers "
+            "disagree on its owner"
         )
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
-        """Number of partitions; 0 for a topic that is not partitioned. Raises the error it is refused with."""
+        """Number of partitions; 0 for a topic that is not partitioned. Raises the error it is
+        refused with."""
         connection = await self.get(self._address(self._service, False))
         request_id = self.next_request_id()
-        answer = await connection.request(request_id, requests.partitioned_metadata(request_id, topic, create=create))
+        answer = await connection.request(
+            request_id, requests.partitioned_metadata(request_id, topic, create=create)
+        )
         return answer.partitioned_metadata_response.partitions
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """Producers.
 
-Owns: what applications hold to send with, and which partition each message goes to. Imports: sending, growth, schemas.
-Invariant: messages with a key always go to the partition that Pulsar's clients choose with the same hash; their order holds per partition.
+Owns: what applications hold to send with, and which partition each message goes to. Imports:
+sending, growth, schemas. Invariant: messages with a key always go to the partition that Pulsar's
+clients choose with the same hash; their order holds per partition.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from magnetar.hashes import java_string_hash, murmur3
 
 
 class KeyHash(enum.Enum):
-    """How a key chooses its partition; all producers of a topic must agree. JAVA is the Java client's default."""
+    """How a key chooses its partition; all producers of a topic must agree. JAVA is the Java
+    client's default."""
 
     JAVA = "java"
     MURMUR3 = "murmur3"
 
 
 class Routing(enum.Enum):
-    """Where messages without a key go: round, one batch to each partition, or all to one partition, chosen when the producer is made."""
+    """Where messages without a key go: round, one batch to each partition, or all to one
+    partition, chosen when the producer is made."""
 
     ROUND_ROBIN = "RoundRobin"
     SINGLE = "Single"
@@ -50,17 +53,24 @@ class Route:
         self._turn = clock.random_bits(31) if routing is Routing.SINGLE else 0
 
     def choose(self, key: str | None, partitions: Sequence[PartitionProducer]) -> PartitionProducer:
-        """The partition of a message. Raises InvalidRequest if the application's router names none."""
+        """The partition of a message. Raises InvalidRequest if the application's router names
+        none."""
         if not isinstance(self._routing, Routing):
             chosen = self._routing(key, len(partitions))
             if not 0 <= chosen < len(partitions):
-                raise InvalidRequest(f"router chose partition {chosen} of {len(partitions)}; it must name one of them, from 0 on")
+                raise InvalidRequest(
+                    f"router chose partition {chosen} of {len(partitions)}; it must name one of "
+                    "them, from 0 on"
+                )
             return partitions[chosen]
         if key is not None:
-            position = java_string_hash(key) if self._key_hash is KeyHash.JAVA else murmur3(key.encode())
+            position = (
+                java_string_hash(key) if self._key_hash is KeyHash.JAVA else murmur3(key.encode())
+            )
             return partitions[position % len(partitions)]
         current = partitions[self._turn % len(partitions)]
-        if self._routing is Routing.ROUND_ROBIN and not current.batch_open:  # fill one batch before going on
+        # fill one batch before going on
+        if self._routing is Routing.ROUND_ROBIN and not current.batch_open:
             self._turn += 1
             current = partitions[self._turn % len(partitions)]
         return current
@@ -93,8 +103,12 @@ class Producer(Generic[T]):
 
     @property
     def failure(self) -> MagnetarError | None:
-        """Why a partition takes nothing any more: the final refusal, or AlreadyClosed. None while all do."""
-        return next((partition.failure for partition in self._partitions if partition.failure is not None), None)
+        """Why a partition takes nothing any more: the final refusal, or AlreadyClosed. None
+        while all do."""
+        return next(
+            (partition.failure for partition in self._partitions if partition.failure is not None),
+            None,
+        )
 
     @property
     def last_sequence_id(self) -> int:
@@ -113,13 +127,17 @@ class Producer(Generic[T]):
         deliver_at: int | None = None,
         txn: Transaction | None = None,
     ) -> MessageId:
-        """Send and wait until the message is durable; waits first while too much is pending. `value` None is a tombstone.
+        """Send and wait until the message is durable; waits first while too much is pending.
+        `value` None is a tombstone.
 
-        With `txn` nobody sees it before that transaction commits, and its final id is given then, not here. With `deliver_at` (milliseconds
-        since the epoch) Shared and Key_Shared subscriptions get it no earlier. The id of a message that deduplication knew already is
-        (-1, -1). Raises SendTimeout when the outcome is unknown, else the refusal.
+        With `txn` nobody sees it before that transaction commits, and its final id is given then,
+        not here. With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared
+        subscriptions get it no earlier. The id of a message that deduplication knew already is (-1,
+        -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
-        message = self._outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
+        message = self._outgoing(
+            value, key, ordering_key, properties, event_time, sequence_id, deliver_at
+        )
         partition = self._route.choose(key, self._partitions)
         if txn is None:
             return await partition.send(message)
@@ -137,8 +155,11 @@ class Producer(Generic[T]):
         sequence_id: int | None = None,
         deliver_at: int | None = None,
     ) -> Receipt:
-        """Queue a message outside of transactions; the future is its receipt. Raises LimitExceeded while too much is pending."""
-        message = self._outgoing(value, key, ordering_key, properties, event_time, sequence_id, deliver_at)
+        """Queue a message outside of transactions; the future is its receipt. Raises
+        LimitExceeded while too much is pending."""
+        message = self._outgoing(
+            value, key, ordering_key, properties, event_time, sequence_id, deliver_at
+        )
         return self._route.choose(key, self._partitions).send_nowait(message)
 
     async def flush(self) -> None:

@@ -1,10 +1,11 @@
 """Consuming from one partition.
 
-Owns: permits, acknowledgements, redelivery and seeking of one consumer.
-Imports: attachment, inbox, copies, incoming, acknowledging, unacknowledged, wire.
-Source: protocol SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6.
-Invariants: permits given and not used never exceed the receive queue; after a reconnect nothing received before is handed out (the broker sends it
-again), nor what waits of an entry that comes again; messages of an older consumer epoch are dropped; a reader goes on behind the last message taken.
+Owns: permits, acknowledgements, redelivery and seeking of one consumer. Imports: attachment, inbox,
+copies, incoming, acknowledging, unacknowledged, wire. Source: protocol SUBSCRIBE, FLOW, ACK,
+REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6. Invariants: permits given and not used never exceed the receive
+queue; after a reconnect nothing received before is handed out (the broker sends it again), nor what
+waits of an entry that comes again; messages of an older consumer epoch are dropped; a reader goes
+on behind the last message taken.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class PartitionConsumer(Attachment):
         self._acks: list[api.MessageIdData] = []
         self._ack_flush: asyncio.Handle | None = None
         self._unacknowledged = Unacknowledged(
-            topic, options, dead_letters, Actions(self._redeliver, self._acknowledge_dead, self._settle)
+            topic,
+            options,
+            dead_letters,
+            Actions(self._redeliver, self._acknowledge_dead, self._settle),
         )
         self._loop = asyncio.get_running_loop()
 
@@ -78,7 +82,11 @@ class PartitionConsumer(Attachment):
         if self.last_taken is not None:
             return self.last_taken
         start = self._start
-        return None if start is None or self._start_inclusive or start.position in (EARLIEST, LATEST) else start
+        return (
+            None
+            if start is None or self._start_inclusive or start.position in (EARLIEST, LATEST)
+            else start
+        )
 
     @property
     def subscription(self) -> str:
@@ -87,13 +95,15 @@ class PartitionConsumer(Attachment):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the broker redelivers single messages (else it rewinds to the first unacknowledged one)."""
+        """Whether the broker redelivers single messages (else it rewinds to the first
+        unacknowledged one)."""
         return self._options.one_by_one
 
     # --- acknowledging
 
     def acknowledge_nowait(self, message_id: MessageId) -> None:
-        """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`. Lost acks mean redelivery."""
+        """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`.
+        Lost acks mean redelivery."""
         self._acknowledge_soon(self._individual(message_id))
         self._chunked.pop(message_id.position)
 
@@ -104,13 +114,17 @@ class PartitionConsumer(Attachment):
         elif self._ack_flush is None:
             group_s = self._options.ack_group_s
             self._ack_flush = (
-                self._loop.call_later(group_s, self._flush_acks) if group_s else self._loop.call_soon(self._flush_acks)
+                self._loop.call_later(group_s, self._flush_acks)
+                if group_s
+                else self._loop.call_soon(self._flush_acks)
             )
 
     async def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is unknown, else the refusal."""
+        """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is
+        unknown, else the refusal."""
         await self._confirm_ack(self._individual(message_id), cumulative=False)
-        self._chunked.pop(message_id.position)  # not before: after a refusal it is acknowledged once more, with every chunk
+        # not before: after a refusal it is acknowledged once more, with every chunk
+        self._chunked.pop(message_id.position)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """As `acknowledge`, for the message and all before it."""
@@ -125,11 +139,14 @@ class PartitionConsumer(Attachment):
 
     async def _settle(self, position: Position) -> None:
         """Acknowledge an entry whose messages are all dealt with."""
-        await self._confirm_ack([*map(message_id_data, self._chunked.expanded([position]))], cumulative=False)
+        await self._confirm_ack(
+            [*map(message_id_data, self._chunked.expanded([position]))], cumulative=False
+        )
         self._chunked.pop(position)
 
     async def _acknowledge_dead(self, message_id: MessageId) -> None:
-        """Acknowledge a message that is in the dead-letter topic; nothing of it is forgotten before that is confirmed."""
+        """Acknowledge a message that is in the dead-letter topic; nothing of it is forgotten
+        before that is confirmed."""
         if message_id.batch_index < 0:
             await self._settle(message_id.position)
         else:
@@ -140,7 +157,8 @@ class PartitionConsumer(Attachment):
         self._unacknowledged.acknowledged(message_id, whole_entry=True)
 
     async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
-        """Acknowledge a message (or it and all before it) as part of a transaction, and wait until that is durable. Raises the refusal."""
+        """Acknowledge a message (or it and all before it) as part of a transaction, and wait
+        until that is durable. Raises the refusal."""
         earlier = () if cumulative else self._chunked.earlier(message_id.position)
         data = [*map(message_id_data, earlier), in_transaction(message_id, cumulative=cumulative)]
         await self._confirm_ack(data, cumulative=cumulative, txn=txn)
@@ -149,9 +167,13 @@ class PartitionConsumer(Attachment):
         else:
             self._unacknowledged.acknowledged(message_id, whole_entry=message_id.batch_size <= 1)
 
-    async def _confirm_ack(self, data: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None = None) -> None:
+    async def _confirm_ack(
+        self, data: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None = None
+    ) -> None:
         request_id = self._session.pool.next_request_id()
-        frame = requests.ack(self.identity, data, cumulative=cumulative, request_id=request_id, txn=txn)
+        frame = requests.ack(
+            self.identity, data, cumulative=cumulative, request_id=request_id, txn=txn
+        )
         await self._request(request_id, frame)
 
     def _flush_acks(self) -> None:
@@ -169,7 +191,8 @@ class PartitionConsumer(Attachment):
         self._unacknowledged.refuse(message_id, redeliveries)
 
     def redeliver(self, positions: Sequence[Position]) -> None:
-        """Have entries delivered again now, or everything unacknowledged where the broker does not redeliver single ones."""
+        """Have entries delivered again now, or everything unacknowledged where the broker does
+        not redeliver single ones."""
         self._unacknowledged.drop(positions)
         self._redeliver(positions)
 
@@ -180,7 +203,11 @@ class PartitionConsumer(Attachment):
             self._assembler.come_again()
             if self._waiting:
                 self._copies.come_again(positions)
-            self.connection.write(requests.redeliver(self.identity, [*map(message_id_data, self._chunked.expanded(positions))]))
+            self.connection.write(
+                requests.redeliver(
+                    self.identity, [*map(message_id_data, self._chunked.expanded(positions))]
+                )
+            )
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again, in order, starting anew."""
@@ -202,17 +229,24 @@ class PartitionConsumer(Attachment):
     # --- positions
 
     async def last_message_id(self) -> tuple[MessageId, Position | None]:
-        """Id of the topic's last message ((-1, -1) when empty), and up to where this subscription is acknowledged."""
+        """Id of the topic's last message ((-1, -1) when empty), and up to where this
+        subscription is acknowledged."""
         request_id = self._session.pool.next_request_id()
-        answer = await self._request(request_id, requests.last_message_id(self.identity, request_id))
+        answer = await self._request(
+            request_id, requests.last_message_id(self.identity, request_id)
+        )
         response = answer.get_last_message_id_response
         found = response.HasField("consumer_mark_delete_position")
-        return MessageId.from_wire(response.last_message_id), position_of(response.consumer_mark_delete_position) if found else None
+        return MessageId.from_wire(response.last_message_id), position_of(
+            response.consumer_mark_delete_position
+        ) if found else None
 
     async def seek(self, target: MessageId | int) -> None:
-        """Continue from a message id (inclusive) or a publish time in milliseconds; the broker detaches us, we come back by ourselves.
+        """Continue from a message id (inclusive) or a publish time in milliseconds; the broker
+        detaches us, we come back by ourselves.
 
-        Raises ConnectionLost when the outcome is unknown, else the refusal, after which everything unacknowledged comes again.
+        Raises ConnectionLost when the outcome is unknown, else the refusal, after which everything
+        unacknowledged comes again.
         """
         before = self._start, self._start_inclusive, self.last_taken
         request_id = self._session.pool.next_request_id()
@@ -253,7 +287,9 @@ class PartitionConsumer(Attachment):
         request_id = self._session.pool.next_request_id()
         try:
             async with asyncio.timeout(self._session.operation_timeout_s):
-                await connection.request(request_id, requests.close_consumer(self.identity, request_id))
+                await connection.request(
+                    request_id, requests.close_consumer(self.identity, request_id)
+                )
         except (MagnetarError, TimeoutError):
             return  # the broker drops the consumer with the connection
 
@@ -267,12 +303,16 @@ class PartitionConsumer(Attachment):
         if self.failure is not None:
             raise self.failure
         if self.connection is None:
-            raise ConnectionLost(f"{self.topic}: not attached to a broker now; nothing was sent, try again")
+            raise ConnectionLost(
+                f"{self.topic}: not attached to a broker now; nothing was sent, try again"
+            )
         try:
             async with asyncio.timeout(self._session.operation_timeout_s):
                 return await self.connection.request(request_id, frame)
         except TimeoutError as failure:
-            raise ConnectionLost(f"{self.topic}: no answer in {self._session.operation_timeout_s} s; outcome unknown") from failure
+            raise ConnectionLost(
+                f"{self.topic}: no answer in {self._session.operation_timeout_s} s; outcome unknown"
+            ) from failure
 
     # --- from the connection and the inbox
 
@@ -281,7 +321,9 @@ class PartitionConsumer(Attachment):
         copy = self._copies.arrived()
         opened = open_entry(self.topic, message, entry, self._options.schema)
         if isinstance(opened, Chunk):
-            whole = self._assembled(opened, position_of(message.message_id), again=message.redelivery_count > 0)
+            whole = self._assembled(
+                opened, position_of(message.message_id), again=message.redelivery_count > 0
+            )
             if whole is None:
                 self._use(1)
                 return
@@ -292,14 +334,17 @@ class PartitionConsumer(Attachment):
             _log.error("topic %s: entry %s is damaged: %s", self.topic, position, opened.detail)
             if self.connection is not None:
                 data = [message_id_data(position)]
-                self.connection.write(requests.ack(self.identity, data, validation_error=opened.reason))
+                self.connection.write(
+                    requests.ack(self.identity, data, validation_error=opened.reason)
+                )
             self._use(opened.message_count)
             return
         if message.HasField("consumer_epoch") and message.consumer_epoch < self._epoch:
             self._use(opened.skipped + len(opened.messages))
             return
         if self._seeking:
-            self._waiting += opened.skipped + len(opened.messages)  # read before the seek; its permits end with this attachment
+            # read before the seek; its permits end with this attachment
+            self._waiting += opened.skipped + len(opened.messages)
             return
         if self._waiting and (message.redelivery_count or message.ack_set):
             self._copies.came_again(position_of(message.message_id))
@@ -322,20 +367,31 @@ class PartitionConsumer(Attachment):
         too_large = self._assembler.too_large
         whole = self._assembler.add(chunk, position)
         if self._assembler.too_large > too_large:
-            _log.error("topic %s: the message of chunk %s has more than %d bytes", self.topic, position, CHUNKED_BYTES_MAX)
+            _log.error(
+                "topic %s: the message of chunk %s has more than %d bytes",
+                self.topic,
+                position,
+                CHUNKED_BYTES_MAX,
+            )
         repeated, self._assembler.repeated = self._assembler.repeated, []
         if repeated and not again:  # what comes again may do so without its beginning
             self._acknowledge_soon(map(message_id_data, repeated))
         given_up, self._assembler.given_up = self._assembler.given_up, []
         if given_up:
-            _log.warning("topic %s: %d chunks of unfinished messages were given up", self.topic, len(given_up))
+            _log.warning(
+                "topic %s: %d chunks of unfinished messages were given up",
+                self.topic,
+                len(given_up),
+            )
             self._come_back_to(given_up)
         return whole
 
     def _come_back_to(self, given_up: Sequence[Position]) -> None:
-        """Have chunks delivered again, whose messages had to make room. Not at once: as long as as many are unfinished, they are given up again.
+        """Have chunks delivered again, whose messages had to make room. Not at once: as long as as
+        many are unfinished, they are given up again.
 
-        Where the broker redelivers everything or nothing they wait, unacknowledged, for the next attachment: what follows them would never come.
+        Where the broker redelivers everything or nothing they wait, unacknowledged, for the next
+        attachment: what follows them would never come.
         """
         if self.one_by_one:
             for position in given_up:
@@ -367,7 +423,8 @@ class PartitionConsumer(Attachment):
         self.end_of_topic = True
 
     def _before_start(self, message_id: MessageId) -> bool:
-        """The broker starts with the whole entry of the start id, and a batch at its first message."""
+        """The broker starts with the whole entry of the start id, and a batch at its first
+        message."""
         if self._start is None or self._start.position in (EARLIEST, LATEST):
             return False
         reached = (message_id.ledger, message_id.entry, message_id.batch_index)
@@ -379,7 +436,10 @@ class PartitionConsumer(Attachment):
     def _use(self, messages: int) -> None:
         """Permits of messages that left the inbox; given again at half the queue."""
         self._unused += messages
-        if self._unused >= max(1, self._options.receiver_queue // 2) and self.connection is not None:
+        if (
+            self._unused >= max(1, self._options.receiver_queue // 2)
+            and self.connection is not None
+        ):
             returned, self._unused = self._unused, 0
             self._grant(self.connection, returned)
 
@@ -401,7 +461,9 @@ class PartitionConsumer(Attachment):
             priority_level=options.priority_level,
             durable=options.durable,
             read_compacted=options.read_compacted,
-            initialPosition=api.CommandSubscribe.InitialPosition.Value(options.initial_position.value),
+            initialPosition=api.CommandSubscribe.InitialPosition.Value(
+                options.initial_position.value
+            ),
             consumer_epoch=self._epoch,
             metadata=requests.key_values(options.properties),
         )
@@ -417,7 +479,8 @@ class PartitionConsumer(Attachment):
         self._assembler.clear()
         self._unacknowledged.forget()
         self._acks.clear()
-        # The answer may still be on its way from a broker that the topic has left; what comes from here on was read after the seek.
+        # The answer may still be on its way from a broker that the topic has left; what comes from
+        # here on was read after the seek.
         self._seeking = False
         connection.consumers[self.identity] = self
         await connection.request(body.request_id, requests.subscribe(body))
@@ -426,7 +489,9 @@ class PartitionConsumer(Attachment):
 
     def _release(self, connection: Connection) -> None:
         connection.consumers.pop(self.identity, None)
-        connection.write(requests.close_consumer(self.identity, self._session.pool.next_request_id()))
+        connection.write(
+            requests.close_consumer(self.identity, self._session.pool.next_request_id())
+        )
 
     def _on_failed(self, failure: MagnetarError) -> None:
         self._inbox.fail(failure)

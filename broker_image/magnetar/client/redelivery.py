@@ -1,8 +1,9 @@
 """When entries are to be delivered again.
 
-Owns: the delays after negative acknowledgements, the moments they and unacknowledged messages become due, and the policy for messages that come
-again and again. Imports: wire's positions. No I/O, no clock: moments are the caller's.
-Invariants: an entry has one moment, the latest one asked for; taking what is due costs O(log n) each.
+Owns: the delays after negative acknowledgements, the moments they and unacknowledged messages
+become due, and the policy for messages that come again and again. Imports: wire's positions. No
+I/O, no clock: moments are the caller's. Invariants: an entry has one moment, the latest one asked
+for; taking what is due costs O(log n) each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from magnetar.wire.commands import Position
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryBackoff:
-    """The delay after a negative acknowledgement: `first_s`, times `factor` for every earlier redelivery, at most `last_s`."""
+    """The delay after a negative acknowledgement: `first_s`, times `factor` for every earlier
+    redelivery, at most `last_s`."""
 
     first_s: float = 1.0
     last_s: float = 60.0
@@ -25,7 +27,8 @@ class RedeliveryBackoff:
     def __post_init__(self) -> None:
         if not (0 <= self.first_s <= self.last_s and self.factor >= 1):
             raise InvalidRequest(
-                f"redelivery back-off from {self.first_s} s to {self.last_s} s by {self.factor}: it must not be negative, nor shrink"
+                f"redelivery back-off from {self.first_s} s to {self.last_s} s by {self.factor}: "
+                "it must not be negative, nor shrink"
             )
 
     def delay_s(self, redeliveries: int) -> float:
@@ -40,10 +43,12 @@ class RedeliveryBackoff:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPolicy:
-    """What becomes of a message that was delivered again `redeliveries_max` times and is not acknowledged then either.
+    """What becomes of a message that was delivered again `redeliveries_max` times and is not
+    acknowledged then either.
 
-    It is published to `topic` (default `<topic>-<subscription>-DLQ`), where `initial_subscription`, if given, is created before it, and
-    acknowledged. Its properties gain REAL_TOPIC and ORIGIN_MESSAGE_ID. For Shared and Key_Shared subscriptions.
+    It is published to `topic` (default `<topic>-<subscription>-DLQ`), where `initial_subscription`,
+    if given, is created before it, and acknowledged. Its properties gain REAL_TOPIC and
+    ORIGIN_MESSAGE_ID. For Shared and Key_Shared subscriptions.
     """
 
     redeliveries_max: int
@@ -52,11 +57,15 @@ class DeadLetterPolicy:
 
     def __post_init__(self) -> None:
         if self.redeliveries_max < 1:
-            raise InvalidRequest(f"redeliveries_max is {self.redeliveries_max}; a dead-letter policy needs at least 1")
+            raise InvalidRequest(
+                f"redeliveries_max is {self.redeliveries_max}; a dead-letter policy needs at least "
+                "1"
+            )
 
 
 class Schedule:
-    """Entries by the moment at which they are to be delivered again (seconds of the caller's clock)."""
+    """Entries by the moment at which they are to be delivered again (seconds of the caller's
+    clock)."""
 
     def __init__(self) -> None:
         self._moments: dict[Position, float] = {}
@@ -69,7 +78,8 @@ class Schedule:
         """Replaces an earlier wish for the same entry."""
         self._moments[position] = moment
         heapq.heappush(self._heap, (moment, position))
-        if len(self._heap) > 2 * len(self._moments) + 64:  # mostly wishes that were replaced or dropped
+        # mostly wishes that were replaced or dropped
+        if len(self._heap) > 2 * len(self._moments) + 64:
             self._heap = [(at, entry) for entry, at in self._moments.items()]
             heapq.heapify(self._heap)
 

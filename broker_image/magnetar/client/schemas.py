@@ -1,9 +1,10 @@
 """Schemas: how values become the bytes of messages.
 
-Owns: `Schema` and the three that need no registry: bytes, strings, JSON of a model. Imports: records (the model's definition), errors, wire;
-pydantic only when a JSON schema is made.
-Source: protocol 2.15. A schema is announced with PRODUCER and SUBSCRIBE; a broker that registers schemas checks it against the topic's.
-Invariant: `decode(encode(value))` equals `value`; what does not decode raises Undecodable and nothing else.
+Owns: `Schema` and the three that need no registry: bytes, strings, JSON of a model. Imports:
+records (the model's definition), errors, wire; pydantic only when a JSON schema is made. Source:
+protocol 2.15. A schema is announced with PRODUCER and SUBSCRIBE; a broker that registers schemas
+checks it against the topic's. Invariant: `decode(encode(value))` equals `value`; what does not
+decode raises Undecodable and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class BytesSchema(Schema[bytes]):
 
     def encode(self, value: bytes) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidRequest(f"value is {type(value).__name__}; without a schema it must be bytes")
+            raise InvalidRequest(
+                f"value is {type(value).__name__}; without a schema it must be bytes"
+            )
         return bytes(value)
 
     def decode(self, data: bytes) -> bytes:
@@ -73,7 +76,8 @@ class StringSchema(Schema[str]):
 
 
 class JsonSchema(Schema[T]):
-    """JSON objects of a pydantic model or a dataclass; other clients see its fields as an Avro record (`records.definition_of`)."""
+    """JSON objects of a pydantic model or a dataclass; other clients see its fields as an Avro
+    record (`records.definition_of`)."""
 
     def __init__(self, model: type[T]) -> None:
         from pydantic import TypeAdapter
@@ -84,7 +88,9 @@ class JsonSchema(Schema[T]):
 
     def encode(self, value: T) -> bytes:
         if not isinstance(value, self.model):
-            raise InvalidRequest(f"value is {type(value).__name__}; this schema takes {self.model.__name__}")
+            raise InvalidRequest(
+                f"value is {type(value).__name__}; this schema takes {self.model.__name__}"
+            )
         data: bytes = self._adapter.dump_json(value, by_alias=True)
         return data
 
@@ -94,12 +100,16 @@ class JsonSchema(Schema[T]):
         try:
             value: T = self._adapter.validate_json(data)
         except ValidationError as failure:
-            raise Undecodable(f"payload of {len(data)} bytes is no {self.model.__name__}: {_reason(failure)}") from failure
+            raise Undecodable(
+                f"payload of {len(data)} bytes is no {self.model.__name__}: {_reason(failure)}"
+            ) from failure
         return value
 
     def to_wire(self) -> api.Schema:
         definition = json.dumps(self.definition, separators=(",", ":")).encode()
-        return api.Schema(name=self.model.__name__, type=api.Schema.Type.Json, schema_data=definition)
+        return api.Schema(
+            name=self.model.__name__, type=api.Schema.Type.Json, schema_data=definition
+        )
 
 
 def _reason(failure: Any) -> str:

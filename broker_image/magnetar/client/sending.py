@@ -1,9 +1,10 @@
 """Producing to one partition.
 
-Owns: sequence ids, the open batch, and the queue of entries without a receipt. Imports: attachment, outgoing, wire.
-Source: protocol SEND, SEND_RECEIPT, SEND_ERROR; PRODUCER with a growing epoch replaces our own earlier attachment.
-Invariants: after a reconnect the whole queue is sent again, in order, with the same sequence ids and bytes; receipts resolve the queue's
-head only; messages and bytes waiting are limited; every future ends: with an id, a refusal, a timeout or AlreadyClosed.
+Owns: sequence ids, the open batch, and the queue of entries without a receipt. Imports: attachment,
+outgoing, wire. Source: protocol SEND, SEND_RECEIPT, SEND_ERROR; PRODUCER with a growing epoch
+replaces our own earlier attachment. Invariants: after a reconnect the whole queue is sent again, in
+order, with the same sequence ids and bytes; receipts resolve the queue's head only; messages and
+bytes waiting are limited; every future ends: with an id, a refusal, a timeout or AlreadyClosed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from magnetar.client.failures import AlreadyClosed, BrokerRefused, SendTimeout, 
 from magnetar.client.messages import MessageId
 from magnetar.client.outgoing import Batching, Outgoing, encode, encode_chunks
 from magnetar.client.schemas import BYTES, Schema
-from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, ProtocolError, Retry, WireCode
+from magnetar.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    MagnetarError,
+    ProtocolError,
+    Retry,
+    WireCode,
+)
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import position_of
@@ -54,7 +62,8 @@ class ProducerOptions:
 
 @dataclass(slots=True)
 class _Sent:
-    """An entry without a receipt yet: sequence ids `first` to `last`. Of a message in chunks only the last has the message and its receipt."""
+    """An entry without a receipt yet: sequence ids `first` to `last`. Of a message in chunks
+    only the last has the message and its receipt."""
 
     first: int
     last: int
@@ -67,7 +76,9 @@ class _Sent:
 class PartitionProducer(Attachment):
     """A producer of one partition, or of a topic without partitions."""
 
-    def __init__(self, session: Session, topic: str, identity: int, partition: int, options: ProducerOptions) -> None:
+    def __init__(
+        self, session: Session, topic: str, identity: int, partition: int, options: ProducerOptions
+    ) -> None:
         super().__init__(session, topic, identity)
         self.name = options.name or ""
         self.partition = partition
@@ -98,7 +109,8 @@ class PartitionProducer(Attachment):
         return bool(self._batch)
 
     async def send(self, message: Outgoing) -> MessageId:
-        """Wait for room, send, wait for the receipt; concurrent callers keep the order of their calls."""
+        """Wait for room, send, wait for the receipt; concurrent callers keep the order of their
+        calls."""
         async with self._turn:
             while self._full() and self.failure is None:
                 self._room.clear()
@@ -107,15 +119,18 @@ class PartitionProducer(Attachment):
         return await receipt
 
     def send_nowait(self, message: Outgoing) -> Receipt:
-        """Queue a message. Raises LimitExceeded without room, AlreadyClosed or the final refusal when closed.
+        """Queue a message. Raises LimitExceeded without room, AlreadyClosed or the final refusal
+        when closed.
 
-        A negative `sequence_id` takes the next one; a repeated one is what deduplication tests send.
+        A negative `sequence_id` takes the next one; a repeated one is what deduplication tests
+        send.
         """
         if self.failure is not None:
             raise self.failure
         if self._full():
             raise LimitExceeded(
-                f"{self.topic}: {self._messages_pending} messages of {self._bytes_pending} bytes wait for receipts; use send() to wait"
+                f"{self.topic}: {self._messages_pending} messages of {self._bytes_pending} bytes "
+                "wait for receipts; use send() to wait"
             )
         if message.sequence_id < 0:
             message = replace(message, sequence_id=self.last_sequence_id + 1)
@@ -131,14 +146,20 @@ class PartitionProducer(Attachment):
         self._messages_pending += 1
         self._bytes_pending += size
         batching = self._options.batching
-        if batching is None or delayed or len(self._batch) >= batching.messages_max or self._batch_bytes >= batching.bytes_max:
+        if (
+            batching is None
+            or delayed
+            or len(self._batch) >= batching.messages_max
+            or self._batch_bytes >= batching.bytes_max
+        ):
             self._close_batch()
         elif self._linger is None:
             self._linger = self._loop.call_later(batching.linger_s, self._close_batch)
         return receipt
 
     async def flush(self) -> None:
-        """Send the open batch and wait for every receipt asked for so far. Raises the first failure."""
+        """Send the open batch and wait for every receipt asked for so far. Raises the first
+        failure."""
         self._close_batch()
         receipts = [receipt for sent in self._queue for receipt in sent.receipts]
         outcomes = await asyncio.gather(*receipts, return_exceptions=True)
@@ -147,7 +168,8 @@ class PartitionProducer(Attachment):
                 raise outcome
 
     async def close(self) -> None:
-        """Flush, then leave the broker; what has no receipt by the operation timeout fails with AlreadyClosed."""
+        """Flush, then leave the broker; what has no receipt by the operation timeout fails with
+        AlreadyClosed."""
         try:
             if self.failure is None:
                 async with asyncio.timeout(self._session.operation_timeout_s):
@@ -160,13 +182,17 @@ class PartitionProducer(Attachment):
             if connection is not None:
                 connection.producers.pop(self.identity, None)
                 await self._say_goodbye(connection)
-            self._fail_all(self.failure or AlreadyClosed(f"{self.topic}: producer {self.name} is closed"))
+            self._fail_all(
+                self.failure or AlreadyClosed(f"{self.topic}: producer {self.name} is closed")
+            )
 
     async def _say_goodbye(self, connection: Connection) -> None:
         request_id = self._session.pool.next_request_id()
         try:
             async with asyncio.timeout(self._session.operation_timeout_s):
-                await connection.request(request_id, requests.close_producer(self.identity, request_id))
+                await connection.request(
+                    request_id, requests.close_producer(self.identity, request_id)
+                )
         except (MagnetarError, TimeoutError):
             return  # the broker drops the producer with the connection
 
@@ -174,7 +200,10 @@ class PartitionProducer(Attachment):
 
     def _full(self) -> bool:
         options = self._options
-        return self._messages_pending >= options.messages_pending_max or self._bytes_pending >= options.bytes_pending_max
+        return (
+            self._messages_pending >= options.messages_pending_max
+            or self._bytes_pending >= options.bytes_pending_max
+        )
 
     def _close_batch(self) -> None:
         if self._linger is not None:
@@ -185,27 +214,47 @@ class PartitionProducer(Attachment):
         messages, receipts = self._batch, self._batch_receipts
         self._batch, self._batch_receipts, self._batch_bytes = [], [], 0
         clock, options = self._session.clock, self._options
-        entry = encode(messages, self.name, clock.wall_ms(), options.compression, self._schema_version)
-        deadline = None if options.send_timeout_s is None else self._loop.time() + options.send_timeout_s
+        entry = encode(
+            messages, self.name, clock.wall_ms(), options.compression, self._schema_version
+        )
+        deadline = (
+            None if options.send_timeout_s is None else self._loop.time() + options.send_timeout_s
+        )
         first, last, txn = messages[0].sequence_id, messages[-1].sequence_id, messages[0].txn
         sent = _Sent(first, last, messages, receipts, b"", deadline)
         if len(entry) <= self._message_bytes_max:
             highest = last if len(messages) > 1 else None
-            sent.frame = requests.send(self.identity, first, entry, messages=len(messages), highest_sequence_id=highest, txn=txn)
+            sent.frame = requests.send(
+                self.identity,
+                first,
+                entry,
+                messages=len(messages),
+                highest_sequence_id=highest,
+                txn=txn,
+            )
             self._enqueue([sent])
             return
         try:
             if not options.chunking or len(messages) > 1:
-                raise InvalidRequest(f"{self.topic}: entry of {len(entry)} bytes exceeds the limit of {self._message_bytes_max}")
+                raise InvalidRequest(
+                    f"{self.topic}: entry of {len(entry)} bytes exceeds the limit of "
+                    f"{self._message_bytes_max}"
+                )
             limit, version = self._message_bytes_max, self._schema_version
-            entries = encode_chunks(messages[0], self.name, clock.wall_ms(), options.compression, version, limit)
+            entries = encode_chunks(
+                messages[0], self.name, clock.wall_ms(), options.compression, version, limit
+            )
         except InvalidRequest as refusal:
             self._settle(sent)
             _fail_receipts(receipts, refusal)
             return
-        frames = [requests.send(self.identity, first, entry, txn=txn, chunk=True) for entry in entries]
+        frames = [
+            requests.send(self.identity, first, entry, txn=txn, chunk=True) for entry in entries
+        ]
         sent.frame = frames[-1]
-        self._enqueue([*(_Sent(first, last, [], [], frame, deadline) for frame in frames[:-1]), sent])
+        self._enqueue(
+            [*(_Sent(first, last, [], [], frame, deadline) for frame in frames[:-1]), sent]
+        )
 
     def _enqueue(self, entries: Sequence[_Sent]) -> None:
         self._queue.extend(entries)
@@ -231,7 +280,10 @@ class PartitionProducer(Attachment):
             sent = self._queue.popleft()
             self._settle(sent)
             _fail_receipts(
-                sent.receipts, SendTimeout(f"{self.topic}: no receipt in {self._options.send_timeout_s} s; outcome unknown")
+                sent.receipts,
+                SendTimeout(
+                    f"{self.topic}: no receipt in {self._options.send_timeout_s} s; outcome unknown"
+                ),
             )
         self._arm_timeout()
 
@@ -251,11 +303,14 @@ class PartitionProducer(Attachment):
     # --- from the connection
 
     def on_receipt(self, receipt: api.CommandSendReceipt) -> None:
-        """SEND_RECEIPT: resolves the head; one for an entry given up before is ignored, one from the future is a broker's error."""
+        """SEND_RECEIPT: resolves the head; one for an entry given up before is ignored, one from
+        the future is a broker's error."""
         if not self._queue or receipt.sequence_id < self._queue[0].first:
             return
         if receipt.sequence_id > self._queue[0].first:
-            self._distrust(f"receipt for sequence {receipt.sequence_id} came before that of its predecessor")
+            self._distrust(
+                f"receipt for sequence {receipt.sequence_id} came before that of its predecessor"
+            )
             return
         sent = self._queue.popleft()
         self._settle(sent)
@@ -263,11 +318,16 @@ class PartitionProducer(Attachment):
         count = len(sent.messages)
         for index, future in enumerate(sent.receipts):
             if not future.done():
-                in_batch = (index, self.partition, count) if count > 1 and position.entry >= 0 else (-1, self.partition, 0)
+                in_batch = (
+                    (index, self.partition, count)
+                    if count > 1 and position.entry >= 0
+                    else (-1, self.partition, 0)
+                )
                 future.set_result(MessageId(position.ledger, position.entry, *in_batch))
 
     def on_send_error(self, error: api.CommandSendError) -> None:
-        """SEND_ERROR: a final refusal fails the entry (or the producer), anything else reconnects and sends again."""
+        """SEND_ERROR: a final refusal fails the entry (or the producer), anything else
+        reconnects and sends again."""
         if not self._queue or error.sequence_id < self._queue[0].first:
             return
         failure = failure_of(error.error, error.message)
@@ -311,27 +371,33 @@ class PartitionProducer(Attachment):
             body.topic_epoch = self._topic_epoch
         self._epoch += 1
         connection.producers[self.identity] = self
-        answer = (await connection.request(body.request_id, requests.producer(body))).producer_success
+        answer = (
+            await connection.request(body.request_id, requests.producer(body))
+        ).producer_success
         self.name = answer.producer_name
         self._topic_epoch = answer.topic_epoch if answer.HasField("topic_epoch") else None
         self._schema_version = answer.schema_version
         self._message_bytes_max = connection.message_bytes_max
         if not self._known_to_broker:
-            # Not "the first attempt": that one may have been lost on its way, and numbers would begin anew.
+            # Not "the first attempt": that one may have been lost on its way, and numbers would
+            # begin anew.
             self._known_to_broker, self.last_sequence_id = True, answer.last_sequence_id
         for sent in self._queue:
             connection.write(sent.frame)
 
     def _release(self, connection: Connection) -> None:
         connection.producers.pop(self.identity, None)
-        connection.write(requests.close_producer(self.identity, self._session.pool.next_request_id()))
+        connection.write(
+            requests.close_producer(self.identity, self._session.pool.next_request_id())
+        )
 
     def _on_failed(self, failure: MagnetarError) -> None:
         self._fail_all(failure)
 
 
 def _joins(message: Outgoing, last: Outgoing) -> bool:
-    """Whether a message may follow another in a batch: sequence ids increase there, and all belong to one transaction."""
+    """Whether a message may follow another in a batch: sequence ids increase there, and all
+    belong to one transaction."""
     return message.sequence_id > last.sequence_id and message.txn == last.txn
 
 

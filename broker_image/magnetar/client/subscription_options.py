@@ -37,11 +37,13 @@ class InitialPosition(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """How a consumer subscribes. `start` is for readers (durable False): where to begin, `start_inclusive` with that message.
+    """How a consumer subscribes. `start` is for readers (durable False): where to begin,
+    `start_inclusive` with that message.
 
-    Unconfirmed acknowledgements wait up to `ack_group_s` for others (0: until the end of this turn of the loop). What is not acknowledged
-    `ack_timeout_s` after it was received is delivered again. `negative_ack_backoff` takes the place of `negative_ack_delay_s`.
-    `topic_in_ids`: ids of messages name their topic.
+    Unconfirmed acknowledgements wait up to `ack_group_s` for others (0: until the end of this turn
+    of the loop). What is not acknowledged `ack_timeout_s` after it was received is delivered again.
+    `negative_ack_backoff` takes the place of `negative_ack_delay_s`. `topic_in_ids`: ids of
+    messages name their topic.
     """
 
     subscription: str
@@ -70,13 +72,22 @@ class ConsumerOptions:
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.receiver_queue < 1:
-            raise InvalidRequest(f"receiver_queue is {self.receiver_queue}; it must be at least 1 message")
+            raise InvalidRequest(
+                f"receiver_queue is {self.receiver_queue}; it must be at least 1 message"
+            )
         if self.ack_timeout_s is not None and self.ack_timeout_s <= 0:
-            raise InvalidRequest(f"ack_timeout_s is {self.ack_timeout_s}; it must be above 0, or None to wait for ever")
+            raise InvalidRequest(
+                f"ack_timeout_s is {self.ack_timeout_s}; it must be above 0, or None to wait for "
+                "ever"
+            )
         if self.dead_letter is not None and not self.one_by_one:
-            raise InvalidRequest(f"a dead-letter policy needs a Shared or Key_Shared subscription, not {self.kind.value}")
+            raise InvalidRequest(
+                "a dead-letter policy needs a Shared or Key_Shared subscription, not "
+                f"{self.kind.value}"
+            )
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the broker redelivers single messages (else it rewinds to the first unacknowledged one)."""
+        """Whether the broker redelivers single messages (else it rewinds to the first
+        unacknowledged one)."""
         return self.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)

@@ -1,10 +1,11 @@
 """Transactions.
 
-Owns: `Transaction`: its state, which partitions and subscriptions take part, what is on its way in it, and how it ends.
-Imports: coordinators, failures. Source: PIP-31 and DESIGN's rules for END_TXN, which is idempotent and queryable.
-Invariants: a partition or subscription is registered before the first message or acknowledgement of the transaction leaves for it; COMMIT is sent
-only when everything in the transaction has succeeded; a commit returns only if the transaction took place, raises TransactionAborted only if it
-did not, and TransactionOutcomeUnknown if nobody said.
+Owns: `Transaction`: its state, which partitions and subscriptions take part, what is on its way in
+it, and how it ends. Imports: coordinators, failures. Source: PIP-31 and DESIGN's rules for END_TXN,
+which is idempotent and queryable. Invariants: a partition or subscription is registered before the
+first message or acknowledgement of the transaction leaves for it; COMMIT is sent only when
+everything in the transaction has succeeded; a commit returns only if the transaction took place,
+raises TransactionAborted only if it did not, and TransactionOutcomeUnknown if nobody said.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class TransactionState(enum.Enum):
 
 
 class _Gate:
-    """The registration of one participant. Whoever comes before it is done passes right behind it, in the order of coming, and all in one turn of
-    the event loop: so messages that are sent together stay together, and share a batch."""
+    """The registration of one participant. Whoever comes before it is done passes right behind
+    it, in the order of coming, and all in one turn of the event loop: so messages that are sent
+    together stay together, and share a batch."""
 
     def __init__(self) -> None:
         self._registration: asyncio.Task[None] | None = None
@@ -50,13 +52,17 @@ class _Gate:
         self._came = self._passed = 0
 
     async def enter(self, register: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Pass once the participant is registered. Raises the refusal: the first one, also for those who come later."""
+        """Pass once the participant is registered. Raises the refusal: the first one, also for
+        those who come later."""
         number, self._came = self._came, self._came + 1
         try:
             if not self._registered:
                 if self._registration is None:
                     self._registration = asyncio.create_task(register())
-                    self._registration.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+                    # all may have left
+                    self._registration.add_done_callback(
+                        lambda done: done.cancelled() or done.exception()
+                    )
                 await asyncio.shield(self._registration)
                 self._registered = True
             while self._passed < number:  # those before us are about to
@@ -66,13 +72,17 @@ class _Gate:
 
 
 class Transaction:
-    """Messages and acknowledgements that take place together or not at all. Made by `Client.transaction`; use it in `async with`.
+    """Messages and acknowledgements that take place together or not at all. Made by
+    `Client.transaction`; use it in `async with`.
 
-    Leaving the block commits; an exception in it aborts, and passes on. Any failed `send` or `acknowledge` of the transaction leaves it only
-    one end: `commit` then aborts and raises TransactionAborted.
+    Leaving the block commits; an exception in it aborts, and passes on. Any failed `send` or
+    `acknowledge` of the transaction leaves it only one end: `commit` then aborts and raises
+    TransactionAborted.
     """
 
-    def __init__(self, coordinators: Coordinators, timeout_s: float, outcome_wait_s: float = OUTCOME_WAIT_S) -> None:
+    def __init__(
+        self, coordinators: Coordinators, timeout_s: float, outcome_wait_s: float = OUTCOME_WAIT_S
+    ) -> None:
         if timeout_s <= 0:
             raise InvalidRequest(f"transaction timeout is {timeout_s:g} s; it must be above 0")
         self.state = TransactionState.NEW
@@ -91,14 +101,21 @@ class Transaction:
     def id(self) -> TxnId:
         """Coordinator number and counter; there is one once the transaction has begun."""
         if self._id is None:
-            raise InvalidRequest("the transaction has not begun; use it in `async with`, or await begin() first")
+            raise InvalidRequest(
+                "the transaction has not begun; use it in `async with`, or await begin() first"
+            )
         return self._id
 
     async def __aenter__(self) -> Self:
         await self.begin()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if value is None:
             if self.state is TransactionState.OPEN:
                 await self.commit()
@@ -110,7 +127,8 @@ class Transaction:
         return "(not begun)" if self._id is None else str(self._id)
 
     async def begin(self) -> None:
-        """Have a coordinator open the transaction. Raises NotAllowed if the cluster offers none, ConnectionLost if none answers."""
+        """Have a coordinator open the transaction. Raises NotAllowed if the cluster offers none,
+        ConnectionLost if none answers."""
         if self.state is not TransactionState.NEW:
             raise InvalidRequest(f"transaction {self} is {self.state.value}; make a new one")
         self._id = await self._coordinators.begin(max(1, round(self.timeout_s * 1000)))
@@ -120,7 +138,8 @@ class Transaction:
 
     @asynccontextmanager
     async def publishing(self, topic: str) -> AsyncIterator[TxnId]:
-        """Around one message to a topic (one partition). Raises InvalidRequest unless the transaction is open, and the coordinator's refusal."""
+        """Around one message to a topic (one partition). Raises InvalidRequest unless the
+        transaction is open, and the coordinator's refusal."""
         async with self._operation():
             await self._enlist((topic,), lambda: self._coordinators.add_partition(self.id, topic))
             yield self.id
@@ -129,17 +148,23 @@ class Transaction:
     async def acknowledging(self, topic: str, subscription: str) -> AsyncIterator[TxnId]:
         """Around one acknowledgement. Raises as `publishing`."""
         async with self._operation():
-            await self._enlist((topic, subscription), lambda: self._coordinators.add_subscription(self.id, topic, subscription))
+            await self._enlist(
+                (topic, subscription),
+                lambda: self._coordinators.add_subscription(self.id, topic, subscription),
+            )
             yield self.id
 
     def on_aborted(self, owner: object, redeliver: Callable[[], None]) -> None:
-        """Have `redeliver` called once if the transaction does not take place; one call per owner."""
+        """Have `redeliver` called once if the transaction does not take place; one call per
+        owner."""
         self._on_aborted[id(owner)] = redeliver
 
     @asynccontextmanager
     async def _operation(self) -> AsyncIterator[None]:
         if self.state is not TransactionState.OPEN:
-            raise InvalidRequest(f"transaction {self} is {self.state.value}; nothing can be added to it")
+            raise InvalidRequest(
+                f"transaction {self} is {self.state.value}; nothing can be added to it"
+            )
         self._pending += 1
         self._idle.clear()
         try:
@@ -152,17 +177,21 @@ class Transaction:
             if not self._pending:
                 self._idle.set()
 
-    async def _enlist(self, participant: tuple[str, ...], register: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _enlist(
+        self, participant: tuple[str, ...], register: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """Register a participant once. Raises its refusal."""
         await self._gates.setdefault(participant, _Gate()).enter(register)
 
     # --- its end
 
     async def commit(self) -> None:
-        """Make everything in the transaction take place; waits for what is on its way in it first. May be asked again.
+        """Make everything in the transaction take place; waits for what is on its way in it first.
+        May be asked again.
 
-        The end is asked for again until a coordinator answers. Raises TransactionAborted if it did not take place (it had failed in part, was
-        aborted or timed out), TransactionOutcomeUnknown when there was no answer for ten minutes.
+        The end is asked for again until a coordinator answers. Raises TransactionAborted if it did
+        not take place (it had failed in part, was aborted or timed out), TransactionOutcomeUnknown
+        when there was no answer for ten minutes.
         """
         if self.state is TransactionState.COMMITTED:
             return
@@ -175,7 +204,9 @@ class Transaction:
             if self._failed is not None:
                 self.state = TransactionState.OPEN
                 await self.abort()
-                raise TransactionAborted(f"transaction {self} is aborted: a part of it failed: {self._failed!r}") from self._failed
+                raise TransactionAborted(
+                    f"transaction {self} is aborted: a part of it failed: {self._failed!r}"
+                ) from self._failed
             await self._commit(asked_before)
         except asyncio.CancelledError:
             if self.state is TransactionState.COMMITTING:
@@ -192,20 +223,24 @@ class Transaction:
         if refusal is None:
             self.state = TransactionState.COMMITTED
             return
-        # Apache Pulsar forgets at once what has ended: then only the first question has an answer that says something.
+        # Apache Pulsar forgets at once what has ended: then only the first question has an answer
+        # that says something.
         first = not (asked_before or answered.repeated)
         aborted = isinstance(refusal, InvalidTxnStatus) and "ABORT" in str(refusal).upper()
         if aborted or (first and isinstance(refusal, InvalidTxnStatus | TransactionNotFound)):
             self._did_not_happen()
-            raise TransactionAborted(f"transaction {self} did not take place: {refusal}") from refusal
+            raise TransactionAborted(
+                f"transaction {self} did not take place: {refusal}"
+            ) from refusal
         self.state = TransactionState.UNKNOWN
         raise TransactionOutcomeUnknown(f"transaction {self}: {refusal}") from refusal
 
     async def abort(self) -> None:
         """Have nothing of the transaction take place; what it acknowledged comes again.
 
-        Where no coordinator answers, it times out there by itself. After a commit whose outcome is unknown: raises InvalidTxnStatus if it was
-        committed, TransactionOutcomeUnknown if nobody says.
+        Where no coordinator answers, it times out there by itself. After a commit whose outcome is
+        unknown: raises InvalidTxnStatus if it was committed, TransactionOutcomeUnknown if nobody
+        says.
         """
         if self.state is TransactionState.ABORTED:
             return
@@ -221,12 +256,14 @@ class Transaction:
         except asyncio.CancelledError:
             self.state = before
             raise
-        if refusal is None or before is TransactionState.OPEN:  # nobody has asked for its commit, so it has only one end
+        # nobody has asked for its commit, so it has only one end
+        if refusal is None or before is TransactionState.OPEN:
             if refusal is not None:
                 _log.warning("transaction %s is left to its timeout: %s", self, refusal)
             self._did_not_happen()
             return
-        if isinstance(refusal, InvalidTxnStatus):  # an abort is refused to what commits or has committed
+        # an abort is refused to what commits or has committed
+        if isinstance(refusal, InvalidTxnStatus):
             self.state = TransactionState.COMMITTED
             raise refusal
         self.state = TransactionState.UNKNOWN
@@ -240,4 +277,8 @@ class Transaction:
 
     def _ended(self, wish: str) -> MagnetarError:
         text = f"transaction {self} is {self.state.value}; it cannot be {wish}"
-        return InvalidTxnStatus(text) if self.state is not TransactionState.NEW else InvalidRequest(text)
+        return (
+            InvalidTxnStatus(text)
+            if self.state is not TransactionState.NEW
+            else InvalidRequest(text)
+        )

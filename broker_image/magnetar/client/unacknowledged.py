@@ -1,9 +1,10 @@
 """What an application has and has not acknowledged.
 
-Owns: the timer behind negative acknowledgements and acknowledgement timeouts, and sending dead letters. Imports: redelivery, dead_letters, asyncio.
-Invariants: a dead letter is acknowledged only after it is durable in its topic; if that fails it is tried, or delivered, again; of a batch only what
-was refused or not acknowledged in time is given up, the rest stays where it is; what is delivered again anyway (after a reconnect or a seek) is not
-asked for a second time.
+Owns: the timer behind negative acknowledgements and acknowledgement timeouts, and sending dead
+letters. Imports: redelivery, dead_letters, asyncio. Invariants: a dead letter is acknowledged only
+after it is durable in its topic; if that fails it is tried, or delivered, again; of a batch only
+what was refused or not acknowledged in time is given up, the rest stays where it is; what is
+delivered again anyway (after a reconnect or a seek) is not asked for a second time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from magnetar.errors import MagnetarError
 from magnetar.wire.commands import Position
 
 LAST_CHANCES_MAX = 10_000
-"""Entries whose last chance is remembered; of those beyond it a refusal has all that is left of them delivered again, which is their end."""
+"""Entries whose last chance is remembered; of those beyond it a refusal has all that is left of
+them delivered again, which is their end."""
 BURIAL_RETRY_LEAST_S = 0.01
 _log = logging.getLogger(__name__)
 
@@ -37,8 +39,8 @@ class Actions(NamedTuple):
 
 
 class _LastChance:
-    """An entry whose messages the application has for the last time: those it holds, those of them it has refused, and those that are, or are about
-    to be, dead letters."""
+    """An entry whose messages the application has for the last time: those it holds, those of
+    them it has refused, and those that are, or are about to be, dead letters."""
 
     __slots__ = ("dead", "held", "refused")
 
@@ -48,7 +50,8 @@ class _LastChance:
         self.dead: set[int] = set()
 
     def refuse(self, index: int) -> bool:
-        """False if no such message is held: it is acknowledged, dead, or a copy of one that waits. An index below 0 names the whole entry."""
+        """False if no such message is held: it is acknowledged, dead, or a copy of one that
+        waits. An index below 0 names the whole entry."""
         named = set(self.held) if index < 0 else {index} & self.held.keys()
         self.refused |= named
         return bool(named)
@@ -83,7 +86,13 @@ class _LastChance:
 class Unacknowledged:
     """The messages that one partition's application holds."""
 
-    def __init__(self, topic: str, options: ConsumerOptions, dead_letters: DeadLetters | None, actions: Actions) -> None:
+    def __init__(
+        self,
+        topic: str,
+        options: ConsumerOptions,
+        dead_letters: DeadLetters | None,
+        actions: Actions,
+    ) -> None:
         self._topic = topic
         self._options = options
         self._dead_letters = dead_letters
@@ -100,8 +109,13 @@ class Unacknowledged:
     def taken(self, message: Message[Any]) -> None:
         """The application has a message."""
         position = message.id.position
-        if self._dead_letters is not None and message.redelivery_count >= self._dead_letters.redeliveries_max:
-            self._last_chances.setdefault(position, _LastChance()).held[message.id.batch_index] = message
+        if (
+            self._dead_letters is not None
+            and message.redelivery_count >= self._dead_letters.redeliveries_max
+        ):
+            self._last_chances.setdefault(position, _LastChance()).held[message.id.batch_index] = (
+                message
+            )
             if len(self._last_chances) > LAST_CHANCES_MAX:
                 del self._last_chances[next(iter(self._last_chances))]
         if self._options.ack_timeout_s is not None:
@@ -114,7 +128,12 @@ class Unacknowledged:
         if chance is not None and not chance.refuse(message_id.batch_index):
             return
         backoff = self._options.negative_ack_backoff
-        self._put(position, self._options.negative_ack_delay_s if backoff is None else backoff.delay_s(redeliveries))
+        self._put(
+            position,
+            self._options.negative_ack_delay_s
+            if backoff is None
+            else backoff.delay_s(redeliveries),
+        )
 
     def acknowledged(self, message_id: MessageId, *, whole_entry: bool) -> None:
         """A message is acknowledged, and perhaps with it its entry."""
@@ -147,11 +166,14 @@ class Unacknowledged:
     def is_dead(self, messages: Sequence[Message[Any]]) -> bool:
         """Whether messages of an entry that arrives have had their last chance."""
         return (
-            bool(messages) and self._dead_letters is not None and messages[0].redelivery_count > self._dead_letters.redeliveries_max
+            bool(messages)
+            and self._dead_letters is not None
+            and messages[0].redelivery_count > self._dead_letters.redeliveries_max
         )
 
     def bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
-        """Publish all messages that are left of an entry as dead letters, then acknowledge it; if that fails it is asked for again."""
+        """Publish all messages that are left of an entry as dead letters, then acknowledge it;
+        if that fails it is asked for again."""
         self.drop([position])
         self._begin(self._bury_entry(position, messages))
 
@@ -171,7 +193,9 @@ class Unacknowledged:
         except MagnetarError as failure:
             self._not_buried(position, failure)
 
-    async def _bury_some(self, position: Position, chance: _LastChance, messages: Sequence[Message[Any]]) -> None:
+    async def _bury_some(
+        self, position: Position, chance: _LastChance, messages: Sequence[Message[Any]]
+    ) -> None:
         left = list(messages)
         try:
             while left:
@@ -180,7 +204,8 @@ class Unacknowledged:
                     await self._actions.acknowledge(left[0].id)
                 del left[0]
         except MagnetarError as failure:
-            if self._last_chances.get(position) is chance:  # else it is acknowledged, or comes again
+            # else it is acknowledged, or comes again
+            if self._last_chances.get(position) is chance:
                 chance.restore(left)
                 self._not_buried(position, failure)
 
@@ -191,11 +216,18 @@ class Unacknowledged:
     def _not_buried(self, position: Position, failure: MagnetarError) -> None:
         assert self._dead_letters is not None, "only a policy condemns"
         topic, reason = self._dead_letters.topic, str(failure)
-        _log.warning("topic %s: message %s could not be published to %s: %s", self._topic, position, topic, reason)
+        _log.warning(
+            "topic %s: message %s could not be published to %s: %s",
+            self._topic,
+            position,
+            topic,
+            reason,
+        )
         self._put(position, max(self._options.negative_ack_delay_s, BURIAL_RETRY_LEAST_S))
 
     async def close(self) -> None:
-        """Stop the timer for good, and give up dead letters on their way: they are delivered again."""
+        """Stop the timer for good, and give up dead letters on their way: they are delivered
+        again."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,11 +1,12 @@
 """Holding a transaction coordinator's number (TCID).
 
-Owns: `CoordinatorClaim`: taking a number under a lease, keeping its durable record, announcing it to clients, giving it back. Imports: metadata,
-errors, clock.
-Invariants: a number has one holder, whose epoch is higher than that of every holder before it; each change of the record compares that nobody has
-taken the number since, so a former holder changes nothing; a holder says Serving only in the transaction that finds its number below the set's
-limit, so whoever lowers the limit and then reads Retiring or Released knows that nothing is begun any more; numbers are announced in order; a life's
-log is in the record before, or with, its word that it serves.
+Owns: `CoordinatorClaim`: taking a number under a lease, keeping its durable record, announcing it
+to clients, giving it back. Imports: metadata, errors, clock. Invariants: a number has one holder,
+whose epoch is higher than that of every holder before it; each change of the record compares that
+nobody has taken the number since, so a former holder changes nothing; a holder says Serving only in
+the transaction that finds its number below the set's limit, so whoever lowers the limit and then
+reads Retiring or Released knows that nothing is begun any more; numbers are announced in order; a
+life's log is in the record before, or with, its word that it serves.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ UNLIMITED = CoordinatorSetRecord(limit=COORDINATORS_MAX, announced=0)
 class CoordinatorClaim:
     """One life's claim of one number. `restore` is the cluster's restore number."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, identity: CoordinatorIdentity, restore: int) -> None:
+    def __init__(
+        self, store: MetadataStore, clock: Clock, identity: CoordinatorIdentity, restore: int
+    ) -> None:
         self._store, self._clock, self._identity, self._restore = store, clock, identity, restore
         self._revision = 0
         self._seen = self._set_revision = 0
@@ -71,7 +74,10 @@ class CoordinatorClaim:
     @property
     def settled(self) -> bool:
         """Whether this life holds its number and has said what it does with it."""
-        return self.record is not None and self.record.state in (CoordinatorState.SERVING, CoordinatorState.RETIRING)
+        return self.record is not None and self.record.state in (
+            CoordinatorState.SERVING,
+            CoordinatorState.RETIRING,
+        )
 
     async def acquire(self, lease: int) -> None:
         """Take the number as soon as nobody holds it. Raises StoreError."""
@@ -80,22 +86,34 @@ class CoordinatorClaim:
             held = _exact(found.items, keys.coordinator_claim(self.tcid))
             if held is not None:
                 holder = CoordinatorClaimRecord.decode(held.value)
-                log.info("coordinator.waits", tcid=self.tcid, holder=holder.incarnation, url=holder.service_url)
+                log.info(
+                    "coordinator.waits",
+                    tcid=self.tcid,
+                    holder=holder.incarnation,
+                    url=holder.service_url,
+                )
                 await self._freed(found.revision)
             elif await self._take(lease):
-                log.info("coordinator.claimed", tcid=self.tcid, epoch=self.epoch, incarnation=self._identity.incarnation)
+                log.info(
+                    "coordinator.claimed",
+                    tcid=self.tcid,
+                    epoch=self.epoch,
+                    incarnation=self._identity.incarnation,
+                )
                 return
 
     @property
     def begins(self) -> bool:
-        """Whether transactions may begin: from before a record says that they do not, until one says that they do."""
+        """Whether transactions may begin: from before a record says that they do not, until one
+        says that they do."""
         return self._begins
 
     async def settle(self, open_transactions: Callable[[], int]) -> None:
-        """Serve or retire as the set's limit says, and announce the number when it is its turn; nothing is written that stands there already.
+        """Serve or retire as the set's limit says, and announce the number when it is its turn;
+        nothing is written that stands there already.
 
-        `open_transactions` is asked when no more begin, if that is what will be written. Raises Fenced if somebody else has taken the number,
-        StoreError.
+        `open_transactions` is asked when no more begin, if that is what will be written. Raises
+        Fenced if somebody else has taken the number, StoreError.
         """
         async with self._settling:
             await self._settle(open_transactions)
@@ -107,7 +125,10 @@ class CoordinatorClaim:
             found = await self._store.range(keys.COORDINATOR_SET)
             item = _exact(found.items, keys.COORDINATOR_SET)
             known = CoordinatorSetRecord.decode(item.value) if item is not None else UNLIMITED
-            self._seen, self._set_revision = found.revision, item.mod_revision if item is not None else 0
+            self._seen, self._set_revision = (
+                found.revision,
+                item.mod_revision if item is not None else 0,
+            )
             if self.tcid >= known.limit:
                 self._begins = False
             operations = self._settlement(known, open_transactions())
@@ -116,11 +137,13 @@ class CoordinatorClaim:
                 return
 
     def begin_log(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
-        """From here on the record names these; the next `settle` writes them, before this life answers anything."""
+        """From here on the record names these; the next `settle` writes them, before this life
+        answers anything."""
         self._log = checkpoint, chain
 
     async def point(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
-        """Replace how to recover this number's transactions. Raises Fenced if somebody else has taken the number, StoreError."""
+        """Replace how to recover this number's transactions. Raises Fenced if somebody else has
+        taken the number, StoreError."""
         assert self.record is not None, "only a holder has a log"
         self._log = checkpoint, chain
         while (self.record.checkpoint, self.record.chain) != self._log:
@@ -128,11 +151,14 @@ class CoordinatorClaim:
             await self._write((), [Put(keys.coordinator(self.tcid), record.encode())])
 
     async def advertise(self, listeners: Mapping[str, ListenerAddress]) -> None:
-        """Have clients of these listeners told of these addresses. Raises Fenced if somebody else has taken the number, StoreError."""
+        """Have clients of these listeners told of these addresses. Raises Fenced if somebody
+        else has taken the number, StoreError."""
         assert self._held is not None, "only a holder is served anywhere"
         claim, lease = replace(self._held[0], listeners=dict(listeners)), self._held[1]
         while self._held[0] != claim:
-            if await self._write((), [Put(keys.coordinator_claim(self.tcid), claim.encode(), lease)]):
+            if await self._write(
+                (), [Put(keys.coordinator_claim(self.tcid), claim.encode(), lease)]
+            ):
                 self._held = claim, lease
 
     async def release(self, open_transactions: int) -> None:
@@ -140,7 +166,8 @@ class CoordinatorClaim:
         assert self.record is not None, "only a holder has something to give back"
         while self.record.state is not CoordinatorState.RELEASED:
             operations: list[Operation] = [Delete(keys.coordinator_claim(self.tcid))]
-            if self.settled:  # who has not looked into its log yet leaves the record as the life before wrote it
+            # who has not looked into its log yet leaves the record as the life before wrote it
+            if self.settled:
                 record = self._changed(CoordinatorState.RELEASED, open_transactions)
                 operations.append(Put(keys.coordinator(self.tcid), record.encode()))
             if await self._write((), operations):
@@ -156,7 +183,7 @@ class CoordinatorClaim:
         except Compacted:
             return  # that long ago: look again
 
-    # --- steps -----------------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     async def _freed(self, revision: int) -> None:
         """Wait until the claim that was there at `revision` is gone. Raises StoreError."""
@@ -174,11 +201,17 @@ class CoordinatorClaim:
         key, claim_key = keys.coordinator(self.tcid), keys.coordinator_claim(self.tcid)
         item = await self._store.get(key)
         before = CoordinatorRecord.decode(item.value) if item is not None else None
-        # Records do not survive the loss of a store, but every store that follows has a higher restore number.
+        # Records do not survive the loss of a store, but every store that follows has a higher
+        # restore number.
         epoch = max(before.epoch if before is not None else 0, self._restore * RESTORE_STRIDE) + 1
         record = CoordinatorRecord(self._identity.incarnation, epoch, CoordinatorState.RECOVERING)
         if before is not None:
-            record = replace(before, incarnation=self._identity.incarnation, epoch=epoch, state=CoordinatorState.RECOVERING)
+            record = replace(
+                before,
+                incarnation=self._identity.incarnation,
+                epoch=epoch,
+                state=CoordinatorState.RECOVERING,
+            )
         claim = CoordinatorClaimRecord(
             incarnation=self._identity.incarnation,
             epoch=epoch,
@@ -191,8 +224,13 @@ class CoordinatorClaim:
             started_ms=self._clock.wall_ms(),
             version=__version__,
         )
-        compares = [Compare(claim_key, "create", "=", 0), Compare(key, "mod", "=", item.mod_revision if item is not None else 0)]
-        result = await self._store.transact(compares, [Put(key, record.encode()), Put(claim_key, claim.encode(), lease)])
+        compares = [
+            Compare(claim_key, "create", "=", 0),
+            Compare(key, "mod", "=", item.mod_revision if item is not None else 0),
+        ]
+        result = await self._store.transact(
+            compares, [Put(key, record.encode()), Put(claim_key, claim.encode(), lease)]
+        )
         if result.succeeded:
             self.record, self._revision = record, result.revision
             self._held = claim, lease
@@ -201,7 +239,9 @@ class CoordinatorClaim:
     def _settlement(self, known: CoordinatorSetRecord, open_transactions: int) -> list[Operation]:
         """What must be written so that record and set say what is."""
         serves = self.tcid < known.limit
-        record = self._changed(CoordinatorState.SERVING if serves else CoordinatorState.RETIRING, open_transactions)
+        record = self._changed(
+            CoordinatorState.SERVING if serves else CoordinatorState.RETIRING, open_transactions
+        )
         operations: list[Operation] = []
         if record != self.record:
             operations.append(Put(keys.coordinator(self.tcid), record.encode()))
@@ -211,29 +251,47 @@ class CoordinatorClaim:
         return operations
 
     async def _write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Write if this life still holds the number and `compares` hold; False if they did not. Raises Fenced, StoreError."""
+        """Write if this life still holds the number and `compares` hold; False if they did not.
+        Raises Fenced, StoreError."""
         key = keys.coordinator(self.tcid)
-        result = await self._store.transact([Compare(key, "mod", "=", self._revision), *compares], operations)
+        result = await self._store.transact(
+            [Compare(key, "mod", "=", self._revision), *compares], operations
+        )
         if not result.succeeded:
             item = _exact(result.current, key)
             current = CoordinatorRecord.decode(item.value) if item is not None else None
             if item is None or current is None or current.incarnation != self._identity.incarnation:
                 raise Fenced(
-                    f"transaction coordinator {self.tcid} has another holder: {current.incarnation if current else 'nobody'}"
+                    f"transaction coordinator {self.tcid} has another holder: "
+                    f"{current.incarnation if current else 'nobody'}"
                 )
             # A write of ours may have been carried out although its answer was lost.
             self.record, self._revision = current, item.mod_revision
             return False
         for operation in operations:
             if operation.key == key and isinstance(operation, Put):
-                self.record, self._revision = CoordinatorRecord.decode(operation.value), result.revision
-                log.info("coordinator.settled", tcid=self.tcid, epoch=self.epoch, state=str(self.record.state))
+                self.record, self._revision = (
+                    CoordinatorRecord.decode(operation.value),
+                    result.revision,
+                )
+                log.info(
+                    "coordinator.settled",
+                    tcid=self.tcid,
+                    epoch=self.epoch,
+                    state=str(self.record.state),
+                )
         return True
 
     def _changed(self, state: CoordinatorState, open_transactions: int) -> CoordinatorRecord:
         assert self.record is not None, "only a holder has a record"
         checkpoint, chain = self._log or (self.record.checkpoint, self.record.chain)
-        return replace(self.record, state=state, open_transactions=open_transactions, checkpoint=checkpoint, chain=chain)
+        return replace(
+            self.record,
+            state=state,
+            open_transactions=open_transactions,
+            checkpoint=checkpoint,
+            chain=chain,
+        )
 
 
 def _exact(items: tuple[KeyValue, ...], key: str) -> KeyValue | None:

@@ -1,12 +1,14 @@
 """How brokers lead clients to the transaction coordinators.
 
-Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors, server.context.
-Source: protocol 2.14: clients ask for the partitions of that topic, look each of them up and connect there; partition i is coordinator i.
-Invariants: without a registered set of coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched off; the
-number of coordinators never names one that has not been ready; while a coordinator restarts look-ups of it wait; whoever waits when the set is
-withdrawn (its resource was deleted, and nobody holds a number) is told at once that there are none.
-Nothing is watched or kept: only the clients of transactions ask, once each.
-In a standalone server the only broker is where coordinator 0 is, on every listener: look-ups are answered as those of any topic.
+Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors,
+server.context. Source: protocol 2.14: clients ask for the partitions of that topic, look each of
+them up and connect there; partition i is coordinator i. Invariants: without a registered set of
+coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched
+off; the number of coordinators never names one that has not been ready; while a coordinator
+restarts look-ups of it wait; whoever waits when the set is withdrawn (its resource was deleted, and
+nobody holds a number) is told at once that there are none. Nothing is watched or kept: only the
+clients of transactions ask, once each. In a standalone server the only broker is where coordinator
+0 is, on every listener: look-ups are answered as those of any topic.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class CoordinatorDiscovery:
         """Whether this process has coordinator 0, and there is no other."""
 
     async def announced(self, topic: TopicName) -> int:
-        """Number of coordinators if `topic` is the one that stands for them and there are any, else 0. Raises StoreError."""
+        """Number of coordinators if `topic` is the one that stands for them and there are any,
+        else 0. Raises StoreError."""
         if topic != ASSIGN:
             return 0
         if self.here:
@@ -45,19 +48,23 @@ class CoordinatorDiscovery:
         return CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
 
     async def holder_of(self, topic: TopicName) -> CoordinatorClaimRecord | None:
-        """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises ServiceNotReady, StoreError."""
+        """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises
+        ServiceNotReady, StoreError."""
         if topic.partition < 0 or topic.base != ASSIGN or self.here:
             return None
         return await self._holder(topic.partition)
 
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord | None:
-        """The holder of a number, or of the first one if that number is not announced and nobody holds it any more; None if none is announced."""
+        """The holder of a number, or of the first one if that number is not announced and nobody
+        holds it any more; None if none is announced."""
         deadline = self._clock.monotonic() + self._settings.park_timeout_s
         while True:
             present = await self._store.range(keys.COORDINATOR_PRESENCE)
             found = {item.key: item for item in present.items}
             known = found.get(keys.COORDINATOR_SET)
-            announced = CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
+            announced = (
+                CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
+            )
             if not announced:
                 return None
             item = found.get(keys.coordinator_claim(tcid))
@@ -68,14 +75,19 @@ class CoordinatorDiscovery:
             remaining_s = deadline - self._clock.monotonic()
             if remaining_s <= 0 or not await self._changed(present.revision, remaining_s):
                 raise ServiceNotReady(
-                    f"transaction coordinator {tcid} of {announced} is not there; look at its pod and at kubectl get transactioncoordinators "
+                    f"transaction coordinator {tcid} of {announced} is not there; look at its pod "
+                    "and at kubectl get transactioncoordinators "
                     "(Failed to acquire ownership: nobody holds its number)"
                 )
 
     async def _changed(self, revision: int, seconds: float) -> bool:
-        """Wait for a change of claims or set after `revision`; False if none came in time. Raises StoreError."""
+        """Wait for a change of claims or set after `revision`; False if none came in time.
+        Raises StoreError."""
         try:
-            async with asyncio.timeout(seconds), aclosing(self._store.watch(keys.COORDINATOR_PRESENCE, revision + 1)) as watch:
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(self._store.watch(keys.COORDINATOR_PRESENCE, revision + 1)) as watch,
+            ):
                 async for _ in watch:
                     return True
         except TimeoutError:

@@ -1,10 +1,12 @@
 """One life of a transaction coordinator.
 
-Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`), claim, log, following the set. Imports: server
-siblings, ports, client.
-Invariants: nothing is answered before the number is held, its log recovered, and both settled, nor after the lease may have ended or another life
-holds it; without `transactions_enabled` no log is written, and what an earlier life has left in one stays named in the number's record;
-`fail` ends this life at once and for good (the process then begins another one); a planned end gives the number back before the lease ends.
+Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`),
+claim, log, following the set. Imports: server siblings, ports, client. Invariants: nothing is
+answered before the number is held, its log recovered, and both settled, nor after the lease may
+have ended or another life holds it; without `transactions_enabled` no log is written, and what an
+earlier life has left in one stays named in the number's record; `fail` ends this life at once and
+for good (the process then begins another one); a planned end gives the number back before the lease
+ends.
 """
 
 from __future__ import annotations
@@ -65,10 +67,12 @@ class Coordinator:
         participants: Participants | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`served_at`: addresses, plain and by TLS, of a broker in this process whose connections bring commands (None: we listen ourselves).
+        """`served_at`: addresses, plain and by TLS, of a broker in this process whose connections
+        bring commands (None: we listen ourselves).
 
-        `participants`: those of that broker, if it serves every topic (None: they are looked up); `guard`: what decides about that broker's
-        connections (None: one of our own, where clients are asked who they are). Raises InvalidRequest for a name without a number.
+        `participants`: those of that broker, if it serves every topic (None: they are looked up);
+        `guard`: what decides about that broker's connections (None: one of our own, where clients
+        are asked who they are). Raises InvalidRequest for a name without a number.
         """
         self._ports, self._names, self._settings, self.metrics = ports, identity, settings, metrics
         self.tcid = tcid_of(identity.name)
@@ -90,10 +94,11 @@ class Coordinator:
         self.recovered_ms = (0, 0)
         """When the recovery of this life began and ended, unix time."""
 
-    # --- life ------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen, take the number as soon as it is free, and settle. Raises StoreError, StorageError or OSError; `close` must follow."""
+        """Listen, take the number as soon as it is free, and settle. Raises StoreError,
+        StorageError or OSError; `close` must follow."""
         ports, names = self._ports, self._names
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
         store = guarded(ports.store, joined.restore, self.fail)
@@ -134,11 +139,16 @@ class Coordinator:
         if names.listeners.reread is not None and self._served_at is None:
             self._spawn("listeners", partial(self._follow_listeners, claim, listeners))
         log.info(
-            "coordinator.ready", tcid=self.tcid, incarnation=self.incarnation, epoch=claim.epoch, service_url=identity.service_url
+            "coordinator.ready",
+            tcid=self.tcid,
+            incarnation=self.incarnation,
+            epoch=claim.epoch,
+            service_url=identity.service_url,
         )
 
     async def _listen(self) -> tuple[str, str]:
-        """Open the ports, if they are ours; their addresses, plain and by TLS ("" = there is none). Raises OSError, InvalidRequest."""
+        """Open the ports, if they are ours; their addresses, plain and by TLS ("" = there is
+        none). Raises OSError, InvalidRequest."""
         if self._served_at is not None:
             return self._served_at
         return await open_doors(self._ports, self._names, self._accept, self._doors)
@@ -149,10 +159,17 @@ class Coordinator:
             return
         from magnetar.hosting.security.guard import Guard
 
-        self._namespaces = StoreView(store, self._ports.clock, keys.NAMESPACES, NamespaceRecord, self.metrics.surprises)
+        self._namespaces = StoreView(
+            store, self._ports.clock, keys.NAMESPACES, NamespaceRecord, self.metrics.surprises
+        )
         await self._namespaces.start()
         self.service.guard = Guard(
-            self._ports.security, store, self._ports.clock, self._namespaces, self._connections, self.metrics.surprises
+            self._ports.security,
+            store,
+            self._ports.clock,
+            self._namespaces,
+            self._connections,
+            self.metrics.surprises,
         )
         await self.service.guard.start()
 
@@ -160,7 +177,9 @@ class Coordinator:
         """Bring the number's transactions back. Raises StorageError, CorruptData."""
         ports, settings = self._ports, self._settings
         core, began_ms = CoordinatorCore(self.tcid, limits_of(settings)), ports.clock.wall_ms()
-        self._log = TransactionLog(ports.volume, ports.clock, claim, lambda error: self.fail(str(error)))
+        self._log = TransactionLog(
+            ports.volume, ports.clock, claim, lambda error: self.fail(str(error))
+        )
         await self._log.recover(core)
         self.recovered_ms = began_ms, ports.clock.wall_ms()
         security = ports.security
@@ -169,11 +188,19 @@ class Coordinator:
             credentials = Credentials(INTERNAL_METHOD, lambda: security.internal_token().encode())
         timeout_s = settings.transaction_participant_timeout_s
         if (participants := self._participants) is None:
-            participants = self._peers = WireParticipants(store, ports.network, ports.clock, credentials, timeout_s, ports.tls)
+            participants = self._peers = WireParticipants(
+                store, ports.network, ports.clock, credentials, timeout_s, ports.tls
+            )
         self._others = OtherCoordinators(store, ports.network, credentials, timeout_s, ports.tls)
         self.service.begin(
             Transactions(
-                core, self._log, ConfirmedParticipants(participants, store), ports.clock, settings, self.metrics, self.fail
+                core,
+                self._log,
+                ConfirmedParticipants(participants, store),
+                ports.clock,
+                settings,
+                self.metrics,
+                self.fail,
             ),
             claim,
             RetiredNumbers(store, ports.volume, ports.clock, limits_of(settings)),
@@ -181,7 +208,8 @@ class Coordinator:
         )
 
     def _open_transactions(self) -> int:
-        """Those that have not ended; while transactions are switched off, those that an earlier life has left."""
+        """Those that have not ended; while transactions are switched off, those that an earlier
+        life has left."""
         if self.service.transactions is not None:
             return self.service.transactions.live
         record = self._claim.record if self._claim is not None else None
@@ -209,7 +237,9 @@ class Coordinator:
     def fail(self, reason: str) -> None:
         """End this life now: no further byte leaves it."""
         if not self._ended.done():
-            log.error("coordinator.failed", tcid=self.tcid, incarnation=self.incarnation, reason=reason)
+            log.error(
+                "coordinator.failed", tcid=self.tcid, incarnation=self.incarnation, reason=reason
+            )
             self._end(reason)
 
     def _end(self, reason: str) -> None:
@@ -229,7 +259,8 @@ class Coordinator:
         await self.close()
 
     async def _give_back(self) -> None:
-        """Release the claim, for as long as `drain_store_patience_s` if the store is away; then the lease ends it."""
+        """Release the claim, for as long as `drain_store_patience_s` if the store is away; then
+        the lease ends it."""
         await self._quiet()
         if self._claim is None:
             return
@@ -239,18 +270,26 @@ class Coordinator:
                 while True:
                     try:
                         await self._claim.release(self._open_transactions())
-                        log.info("coordinator.released", tcid=self.tcid, incarnation=self.incarnation)
+                        log.info(
+                            "coordinator.released", tcid=self.tcid, incarnation=self.incarnation
+                        )
                         return
                     except StoreError as error:
                         log.warning("coordinator.release_delayed", tcid=self.tcid, error=str(error))
                         await asyncio.sleep(STORE_RETRY_S)
         except StorageError as error:
-            log.warning("coordinator.not_released", tcid=self.tcid, error=str(error))  # somebody else has it
+            # somebody else has it
+            log.warning("coordinator.not_released", tcid=self.tcid, error=str(error))
         except TimeoutError:
-            log.warning("coordinator.not_released", tcid=self.tcid, error="the metadata store did not answer in time")
+            log.warning(
+                "coordinator.not_released",
+                tcid=self.tcid,
+                error="the metadata store did not answer in time",
+            )
 
     async def close(self) -> None:
-        """Release everything this process holds; also after a failed start. Never raises for what is gone already."""
+        """Release everything this process holds; also after a failed start. Never raises for
+        what is gone already."""
         self._ready = False
         await self._quiet()
         await self._end_log()
@@ -277,7 +316,7 @@ class Coordinator:
         if self._log is not None:
             await self._log.close()
 
-    # --- following -------------------------------------------------------------------------------------------------------------
+    # --- following --------------------------------------------------------------------------------
 
     async def _follow(self, claim: CoordinatorClaim) -> None:
         """Settle again whenever the set changes."""
@@ -309,7 +348,11 @@ class Coordinator:
         while True:
             await asyncio.sleep(RETIRING_REPORT_S)
             record = claim.record
-            if claim.begins or record is None or record.open_transactions == self._open_transactions():
+            if (
+                claim.begins
+                or record is None
+                or record.open_transactions == self._open_transactions()
+            ):
                 continue
             try:
                 await claim.settle(self._open_transactions)
@@ -320,7 +363,8 @@ class Coordinator:
                 log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
 
     async def unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, and end it when this life ends. Raises what `work` raises, StoreUnavailable if this life has ended."""
+        """Wait for `work`, and end it when this life ends. Raises what `work` raises,
+        StoreUnavailable if this life has ended."""
         task = asyncio.create_task(work)
         either: list[asyncio.Future[Any]] = [task, self._ended]
         try:
@@ -329,11 +373,16 @@ class Coordinator:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._ended.done():
-            raise StoreUnavailable(f"this life of transaction coordinator {self.tcid} ended meanwhile: {self._ended.result()}")
+            raise StoreUnavailable(
+                f"this life of transaction coordinator {self.tcid} ended meanwhile: "
+                f"{self._ended.result()}"
+            )
         task.result()
 
     def _spawn(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.append(asyncio.create_task(self.metrics.surprises.again_and_again(name, run), name=name))
+        self._tasks.append(
+            asyncio.create_task(self.metrics.surprises.again_and_again(name, run), name=name)
+        )
 
     async def _quiet(self) -> None:
         for task in self._tasks:

@@ -1,7 +1,8 @@
 """What administrators see of a coordinator, and the one thing they may do.
 
-Owns: `CoordinatorInspection`: facts about a number and its transactions as JSON, and ending a transaction by force. Imports: the life, the core.
-Invariants: who asks was let through by whoever serves the request; answers are bounded, whatever transactions hold; a transaction that was decided
+Owns: `CoordinatorInspection`: facts about a number and its transactions as JSON, and ending a
+transaction by force. Imports: the life, the core. Invariants: who asks was let through by whoever
+serves the request; answers are bounded, whatever transactions hold; a transaction that was decided
 is never aborted, by nobody.
 """
 
@@ -23,7 +24,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, LiveTransaction, Outcome, Participant
 
 NAMES_BYTES_MAX = 8 << 20
-"""Of names of participants in one answer, about: transactions beyond it only say how many they have. Who asks takes 16 MiB (`peers`)."""
+"""Of names of participants in one answer, about: transactions beyond it only say how many they
+have. Who asks takes 16 MiB (`peers`)."""
 ABORTED_AT_ONCE_MAX = 1000
 """Transactions of a role that one request ends."""
 NAME_BYTES = 48
@@ -37,7 +39,8 @@ class CoordinatorInspection:
         self._current = life
 
     async def stats(self, tcid: int) -> dict[str, Any]:
-        """The number's state, sequences, live transactions and log. Raises ServiceNotReady, TransactionCoordinatorNotFound, StorageError."""
+        """The number's state, sequences, live transactions and log. Raises ServiceNotReady,
+        TransactionCoordinatorNotFound, StorageError."""
         life, found = self._answering()
         core = await life.service.core_of(found, tcid)
         own, log = tcid == life.tcid, life.log
@@ -53,13 +56,22 @@ class CoordinatorInspection:
             "recovery_ended_ms": life.recovered_ms[1] if own else 0,
         }
         if own and log is not None:
-            facts["log"] = {"file": log.position.file, "offset": log.position.offset, "since_checkpoint": log.since_checkpoint}
+            facts["log"] = {
+                "file": log.position.file,
+                "offset": log.position.offset,
+                "since_checkpoint": log.since_checkpoint,
+            }
         return facts
 
     async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
-        """Transactions that have not ended everywhere and began so long ago, the oldest first. Raises as `stats`."""
+        """Transactions that have not ended everywhere and began so long ago, the oldest first.
+        Raises as `stats`."""
         life, found = self._answering()
-        core, times, room = await life.service.core_of(found, tcid), _times(life, found, tcid), NAMES_BYTES_MAX
+        core, times, room = (
+            await life.service.core_of(found, tcid),
+            _times(life, found, tcid),
+            NAMES_BYTES_MAX,
+        )
         rows: list[dict[str, Any]] = []
         for live in core.living():
             if len(rows) >= limit:
@@ -78,7 +90,8 @@ class CoordinatorInspection:
         known, txn = core.known(least), TxnId(tcid, least)
         if known is None:
             raise TransactionNotFound(
-                f"transaction {txn} is not known: it never began, or ended so long ago that its outcome is forgotten"
+                f"transaction {txn} is not known: it never began, or ended so long ago that its "
+                "outcome is forgotten"
             )
         return (
             _ended(txn, known, times)
@@ -87,42 +100,62 @@ class CoordinatorInspection:
         )
 
     async def abort(self, tcid: int, least: int) -> None:
-        """End an open transaction, whoever began it. Raises TransactionNotFound, InvalidTxnStatus, StoreUnavailable if this life
-        ends meanwhile, and as `stats`."""
+        """End an open transaction, whoever began it. Raises TransactionNotFound,
+        InvalidTxnStatus, StoreUnavailable if this life ends meanwhile, and as `stats`."""
         life, found = self._answering()
         await life.unless_ended(life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller()))
 
     async def abort_of(self, tcid: int, owner: str) -> dict[str, Any]:
-        """End open transactions that a role began, so many in one call: `aborted` is how many, `more` whether there are others. Raises as `stats`."""
+        """End open transactions that a role began, so many in one call: `aborted` is how many,
+        `more` whether there are others. Raises as `stats`."""
         life, found = self._answering()
         core = await life.service.core_of(found, tcid)
         leasts = list(
-            islice((live.least for live in core.living() if live.owner == owner and live.action is None), ABORTED_AT_ONCE_MAX + 1)
+            islice(
+                (
+                    live.least
+                    for live in core.living()
+                    if live.owner == owner and live.action is None
+                ),
+                ABORTED_AT_ONCE_MAX + 1,
+            )
         )
         ends = [self.abort(tcid, least) for least in leasts[:ABORTED_AT_ONCE_MAX]]
         outcomes = await asyncio.gather(*ends, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, InvalidTxnStatus | TransactionNotFound):
+            if isinstance(outcome, BaseException) and not isinstance(
+                outcome, InvalidTxnStatus | TransactionNotFound
+            ):
                 raise outcome
-        return {"aborted": sum(outcome is None for outcome in outcomes), "more": len(leasts) > ABORTED_AT_ONCE_MAX}
+        return {
+            "aborted": sum(outcome is None for outcome in outcomes),
+            "more": len(leasts) > ABORTED_AT_ONCE_MAX,
+        }
 
     def _answering(self) -> tuple[Coordinator, Transactions]:
         life = self._current()
         if life is None or not life.ready:
-            raise ServiceNotReady("the transaction coordinator is starting or stopping; try again in a moment")
+            raise ServiceNotReady(
+                "the transaction coordinator is starting or stopping; try again in a moment"
+            )
         if life.service.transactions is None:
             raise ServiceNotReady(COORDINATOR_REFUSES)
         return life, life.service.transactions
 
 
 def _bytes_of(live: LiveTransaction) -> int:
-    """What the names of its participants take in an answer, at most: once it is decided, they are there twice."""
-    return sum(2 * (len(name.topic.encode()) + len(name.subscription.encode()) + NAME_BYTES) for name in live.participants)
+    """What the names of its participants take in an answer, at most: once it is decided, they
+    are there twice."""
+    return sum(
+        2 * (len(name.topic.encode()) + len(name.subscription.encode()) + NAME_BYTES)
+        for name in live.participants
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Now by a core's time, and how far the wall's clock is ahead of it: what people read is the wall's."""
+    """Now by a core's time, and how far the wall's clock is ahead of it: what people read is the
+    wall's."""
 
     now_ms: int
     behind_ms: int
@@ -136,7 +169,9 @@ def _times(life: Coordinator, found: Transactions, tcid: int) -> _Times:
     return _Times(now_ms, wall_ms - now_ms) if tcid == life.tcid else _Times(wall_ms, 0)
 
 
-def _live(core: CoordinatorCore, live: LiveTransaction, times: _Times, *, whole: bool) -> dict[str, Any]:
+def _live(
+    core: CoordinatorCore, live: LiveTransaction, times: _Times, *, whole: bool
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "txn": str(TxnId(core.tcid, live.least)),
         "most": core.tcid,
@@ -153,14 +188,24 @@ def _live(core: CoordinatorCore, live: LiveTransaction, times: _Times, *, whole:
         facts["waiting"] = len(driven[1])
     if whole:
         facts |= _named(live.participants, "partitions", "subscriptions")
-        facts |= _named(driven[1], "waiting_partitions", "waiting_subscriptions") if driven is not None else {}
+        facts |= (
+            _named(driven[1], "waiting_partitions", "waiting_subscriptions")
+            if driven is not None
+            else {}
+        )
     return facts
 
 
-def _named(participants: tuple[Participant, ...], topics: str, subscriptions: str) -> dict[str, Any]:
+def _named(
+    participants: tuple[Participant, ...], topics: str, subscriptions: str
+) -> dict[str, Any]:
     return {
         topics: [name.topic for name in participants if not name.subscription],
-        subscriptions: [{"topic": name.topic, "subscription": name.subscription} for name in participants if name.subscription],
+        subscriptions: [
+            {"topic": name.topic, "subscription": name.subscription}
+            for name in participants
+            if name.subscription
+        ],
     }
 
 

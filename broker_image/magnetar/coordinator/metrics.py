@@ -1,7 +1,7 @@
 """Metrics of a transaction coordinator.
 
-Owns: every metric name it exports. Imports: prometheus_client, background, the metrics that brokers have as well.
-Invariant: label values come from closed vocabularies.
+Owns: every metric name it exports. Imports: prometheus_client, background, the metrics that brokers
+have as well. Invariant: label values come from closed vocabularies.
 """
 
 from __future__ import annotations
@@ -39,25 +39,32 @@ class CoordinatorMetrics:
             registry=self.registry,
         )
         self.open_transactions = Gauge(
-            "magnetar_coordinator_transactions", "Transactions that have not ended everywhere", registry=self.registry
+            "magnetar_coordinator_transactions",
+            "Transactions that have not ended everywhere",
+            registry=self.registry,
         )
-        self.begun = Counter("magnetar_coordinator_transactions_begun", "Transactions begun", registry=self.registry)
+        self.begun = Counter(
+            "magnetar_coordinator_transactions_begun", "Transactions begun", registry=self.registry
+        )
         self.decided = Counter(
             "magnetar_coordinator_transactions_decided",
-            "Transactions decided: committed, aborted by request, or aborted because their time was over",
+            "Transactions decided: committed, aborted by request, or aborted because their time "
+            "was over",
             ["outcome"],
             registry=self.registry,
         )
         self.request_s = Histogram(
             "magnetar_coordinator_request_seconds",
-            "From a command to its answer, by kind; that of END_TXN includes participants, for as long as it waits for them",
+            "From a command to its answer, by kind; that of END_TXN includes participants, for as "
+            "long as it waits for them",
             ["command"],
             registry=self.registry,
             buckets=_SECONDS,
         )
         self.settle_s = Histogram(
             "magnetar_coordinator_settle_seconds",
-            "From a transaction's decision until all its participants have carried it out, by what was decided",
+            "From a transaction's decision until all its participants have carried it out, by what "
+            "was decided",
             ["outcome"],
             registry=self.registry,
             buckets=_SECONDS,
@@ -69,17 +76,29 @@ class CoordinatorMetrics:
         )
         self.participant_failures = Counter(
             "magnetar_coordinator_participant_failures",
-            "Attempts to end a transaction on a topic or subscription that failed and are tried again",
+            "Attempts to end a transaction on a topic or subscription that failed and are tried "
+            "again",
             registry=self.registry,
         )
-        self.claims = Counter("magnetar_coordinator_claims", "Lives of this process that took its number", registry=self.registry)
-        self.held = Gauge("magnetar_coordinator_held", "1 while this process holds its number and answers", registry=self.registry)
+        self.claims = Counter(
+            "magnetar_coordinator_claims",
+            "Lives of this process that took its number",
+            registry=self.registry,
+        )
+        self.held = Gauge(
+            "magnetar_coordinator_held",
+            "1 while this process holds its number and answers",
+            registry=self.registry,
+        )
         self.epoch = Gauge(
-            "magnetar_coordinator_epoch", "Epoch of the life that holds the number, 0 while none does", registry=self.registry
+            "magnetar_coordinator_epoch",
+            "Epoch of the life that holds the number, 0 while none does",
+            registry=self.registry,
         )
 
     def life_ended(self) -> None:
-        """What was true of a life is true of none now: nothing is held, and nobody knows here what is open."""
+        """What was true of a life is true of none now: nothing is held, and nobody knows here
+        what is open."""
         for gauge in (self.held, self.epoch, self.open_transactions, self.oldest_transaction_s):
             gauge.set(0)
 

@@ -1,11 +1,13 @@
 """Telling topics and subscriptions how a transaction ended.
 
-Owns: the port by which a coordinator reaches its participants, and its implementation by look-up and END_TXN_ON_PARTITION or
-END_TXN_ON_SUBSCRIPTION (that of a standalone server is `participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire.
-Source: facts on transactions 2.1 and 2.3.
-Invariants: one call is one attempt, which ends within its time; whoever a topic was last served by is asked first, and looked up anew once that
-fails; SubscriptionNotFound is what the owner of the bundle says; TopicNotFound is what any broker says of a namespace without a record, and leaves
-`ConfirmedParticipants` only if the store does not know the topic either: a lost record costs an outage, not messages.
+Owns: the port by which a coordinator reaches its participants, and its implementation by look-up
+and END_TXN_ON_PARTITION or END_TXN_ON_SUBSCRIPTION (that of a standalone server is
+`participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire. Source: facts
+on transactions 2.1 and 2.3. Invariants: one call is one attempt, which ends within its time;
+whoever a topic was last served by is asked first, and looked up anew once that fails;
+SubscriptionNotFound is what the owner of the bundle says; TopicNotFound is what any broker says of
+a namespace without a record, and leaves `ConfirmedParticipants` only if the store does not know the
+topic either: a lost record costs an outage, not messages.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from magnetar.client.pool import Address, Pool
 from magnetar.clock import Clock
 from magnetar.errors import MagnetarError, NamespaceNotFound, ServiceNotReady, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, PartitionedTopicRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    IncarnationRecord,
+    PartitionedTopicRecord,
+)
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import TopicName
 from magnetar.network import Network
@@ -36,32 +43,42 @@ PLACES_MAX = 10_000
 
 
 class Participants(Protocol):
-    """What takes part in transactions. Both raise TopicNotFound or SubscriptionNotFound for what does not exist any more, InvalidTxnStatus if the
-    transaction has ended the other way there, any other MagnetarError for what should be tried again."""
+    """What takes part in transactions. Both raise TopicNotFound or SubscriptionNotFound for what
+    does not exist any more, InvalidTxnStatus if the transaction has ended the other way there,
+    any other MagnetarError for what should be tried again."""
 
-    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_partition(
+        self, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         """Have a topic commit or abort what a transaction published there."""
         ...
 
-    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         """Have a subscription commit or abort what a transaction acknowledged there."""
         ...
 
 
 class ConfirmedParticipants:
-    """Others, whose word that a topic does not exist is believed only if the store confirms it; otherwise it is one for now, ServiceNotReady."""
+    """Others, whose word that a topic does not exist is believed only if the store confirms it;
+    otherwise it is one for now, ServiceNotReady."""
 
     def __init__(self, others: Participants, store: MetadataStore) -> None:
         self._others, self._store = others, store
 
-    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_partition(
+        self, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         try:
             await self._others.end_on_partition(topic, txn, action, low_watermark)
         except TopicNotFound as error:
             await self._confirm(topic, error)
             raise
 
-    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         try:
             await self._others.end_on_subscription(topic, subscription, txn, action, low_watermark)
         except TopicNotFound as error:
@@ -71,21 +88,31 @@ class ConfirmedParticipants:
     async def _confirm(self, topic: str, told: TopicNotFound) -> None:
         """Raises ServiceNotReady if a topic may yet be there, StoreError.
 
-        A topic's entry goes after the topic. A topic whose entry is still to be written is in one of the bundles of its namespace.
+        A topic's entry goes after the topic. A topic whose entry is still to be written is in one
+        of the bundles of its namespace.
         """
         name = TopicName.parse(topic)
         entry = await self._store.get(keys.partitioned_topic(name))
         if entry is not None and not PartitionedTopicRecord.decode(entry.value).partitions:
-            raise ServiceNotReady(f"topic {topic} is still entered in the metadata store, although a broker says: {told}") from told
+            raise ServiceNotReady(
+                f"topic {topic} is still entered in the metadata store, although a broker says: "
+                f"{told}"
+            ) from told
         namespace = name.namespace_name
         if await self._store.get(keys.namespace(namespace)) is not None:
             if isinstance(told, NamespaceNotFound):
-                raise ServiceNotReady(f"namespace {namespace} of topic {topic} is there (again); look the topic up again") from told
+                raise ServiceNotReady(
+                    f"namespace {namespace} of topic {topic} is there (again); look the topic up "
+                    "again"
+                ) from told
             return
         bundles = (await self._store.range(keys.bundles_in(namespace))).items
-        if any(BundleRecord.decode(item.value).state is not BundleState.DELETED for item in bundles):
+        if any(
+            BundleRecord.decode(item.value).state is not BundleState.DELETED for item in bundles
+        ):
             raise ServiceNotReady(
-                f"namespace {namespace} of topic {topic} has bundles and no record: create it again if it was lost"
+                f"namespace {namespace} of topic {topic} has bundles and no record: create it "
+                "again if it was lost"
             ) from told
 
 
@@ -101,19 +128,32 @@ class WireParticipants:
         timeout_s: float,
         tls: TlsDoor | None = None,
     ) -> None:
-        """`credentials` and `tls` show brokers who asks; a broker without a plain port is reached by TLS."""
-        self._store, self._network, self._clock, self._credentials = store, network, clock, credentials
+        """`credentials` and `tls` show brokers who asks; a broker without a plain port is
+        reached by TLS."""
+        self._store, self._network, self._clock, self._credentials = (
+            store,
+            network,
+            clock,
+            credentials,
+        )
         self._timeout_s, self._tls = timeout_s, tls
         self._pool: Pool | None = None
         self._places: dict[str, Address] = {}
 
-    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_partition(
+        self, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         commit = action is Action.COMMIT
         await self._ask(
-            topic, lambda number: requests.end_txn_on_partition(number, txn, topic, commit=commit, low_watermark=low_watermark)
+            topic,
+            lambda number: requests.end_txn_on_partition(
+                number, txn, topic, commit=commit, low_watermark=low_watermark
+            ),
         )
 
-    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         commit = action is Action.COMMIT
         await self._ask(
             topic,
@@ -151,13 +191,16 @@ class WireParticipants:
             raise failure_of(body.error, body.message)
 
     async def _connection_to(self, topic: str) -> tuple[Connection, Pool]:
-        """A connection to the broker of a topic. Raises NamespaceNotFound, ServiceNotReady while no broker is registered."""
+        """A connection to the broker of a topic. Raises NamespaceNotFound, ServiceNotReady while
+        no broker is registered."""
         if (place := self._places.get(topic)) is not None and self._pool is not None:
             return await self._pool.get(place), self._pool
         pool = await self._any_broker()
         try:
             place = await pool.locate(topic)
-        except TopicNotFound as error:  # a look-up finds an owner for any topic of a namespace that is there
+        except (
+            TopicNotFound
+        ) as error:  # a look-up finds an owner for any topic of a namespace that is there
             raise NamespaceNotFound(str(error)) from error
         self._places[topic] = place
         if len(self._places) > PLACES_MAX:

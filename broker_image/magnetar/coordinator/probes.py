@@ -1,7 +1,8 @@
 """The HTTP side of a transaction coordinator.
 
 Owns: /live, /ready and /metrics, and what brokers ask for administrators. Imports: FastAPI, admin.
-Invariant: /ready is good only while the number is held; the clients' service does not decide who is asked, so it serves people and rollouts.
+Invariant: /ready is good only while the number is held; the clients' service does not decide who is
+asked, so it serves people and rollouts.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ from magnetar.rest.rights import Gate, gate_of
 
 
 def coordinator_application(
-    ready: Callable[[], bool], metrics: Callable[[], bytes], port: CoordinatorPort, gate: Gate | None = None
+    ready: Callable[[], bool],
+    metrics: Callable[[], bytes],
+    port: CoordinatorPort,
+    gate: Gate | None = None,
 ) -> FastAPI:
-    """The routes; that /live is answered at all is what it tells. `gate` is asked before each but the probes (None: nobody is)."""
+    """The routes; that /live is answered at all is what it tells. `gate` is asked before each
+    but the probes (None: nobody is)."""
     asked = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
-        title="Magnetar transaction coordinator", version=__version__, docs_url=None, redoc_url=None, dependencies=asked
+        title="Magnetar transaction coordinator",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=asked,
     )
     add_refusals(application)
     application.include_router(coordinator_router(port))

@@ -1,8 +1,10 @@
 """A transaction coordinator's process.
 
-Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, identity, back-off, store and volume), server siblings.
-Invariants: SIGTERM and SIGINT mean: give the number back and leave; a life that has lost its number is followed by another one after a back-off, in
-the same process, with another incarnation and a higher epoch; the process exits non-zero only when it cannot start at all.
+Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, identity,
+back-off, store and volume), server siblings. Invariants: SIGTERM and SIGINT mean: give the number
+back and leave; a life that has lost its number is followed by another one after a back-off, in the
+same process, with another incarnation and a higher epoch; the process exits non-zero only when it
+cannot start at all.
 """
 
 from __future__ import annotations
@@ -46,12 +48,22 @@ class CoordinatorProcess(BrokerProcess):
         """Serve until stopped. Raises MagnetarError or OSError if the first start fails."""
         self._take_signals()
         options = self._options
-        async with self._open_security() as security, self._open_tls() as tls, self._open_store() as (store, lease):
+        async with (
+            self._open_security() as security,
+            self._open_tls() as tls,
+            self._open_store() as (store, lease),
+        ):
             volume = await self._open_volume()
             inspection = CoordinatorInspection(lambda: self._life)
-            application = coordinator_application(self._ready, self.metrics.exposition, inspection, self._gate(security))
-            http = HttpListener(application, options.bind_host, options.http_port, connections_max=self._shares.http)
-            ports = BrokerPorts(self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls)
+            application = coordinator_application(
+                self._ready, self.metrics.exposition, inspection, self._gate(security)
+            )
+            http = HttpListener(
+                application, options.bind_host, options.http_port, connections_max=self._shares.http
+            )
+            ports = BrokerPorts(
+                self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls
+            )
             try:
                 await self._lives(ports, await self._identity(http, tls))
             finally:
@@ -69,7 +81,8 @@ class CoordinatorProcess(BrokerProcess):
                     failures, started_once = 0, True
                     await self._unless_stopping(_until_ended(life))
             except (StoreUnavailable, Fenced) as error:
-                # The store may come up after us, or somebody else was quicker: keep trying, alive but not ready.
+                # The store may come up after us, or somebody else was quicker: keep trying, alive
+                # but not ready.
                 log.warning("coordinator.tries_again", error=str(error))
                 longest_s, store_was_away = STORE_WAIT_MAX_S, True
             except RestoreAwaited as error:
@@ -93,7 +106,8 @@ class CoordinatorProcess(BrokerProcess):
             await self._unless_stopping(asyncio.sleep(self.back_off_s(failures, longest_s)))
 
     async def _unless_stopping(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Wait for `work`, or end it when the process is to stop; whether it was finished. Raises what `work` raises."""
+        """Wait for `work`, or end it when the process is to stop; whether it was finished.
+        Raises what `work` raises."""
         task = asyncio.create_task(work)
         stopping = asyncio.create_task(self._stopping.wait())
         try:

@@ -1,10 +1,12 @@
 """Numbers (TCIDs) that are not there any more, or are about to go.
 
-Owns: what the first coordinator answers for numbers that nobody holds any more, and how one that retires has another begin a transaction.
-Imports: claims and records, the core, storage, client (connections). Source: DESIGN 8: clients learn the number of coordinators once.
-Invariants: only a number that is not announced and is held by nobody is answered for, from its own checkpoint and log, in which nothing is written;
-a life that did not give its number back (its process died, or was stopped and wakes up) is fenced before what it has left is believed; what has
-not ended is ended by nobody else; a transaction is begun by a number that says so itself.
+Owns: what the first coordinator answers for numbers that nobody holds any more, and how one that
+retires has another begin a transaction. Imports: claims and records, the core, storage, client
+(connections). Source: DESIGN 8: clients learn the number of coordinators once. Invariants: only a
+number that is not announced and is held by nobody is answered for, from its own checkpoint and log,
+in which nothing is written; a life that did not give its number back (its process died, or was
+stopped and wakes up) is fenced before what it has left is believed; what has not ended is ended by
+nobody else; a transaction is begun by a number that says so itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from magnetar.clock import Clock, elapsed_ms
 from magnetar.coordinator.identity import check_coordinator
 from magnetar.errors import MagnetarError, Retry, TransactionCoordinatorNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
+from magnetar.metadata.records import (
+    CoordinatorClaimRecord,
+    CoordinatorRecord,
+    CoordinatorSetRecord,
+)
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.storage.transactions.coordinator_log import read_changes, read_state
@@ -36,7 +42,8 @@ if TYPE_CHECKING:
 
 
 READ_MAX = 4
-"""Numbers whose transactions are kept in memory; those of any other one are read again when somebody asks."""
+"""Numbers whose transactions are kept in memory; those of any other one are read again when
+somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +64,32 @@ class RetiredNumbers:
         self._reading: dict[int, asyncio.Lock] = {}
 
     async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
-        """The record of a number that is answered for here, and its revision. Raises TransactionCoordinatorNotFound, StoreError."""
-        # The record first: whoever it names had a claim, which never comes back, so without a claim now none of them serves any more.
+        """The record of a number that is answered for here, and its revision. Raises
+        TransactionCoordinatorNotFound, StoreError."""
+        # The record first: whoever it names had a claim, which never comes back, so without a claim
+        # now none of them serves any more.
         item = await self._store.get(keys.coordinator(tcid))
         claims = (await self._store.range(keys.COORDINATOR_CLAIMS)).items
         known = await self._store.get(keys.COORDINATOR_SET)
         announced = CoordinatorSetRecord.decode(known.value).announced if known is not None else 0
-        if tcid < announced or item is None or any(claim.key == keys.coordinator_claim(tcid) for claim in claims):
-            raise TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not served here; look it up again")
+        if (
+            tcid < announced
+            or item is None
+            or any(claim.key == keys.coordinator_claim(tcid) for claim in claims)
+        ):
+            raise TransactionCoordinatorNotFound(
+                f"transaction coordinator {tcid} is not served here; look it up again"
+            )
         return item.mod_revision, CoordinatorRecord.decode(item.value)
 
     async def ask(self, tcid: int, event: EndRequested | JoinRequested) -> None:
-        """What is known of a transaction that has ended. Raises what the number itself would, TransactionCoordinatorNotFound, StorageError."""
+        """What is known of a transaction that has ended. Raises what the number itself would,
+        TransactionCoordinatorNotFound, StorageError."""
         core = await self.core_of(tcid)
         if core.is_live(event.least):
             raise TransactionCoordinatorNotFound(
-                f"transaction {TxnId(tcid, event.least)} has not ended, and its coordinator is gone; it must come back to end it"
+                f"transaction {TxnId(tcid, event.least)} has not ended, and its coordinator is "
+                "gone; it must come back to end it"
             )
         for effect in core.handle(event):
             assert isinstance(effect, Write), effect
@@ -82,14 +99,16 @@ class RetiredNumbers:
                     raise answer.error
 
     async def core_of(self, tcid: int) -> CoordinatorCore:
-        """Everything that a number has left; only to be looked at. Raises NotAllowed, TransactionCoordinatorNotFound, StorageError, StoreError."""
+        """Everything that a number has left; only to be looked at. Raises NotAllowed,
+        TransactionCoordinatorNotFound, StorageError, StoreError."""
         check_coordinator(tcid)
         async with self._reading.setdefault(tcid, asyncio.Lock()):
             held = self._read.pop(tcid, None)  # one that is served again is not kept
             revision, record = await self.check(tcid)
             if held is None or held.revision != revision:
                 held = _Read(revision, await self._recovered(tcid, record), elapsed_ms(self._clock))
-            held.core.forget(held.core.seen_ms + elapsed_ms(self._clock) - held.read_ms)  # nobody ticks it
+            # nobody ticks it
+            held.core.forget(held.core.seen_ms + elapsed_ms(self._clock) - held.read_ms)
             self._read[tcid] = held  # the last one that was used
             if len(self._read) > READ_MAX:
                 self._read.popitem(last=False)
@@ -110,10 +129,16 @@ PRINCIPALS_MAX = 100
 
 
 class OtherCoordinators:
-    """Coordinators that begin transactions, for one that does not any more; what they begin is its client's, not ours."""
+    """Coordinators that begin transactions, for one that does not any more; what they begin is
+    its client's, not ours."""
 
     def __init__(
-        self, store: MetadataStore, network: Network, credentials: Credentials, timeout_s: float, tls: TlsDoor | None = None
+        self,
+        store: MetadataStore,
+        network: Network,
+        credentials: Credentials,
+        timeout_s: float,
+        tls: TlsDoor | None = None,
     ) -> None:
         self._store, self._network, self._credentials = store, network, credentials
         self._timeout_s, self._tls = timeout_s, tls
@@ -127,7 +152,8 @@ class OtherCoordinators:
         known = await self._store.get(keys.COORDINATOR_SET)
         limit = CoordinatorSetRecord.decode(known.value).limit if known is not None else 0
         refused: MagnetarError = TransactionCoordinatorNotFound(
-            f"transaction coordinator {own} is retiring and begins no more transactions, and no other one is there"
+            f"transaction coordinator {own} is retiring and begins no more transactions, and no "
+            "other one is there"
         )
         for item in (await self._store.range(keys.COORDINATOR_CLAIMS)).items:
             tcid = int(item.key.removeprefix(keys.COORDINATOR_CLAIMS))
@@ -137,7 +163,9 @@ class OtherCoordinators:
                         claim = CoordinatorClaimRecord.decode(item.value)
                         return await self._ask(claim.service_url, tcid, timeout_ms, principal)
                 except OSError as error:  # no answer in time, or no file of the authority
-                    refused = TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not reached: {error!r}")
+                    refused = TransactionCoordinatorNotFound(
+                        f"transaction coordinator {tcid} is not reached: {error!r}"
+                    )
                 except MagnetarError as error:
                     if error.retry is Retry.NEVER:
                         raise
@@ -153,14 +181,18 @@ class OtherCoordinators:
     async def _ask(self, url: str, tcid: int, timeout_ms: int, principal: str) -> TxnId:
         pool = self._pools.pop(principal, None)
         if pool is None:
-            pool = Pool(self._network, url, replace(self._credentials, original=principal), self._timeout_s)
+            pool = Pool(
+                self._network, url, replace(self._credentials, original=principal), self._timeout_s
+            )
         self._pools[principal] = pool  # the last one that was used
         if len(self._pools) > PRINCIPALS_MAX:
             await self._pools.pop(next(iter(self._pools))).close()
         pool.begin_at(url, self._tls.to_peers() if self._tls is not None else None)
         connection = await pool.get(pool.assigned(url, False))
         number = pool.next_request_id()
-        body = (await connection.request(number, requests.new_txn(number, tcid, timeout_ms))).new_txn_response
+        body = (
+            await connection.request(number, requests.new_txn(number, tcid, timeout_ms))
+        ).new_txn_response
         if body.HasField("error"):
             raise failure_of(body.error, body.message)
         return TxnId(body.txnid_most_bits, body.txnid_least_bits)

@@ -1,10 +1,10 @@
 """What a transaction coordinator answers.
 
-Owns: the commands of its connections. Imports: wire, errors, names, refusals, transactions.
-Source: protocol 2.14. While transactions are switched off every request about them gets what Apache Pulsar says then: an ERROR with a text that
-clients know.
-Invariants: every request gets exactly one answer, which names the error and says why; no official client waits for something that will not come;
-while the disk is behind nothing more is read.
+Owns: the commands of its connections. Imports: wire, errors, names, refusals, transactions. Source:
+protocol 2.14. While transactions are switched off every request about them gets what Apache Pulsar
+says then: an ERROR with a text that clients know. Invariants: every request gets exactly one
+answer, which names the error and says why; no official client waits for something that will not
+come; while the disk is behind nothing more is read.
 """
 
 from __future__ import annotations
@@ -60,9 +60,12 @@ Named = TypeVar("Named")
 
 
 class CoordinatorService:
-    """Answers the commands of all connections of one coordinator; those about transactions refuse until `begin`."""
+    """Answers the commands of all connections of one coordinator; those about transactions
+    refuse until `begin`."""
 
-    def __init__(self, tcid: int, metrics: CoordinatorMetrics, security: Authenticator | None = None) -> None:
+    def __init__(
+        self, tcid: int, metrics: CoordinatorMetrics, security: Authenticator | None = None
+    ) -> None:
         self._tcid, self._metrics, self._security = tcid, metrics, security
         self._claim: CoordinatorClaim | None = None
         self._retired: RetiredNumbers | None = None
@@ -70,7 +73,9 @@ class CoordinatorService:
         self.transactions: Transactions | None = None
         self.guard: Guard | None = None
         """Decides what a principal may do; None without security."""
-        self._handlers: dict[int, Callable[[Transactions, Connection, Any], Coroutine[Any, Any, bytes]]] = {
+        self._handlers: dict[
+            int, Callable[[Transactions, Connection, Any], Coroutine[Any, Any, bytes]]
+        ] = {
             Type.TC_CLIENT_CONNECT_REQUEST: self._connect,
             Type.NEW_TXN: self._new,
             Type.ADD_PARTITION_TO_TXN: self._add_partitions,
@@ -78,21 +83,30 @@ class CoordinatorService:
             Type.END_TXN: self._end,
         }
 
-    def begin(self, found: Transactions, claim: CoordinatorClaim, retired: RetiredNumbers, others: OtherCoordinators) -> None:
-        """Answer about these transactions; new ones begin while `claim` says so, and at one of the `others` while it does not."""
+    def begin(
+        self,
+        found: Transactions,
+        claim: CoordinatorClaim,
+        retired: RetiredNumbers,
+        others: OtherCoordinators,
+    ) -> None:
+        """Answer about these transactions; new ones begin while `claim` says so, and at one of
+        the `others` while it does not."""
         self.transactions, self._claim, self._others = found, claim, others
         if self._tcid == FIRST:
             self._retired = retired
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
-        """Answer one command, now or later. Raises ProtocolError for what only a server may send."""
+        """Answer one command, now or later. Raises ProtocolError for what only a server may
+        send."""
         kind = command.type
         if self.transactions is not None and kind in self._handlers:
             body = getattr(command, commands.FIELD_OF_TYPE[kind])
             connection.spawn(self._answer(self.transactions, connection, kind, body))
         elif kind == Type.TC_CLIENT_CONNECT_REQUEST:
-            # Apache Pulsar says NotAllowedError here, too; the Java client then closes its handler and waits for ever for itself. Its discovery,
-            # which comes first, meets a topic that is not there: the client fails at once when it is told so here.
+            # Apache Pulsar says NotAllowedError here, too; the Java client then closes its handler
+            # and waits for ever for itself. Its discovery, which comes first, meets a topic that is
+            # not there: the client fails at once when it is told so here.
             self._count(kind, "not_enabled")
             refuse(connection, kind, command, TopicNotFound(NOT_ENABLED))
         elif kind in TRANSACTION_KINDS:
@@ -100,20 +114,31 @@ class CoordinatorService:
             refuse(connection, kind, command, NotAllowed(NOT_ENABLED))
         else:
             self._metrics.requests.labels("other", "not_offered").inc()
-            text = f"{commands.FIELD_OF_TYPE[kind]} is for brokers; this is transaction coordinator {self._tcid}"
+            text = (
+                f"{commands.FIELD_OF_TYPE[kind]} is for brokers; this is transaction coordinator "
+                f"{self._tcid}"
+            )
             refuse(connection, kind, command, NotAllowed(text))
 
     def _count(self, kind: int, outcome: str) -> None:
         self._metrics.requests.labels(commands.FIELD_OF_TYPE[kind], outcome).inc()
 
-    async def _answer(self, found: Transactions, connection: Connection, kind: int, body: Any) -> None:
+    async def _answer(
+        self, found: Transactions, connection: Connection, kind: int, body: Any
+    ) -> None:
         try:
             with self._metrics.request_s.labels(commands.FIELD_OF_TYPE[kind]).time():
                 answer = await self._handlers[kind](found, connection, body)
         except MagnetarError as error:
-            asked_after = isinstance(error, TransactionNotFound)  # by participants, many at once: they tell what they heard
+            # by participants, many at once: they tell what they heard
+            asked_after = isinstance(error, TransactionNotFound)
             tell = log.debug if asked_after else log.info
-            tell("transaction.refused", command=commands.FIELD_OF_TYPE[kind], peer=connection.peer, error=str(error))
+            tell(
+                "transaction.refused",
+                command=commands.FIELD_OF_TYPE[kind],
+                peer=connection.peer,
+                error=str(error),
+            )
             self._count(kind, "refused")
             refusal = Refusal(error.wire_code, str(error))
             if isinstance(error, TransactionNotFound):
@@ -123,19 +148,32 @@ class CoordinatorService:
             self._count(kind, "done")
             connection.queue(answer)
 
-    # --- commands --------------------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
-    async def _connect(self, _found: Transactions, _connection: Connection, request: api.CommandTcClientConnectRequest) -> bytes:
+    async def _connect(
+        self,
+        _found: Transactions,
+        _connection: Connection,
+        request: api.CommandTcClientConnectRequest,
+    ) -> bytes:
         await self._check_number(request.tc_id)
         return transactions.coordinator_connected(request.request_id)
 
-    async def _new(self, found: Transactions, connection: Connection, request: api.CommandNewTxn) -> bytes:
+    async def _new(
+        self, found: Transactions, connection: Connection, request: api.CommandNewTxn
+    ) -> bytes:
         await self._check_number(request.tc_id)
         timeout_ms = request.txn_ttl_seconds or TIMEOUT_DEFAULT_MS
         assert self._claim is not None, "transactions have a claim"
         assert self._others is not None, "and know where else to begin"
         principal = self._caller(connection).principal
-        await self._may(connection, Right.USE, "", Place(), "Client is not authorized to begin transactions: it may use no topic")
+        await self._may(
+            connection,
+            Right.USE,
+            "",
+            Place(),
+            "Client is not authorized to begin transactions: it may use no topic",
+        )
         if self._claim.begins:
             internal = connection.principal is not None and connection.principal.internal
             txn = await found.new(timeout_ms, principal, "" if internal else connection.group)
@@ -143,9 +181,13 @@ class CoordinatorService:
             txn = await self._others.begin(self._tcid, timeout_ms, principal)
         return transactions.new_txn_response(request.request_id, txn)
 
-    async def _add_partitions(self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn) -> bytes:
+    async def _add_partitions(
+        self, found: Transactions, connection: Connection, request: api.CommandAddPartitionToTxn
+    ) -> bytes:
         txn = txn_of(request)
-        participants = await self._participants(found, connection, request.partitions, lambda name: Participant(_topic(name)))
+        participants = await self._participants(
+            found, connection, request.partitions, lambda name: Participant(_topic(name))
+        )
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_partition_response(request.request_id, txn)
 
@@ -154,19 +196,24 @@ class CoordinatorService:
     ) -> bytes:
         txn = txn_of(request)
         participants = await self._participants(
-            found, connection, request.subscription, lambda named: Participant(_topic(named.topic), _subscription(named))
+            found,
+            connection,
+            request.subscription,
+            lambda named: Participant(_topic(named.topic), _subscription(named)),
         )
         await self._join(found, txn, participants, self._caller(connection))
         return transactions.add_subscription_response(request.request_id, txn)
 
-    async def _end(self, found: Transactions, connection: Connection, request: api.CommandEndTxn) -> bytes:
+    async def _end(
+        self, found: Transactions, connection: Connection, request: api.CommandEndTxn
+    ) -> bytes:
         txn, caller = txn_of(request), self._caller(connection)
         if not request.HasField("txn_action"):
             raise InvalidRequest("txn_action is missing; say COMMIT or ABORT")
         await self.end(found, txn, Action(request.txn_action), caller)
         return transactions.end_txn_response(request.request_id, txn)
 
-    # --- also for administrators -----------------------------------------------------------------------------------------------
+    # --- also for administrators ------------------------------------------------------------------
 
     async def end(self, found: Transactions, txn: TxnId, action: Action, caller: Caller) -> None:
         """Decide, or tell how it was decided. Raises what END_TXN may be told."""
@@ -178,16 +225,19 @@ class CoordinatorService:
             )  # nothing is decided there: no time is needed
 
     async def core_of(self, found: Transactions, tcid: int) -> CoordinatorCore:
-        """What is known of a number's transactions. Raises TransactionCoordinatorNotFound, StorageError, StoreError."""
+        """What is known of a number's transactions. Raises TransactionCoordinatorNotFound,
+        StorageError, StoreError."""
         if tcid == self._tcid:
             return found.core
         if self._retired is None:
             raise self._not_here(tcid)
         return await self._retired.core_of(tcid)
 
-    # --- checks ----------------------------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
-    async def _may(self, connection: Connection, right: Right, namespace: str, place: Place, refusal: str) -> None:
+    async def _may(
+        self, connection: Connection, right: Right, namespace: str, place: Place, refusal: str
+    ) -> None:
         """Raises NotAuthorized. Without security everybody may."""
         if self.guard is None or connection.principal is None:
             return
@@ -197,15 +247,24 @@ class CoordinatorService:
             await self.guard.require_anywhere(connection.principal, refusal)
 
     async def _participants(
-        self, found: Transactions, connection: Connection, named: Sequence[Named], participant_of: Callable[[Named], Participant]
+        self,
+        found: Transactions,
+        connection: Connection,
+        named: Sequence[Named],
+        participant_of: Callable[[Named], Participant],
     ) -> tuple[Participant, ...]:
-        """Whoever a request names, if they fit into one record and the peer may use them: publish to a topic, consume by a subscription.
+        """Whoever a request names, if they fit into one record and the peer may use them: publish
+        to a topic, consume by a subscription.
 
-        Raises LimitExceeded, NotAuthorized, and what `participant_of` raises. In turns: names are parsed at some 10 us each.
+        Raises LimitExceeded, NotAuthorized, and what `participant_of` raises. In turns: names are
+        parsed at some 10 us each.
         """
         most = found.core.limits.participants_max
         if len(named) > most:
-            raise LimitExceeded(f"{len(named)} participants are too many for a transaction, the limit is {most}; name fewer")
+            raise LimitExceeded(
+                f"{len(named)} participants are too many for a transaction, the limit is {most}; "
+                "name fewer"
+            )
         participants: list[Participant] = []
         size = 0
         for item in named:
@@ -215,7 +274,8 @@ class CoordinatorService:
             size += len(participant.topic) + len(participant.subscription.encode())
             if size > NAMES_BYTES_MAX:
                 raise LimitExceeded(
-                    f"{len(named)} names of over {size} bytes are too many for one request, the limit is {NAMES_BYTES_MAX}"
+                    f"{len(named)} names of over {size} bytes are too many for one request, the "
+                    f"limit is {NAMES_BYTES_MAX}"
                 )
             topic = TopicName.parse(participant.topic)
             right = Right.CONSUME if participant.subscription else Right.PRODUCE
@@ -225,7 +285,9 @@ class CoordinatorService:
             participants.append(participant)
         return tuple(participants)
 
-    async def _join(self, found: Transactions, txn: TxnId, participants: tuple[Participant, ...], caller: Caller) -> None:
+    async def _join(
+        self, found: Transactions, txn: TxnId, participants: tuple[Participant, ...], caller: Caller
+    ) -> None:
         if txn.most == self._tcid:
             await found.join(txn.least, participants, caller)
         else:
@@ -237,7 +299,8 @@ class CoordinatorService:
         await self._retired.ask(txn.most, event)
 
     async def _check_number(self, tcid: int) -> None:
-        """Raises TransactionCoordinatorNotFound for a number that is not ours, nor one that is gone and for us to answer for, NotAllowed."""
+        """Raises TransactionCoordinatorNotFound for a number that is not ours, nor one that is
+        gone and for us to answer for, NotAllowed."""
         check_coordinator(tcid)
         if tcid == self._tcid:
             return
@@ -246,19 +309,26 @@ class CoordinatorService:
         await self._retired.check(tcid)
 
     def _not_here(self, tcid: int) -> TransactionCoordinatorNotFound:
-        return TransactionCoordinatorNotFound(f"this is transaction coordinator {self._tcid}, not {tcid}; look it up again")
+        return TransactionCoordinatorNotFound(
+            f"this is transaction coordinator {self._tcid}, not {tcid}; look it up again"
+        )
 
     def _caller(self, connection: Connection) -> Caller:
-        """Who asks: a role that a proxy speaks for acts for itself. Without authorization everybody may act on everything."""
+        """Who asks: a role that a proxy speaks for acts for itself. Without authorization
+        everybody may act on everything."""
         found = connection.principal
         if found is None or self._security is None:
             return Caller()
         document = self._security.source.current.document
         supers = document.super_user_roles
-        superuser = found.internal or not document.authorization or all(role in supers for role in found.roles)
+        superuser = (
+            found.internal
+            or not document.authorization
+            or all(role in supers for role in found.roles)
+        )
         return Caller(found.original or found.role, superuser)
 
-    # --- back-pressure ---------------------------------------------------------------------------------------------------------
+    # --- back-pressure ----------------------------------------------------------------------------
 
     def disk_is_behind(self) -> bool:
         """Whether so much waits for a flush that no more requests are read."""
@@ -278,9 +348,13 @@ def _topic(text: str) -> str:
     if not topic.persistent:
         raise NotAllowed(f"topic {topic} is not persistent: it takes part in no transaction")
     if topic_of_sidecar(str(topic)) is not None:
-        raise NotAllowed(f"topic {topic} is the broker's own: name the topic whose messages it holds")
+        raise NotAllowed(
+            f"topic {topic} is the broker's own: name the topic whose messages it holds"
+        )
     if topic.base == ASSIGN:  # its partitions are coordinators, who would never carry the end out
-        raise NotAllowed(f"topic {topic} stands for transaction coordinators: it takes part in no transaction")
+        raise NotAllowed(
+            f"topic {topic} stands for transaction coordinators: it takes part in no transaction"
+        )
     return str(topic)
 
 

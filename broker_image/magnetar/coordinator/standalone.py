@@ -1,12 +1,15 @@
 """The transaction coordinator of a standalone server.
 
-Owns: `StandaloneCoordinator`: number 0 in the broker's own process, beginning and ending with each incarnation of the broker. Imports: metadata,
-refusals, the broker; a coordinator's life only when it is needed.
-Invariants: a server that has never been asked about transactions has no module, file, lease or record of a coordinator: the first one who asks, a
-client or an administrator, waits until it is there; one that has been asked has it from its start on, for what was decided must be carried out.
-Its commands come over the broker's connections; broker and coordinator fail together, so a client that waits for either hears of it by the end of
-its connection; where transactions are switched off nobody is led to a coordinator, and no log is written.
-Participants are asked within the process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a connection).
+Owns: `StandaloneCoordinator`: number 0 in the broker's own process, beginning and ending with each
+incarnation of the broker. Imports: metadata, refusals, the broker; a coordinator's life only when
+it is needed. Invariants: a server that has never been asked about transactions has no module, file,
+lease or record of a coordinator: the first one who asks, a client or an administrator, waits until
+it is there; one that has been asked has it from its start on, for what was decided must be carried
+out. Its commands come over the broker's connections; broker and coordinator fail together, so a
+client that waits for either hears of it by the end of its connection; where transactions are
+switched off nobody is led to a coordinator, and no log is written. Participants are asked within
+the process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a
+connection).
 """
 
 from __future__ import annotations
@@ -38,9 +41,12 @@ log = structlog.get_logger(__name__)
 
 
 class StandaloneCoordinator:
-    """`begin` is what a `Broker` has beside it; `stop` or `close` follow each, before the broker's own."""
+    """`begin` is what a `Broker` has beside it; `stop` or `close` follow each, before the
+    broker's own."""
 
-    def __init__(self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings) -> None:
+    def __init__(
+        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings
+    ) -> None:
         """`identity` is the broker's."""
         self._ports, self._settings = ports, settings
         self._identity = replace(identity, name=f"{identity.name}-coordinator-{FIRST}")
@@ -51,7 +57,8 @@ class StandaloneCoordinator:
         self._metrics: CoordinatorMetrics | None = None
 
     async def begin(self, broker: Broker) -> None:
-        """Answer the transaction commands of the broker's connections; recover first what there is. Raises StoreError, StorageError."""
+        """Answer the transaction commands of the broker's connections; recover first what there
+        is. Raises StoreError, StorageError."""
         self._broker = broker
         if await self._ports.store.get(keys.coordinator(FIRST)) is not None:
             await self._awake()
@@ -79,7 +86,7 @@ class StandaloneCoordinator:
         life, self._life = self._life, None
         return life
 
-    # --- for the broker's connections ------------------------------------------------------------------------------------------
+    # --- for the broker's connections -------------------------------------------------------------
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
         """Answer one command, once the coordinator is there."""
@@ -109,10 +116,11 @@ class StandaloneCoordinator:
         else:
             resume()
 
-    # --- for administrators ----------------------------------------------------------------------------------------------------
+    # --- for administrators -----------------------------------------------------------------------
 
     async def inspection(self) -> CoordinatorInspection:
-        """What administrators ask. Raises ServiceNotReady while the broker starts or stops, StoreError, StorageError."""
+        """What administrators ask. Raises ServiceNotReady while the broker starts or stops,
+        StoreError, StorageError."""
         await self._awake()
         from magnetar.coordinator.inspection import CoordinatorInspection
 
@@ -122,37 +130,54 @@ class StandaloneCoordinator:
         """Metrics; none before it was needed."""
         return self._metrics.exposition() if self._metrics is not None else b""
 
-    # --- when it is needed -----------------------------------------------------------------------------------------------------
+    # --- when it is needed ------------------------------------------------------------------------
 
     async def _awake(self) -> Coordinator:
-        """The coordinator of this incarnation of the broker, begun if it was not needed so far. Raises ServiceNotReady, StoreError, StorageError."""
+        """The coordinator of this incarnation of the broker, begun if it was not needed so far.
+        Raises ServiceNotReady, StoreError, StorageError."""
         if self._life is not None:
             return self._life
         if self._broker is None:
             raise ServiceNotReady("this server starts or stops; try again in a moment")
         if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(self._wake(self._broker), name="transaction coordinator begins")
+            self._waking = asyncio.create_task(
+                self._wake(self._broker), name="transaction coordinator begins"
+            )
         return await outcome(self._waking)
 
     async def _wake(self, broker: Broker) -> Coordinator:
-        """Begin; what cannot begin leaves nothing behind, and is tried again by whoever asks next."""
+        """Begin; what cannot begin leaves nothing behind, and is tried again by whoever asks
+        next."""
         from magnetar.coordinator.incarnation import Coordinator
         from magnetar.coordinator.metrics import CoordinatorMetrics
 
-        addresses = broker.context.listeners.service_url_on(INTERNAL_LISTENER) or "", broker.service_url_tls
+        addresses = (
+            broker.context.listeners.service_url_on(INTERNAL_LISTENER) or "",
+            broker.service_url_tls,
+        )
         metrics = self._metrics = self._metrics or CoordinatorMetrics()
         life = Coordinator(
-            self._ports, self._identity, self._settings, metrics, addresses, broker.service.participants, broker.guard
+            self._ports,
+            self._identity,
+            self._settings,
+            metrics,
+            addresses,
+            broker.service.participants,
+            broker.guard,
         )
         try:
             await life.start()
             if not life.ready:
-                raise StoreUnavailable(f"the transaction coordinator ended while it started: {await life.ended()}")
+                raise StoreUnavailable(
+                    f"the transaction coordinator ended while it started: {await life.ended()}"
+                )
         except BaseException:
             await life.close()
             raise
         self._life = life
-        self._watching = asyncio.create_task(_fail_with(life, broker), name="transaction coordinator")
+        self._watching = asyncio.create_task(
+            _fail_with(life, broker), name="transaction coordinator"
+        )
         return life
 
 

@@ -1,10 +1,11 @@
 """A transaction coordinator's log.
 
-Owns: `TransactionLog`: recovery of the lives before, group commit of changes, checkpoints, what they make superfluous. Imports: storage, the
-claim, the core. Source: DESIGN 5 and 8.
-Invariants: a life writes a checkpoint of everything the lives before it have acknowledged, and has it in its number's record, before it answers
-anything, so the chain is always one range, of its own log; what runs behind a change runs after the change was flushed and the claim was found;
-nothing is deleted that the record, as it stands, may ask for.
+Owns: `TransactionLog`: recovery of the lives before, group commit of changes, checkpoints, what
+they make superfluous. Imports: storage, the claim, the core. Source: DESIGN 5 and 8. Invariants: a
+life writes a checkpoint of everything the lives before it have acknowledged, and has it in its
+number's record, before it answers anything, so the chain is always one range, of its own log; what
+runs behind a change runs after the change was flushed and the claim was found; nothing is deleted
+that the record, as it stands, may ask for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from magnetar.metadata.records import RESTORE_STRIDE, CheckpointPointer, LogPosi
 from magnetar.storage import names
 from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.transactions.coordinator_format import CoordinatorCheckpoint, encode_changes
-from magnetar.storage.transactions.coordinator_log import newest_epoch, read_changes, read_state, write_checkpoint
+from magnetar.storage.transactions.coordinator_log import (
+    newest_epoch,
+    read_changes,
+    read_state,
+    write_checkpoint,
+)
 from magnetar.storage.volumes.volume import Volume
 from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.records import Change
@@ -34,7 +40,8 @@ CHECKPOINT_BYTES = 8 << 20
 
 
 class TransactionLog:
-    """The log of one life of one number. `on_failed` is called once, when nothing may be acknowledged any more."""
+    """The log of one life of one number. `on_failed` is called once, when nothing may be
+    acknowledged any more."""
 
     def __init__(
         self,
@@ -46,7 +53,12 @@ class TransactionLog:
         file_bytes: int = FILE_BYTES,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
-        self._volume, self._claim, self._on_failed, self._checkpoint_bytes = volume, claim, on_failed, checkpoint_bytes
+        self._volume, self._claim, self._on_failed, self._checkpoint_bytes = (
+            volume,
+            claim,
+            on_failed,
+            checkpoint_bytes,
+        )
         self._writer = LogWriter(
             volume,
             clock,
@@ -60,10 +72,11 @@ class TransactionLog:
         self._held_back: list[Change] = []
         self._opened = self._overrun = False
 
-    # --- life ------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def recover(self, core: CoordinatorCore) -> None:
-        """Bring `core` to where the lives before have left the number, and open our own log; `claim.settle` must follow.
+        """Bring `core` to where the lives before have left the number, and open our own log;
+        `claim.settle` must follow.
 
         Raises StorageError; CorruptData names what is damaged or missing.
         """
@@ -72,8 +85,10 @@ class TransactionLog:
         newest = await newest_epoch(self._volume, claim.tcid)
         if newest >= claim.epoch:
             raise StorageError(
-                f"transaction coordinator {claim.tcid}: the metadata store gives it epoch {claim.epoch}, storage has seen {newest} "
-                f"(restore number {newest // RESTORE_STRIDE}): an older store was put back; run `magnetar metadata restore --in-place`"
+                f"transaction coordinator {claim.tcid}: the metadata store gives it epoch "
+                f"{claim.epoch}, storage has seen {newest} "
+                f"(restore number {newest // RESTORE_STRIDE}): an older store was put back; run "
+                "`magnetar metadata restore --in-place`"
             )
         if record.checkpoint is not None:
             core.restore(await read_state(self._volume, record.checkpoint))
@@ -85,7 +100,14 @@ class TransactionLog:
         self._opened = True
         pointer, chain = await self._write_checkpoint(core)
         claim.begin_log(pointer, chain)
-        log.info("coordinator.recovered", tcid=claim.tcid, epoch=claim.epoch, changes=count, live=core.live, outcomes=core.outcomes)
+        log.info(
+            "coordinator.recovered",
+            tcid=claim.tcid,
+            epoch=claim.epoch,
+            changes=count,
+            live=core.live,
+            outcomes=core.outcomes,
+        )
 
     async def close(self) -> None:
         """Flush and seal; failures go to `on_failed`."""
@@ -99,7 +121,7 @@ class TransactionLog:
         """For a life that has nothing to write. Raises Fenced."""
         await self._writer.check_claim()
 
-    # --- changes ---------------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     @property
     def position(self) -> LogPosition:
@@ -117,7 +139,8 @@ class TransactionLog:
         return self._writer.pending_bytes
 
     def when_at_most(self, pending_bytes: int, go_on: Callable[[], object]) -> None:
-        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be flushed."""
+        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be
+        flushed."""
         self._writer.when_at_most(pending_bytes, go_on)
 
     def hold_back(self, changes: Sequence[Change]) -> None:
@@ -125,7 +148,8 @@ class TransactionLog:
         self._held_back += changes
 
     def append(self, changes: Sequence[Change], on_durable: Callable[[], object] | None) -> None:
-        """Append changes, perhaps none; `on_durable` runs once everything appended up to here is durable, in the order of the calls."""
+        """Append changes, perhaps none; `on_durable` runs once everything appended up to here is
+        durable, in the order of the calls."""
         if self._overrun:
             return
         if self._held_back:
@@ -140,11 +164,14 @@ class TransactionLog:
             self._writer.append(encoded.buffers, encoded.size, len(changes), after)
             self._since_checkpoint += encoded.size
         except LimitExceeded as error:
-            # The core has these changes already, so nothing may follow them: the next life begins with what is durable.
+            # The core has these changes already, so nothing may follow them: the next life begins
+            # with what is durable.
             self._overrun = True
-            self._on_failed(StorageError(f"transaction coordinator {self._claim.tcid} cannot keep up: {error}"))
+            self._on_failed(
+                StorageError(f"transaction coordinator {self._claim.tcid} cannot keep up: {error}")
+            )
 
-    # --- checkpoints -----------------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     @property
     def checkpoint_due(self) -> bool:
@@ -152,22 +179,31 @@ class TransactionLog:
         return self._since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self, core: CoordinatorCore) -> None:
-        """Spare whoever follows what was written so far. Raises Fenced, StorageError, StoreError."""
+        """Spare whoever follows what was written so far. Raises Fenced, StorageError,
+        StoreError."""
         pointer, chain = await self._write_checkpoint(core)
         await self._claim.point(pointer, chain)
         await self.tidy()
 
-    async def _write_checkpoint(self, core: CoordinatorCore) -> tuple[CheckpointPointer, tuple[LogRange, ...]]:
+    async def _write_checkpoint(
+        self, core: CoordinatorCore
+    ) -> tuple[CheckpointPointer, tuple[LogRange, ...]]:
         position, claim = self._writer.position, self._claim
         written, self._sequence = self._since_checkpoint, self._sequence + 1
-        # Everything before `position` is in the state, and what is on its way as well: applied again it changes nothing.
-        found = CoordinatorCheckpoint(claim.tcid, claim.epoch, claim.incarnation, position, core.state())
+        # Everything before `position` is in the state, and what is on its way as well: applied
+        # again it changes nothing.
+        found = CoordinatorCheckpoint(
+            claim.tcid, claim.epoch, claim.incarnation, position, core.state()
+        )
         name = await write_checkpoint(self._volume, found, self._sequence)
         self._since_checkpoint -= written
-        return CheckpointPointer(name, claim.incarnation, position), (LogRange(claim.incarnation, position, None),)
+        return CheckpointPointer(name, claim.incarnation, position), (
+            LogRange(claim.incarnation, position, None),
+        )
 
     async def tidy(self) -> None:
-        """Delete what the record, as this life has written it, does not need; what cannot be deleted now goes with the next checkpoint."""
+        """Delete what the record, as this life has written it, does not need; what cannot be
+        deleted now goes with the next checkpoint."""
         try:
             await self._delete_superseded()
         except StorageError as error:

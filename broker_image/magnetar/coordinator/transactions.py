@@ -1,10 +1,11 @@
 """Transactions of one coordinator: what its core decides, done.
 
-Owns: `Transactions`: requests in, records written, participants driven until they have answered, time. Imports: the core, the log, participants.
-Source: DESIGN 8, facts on transactions 2.3.
-Invariants: nothing is answered or driven but behind the records that it depends on; a decision is carried to every participant, again and again
-with a back-off, also after a restart, and however many are to be told, only so many in one turn of the loop; after the log has failed nothing
-leaves any more.
+Owns: `Transactions`: requests in, records written, participants driven until they have answered,
+time. Imports: the core, the log, participants. Source: DESIGN 8, facts on transactions 2.3.
+Invariants: nothing is answered or driven but behind the records that it depends on; a decision is
+carried to every participant, again and again with a back-off, also after a restart, and however
+many are to be told, only so many in one turn of the loop; after the log has failed nothing leaves
+any more.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ from magnetar.transactions.records import Action, Change, Decided, Ended, Opened
 log = structlog.get_logger(__name__)
 
 DRIVEN_AT_ONCE_MAX, DRIVEN_PER_TURN_MAX = 1000, 8
-"""Participants that are being told, and those that begin to be told in one turn of the loop: in a standalone server each is work of this loop."""
+"""Participants that are being told, and those that begin to be told in one turn of the loop: in
+a standalone server each is work of this loop."""
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
@@ -86,7 +88,8 @@ class _Order:
 
 
 class Transactions:
-    """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`. `fail` ends this life."""
+    """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`.
+    `fail` ends this life."""
 
     def __init__(
         self,
@@ -98,7 +101,12 @@ class Transactions:
         metrics: CoordinatorMetrics,
         fail: Callable[[str], None],
     ) -> None:
-        self._core, self._log, self._participants, self._clock = core, transaction_log, participants, clock
+        self._core, self._log, self._participants, self._clock = (
+            core,
+            transaction_log,
+            participants,
+            clock,
+        )
         self._settings, self._metrics, self._fail = settings, metrics, fail
         self._first_ms, self._began = core.seen_ms or clock.wall_ms(), clock.monotonic()
         self._to_tell: deque[Iterator[_Order]] = deque()
@@ -112,7 +120,7 @@ class Transactions:
         self._decided: dict[int, tuple[str, float]] = {}
         self._told_old = -1
 
-    # --- life ------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Carry on with what the lives before have decided; follow time and the claim."""
@@ -121,7 +129,8 @@ class Transactions:
         self._spawn(self._tidy(), "tidy")
 
     async def stop(self) -> None:
-        """Drive nothing more; who waits for an answer is told to look for the next life, which knows what was decided."""
+        """Drive nothing more; who waits for an answer is told to look for the next life, which
+        knows what was decided."""
         self._stopped = True
         for request in list(self._unanswered):
             if not request.done():
@@ -150,31 +159,39 @@ class Transactions:
         return self._log.pending_bytes
 
     def when_at_most(self, pending_bytes: int, go_on: Callable[[], object]) -> None:
-        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be flushed."""
+        """Call `go_on` once no more than so many bytes wait for a flush, or will ever be
+        flushed."""
         self._log.when_at_most(pending_bytes, go_on)
 
-    # --- requests --------------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def new(self, timeout_ms: int, principal: str, origin: str = "") -> TxnId:
         """A new transaction, durable. Raises LimitExceeded, InvalidRequest."""
         request = self._request()
-        self._perform(self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms(), origin)))
+        self._perform(
+            self._core.handle(NewRequested(request, timeout_ms, principal, self.now_ms(), origin))
+        )
         return TxnId(self._core.tcid, await request)
 
     async def join(self, least: int, participants: tuple[Participant, ...], caller: Caller) -> None:
-        """Add participants, durably. Raises TransactionNotFound, InvalidTxnStatus, LimitExceeded, NotAllowed."""
+        """Add participants, durably. Raises TransactionNotFound, InvalidTxnStatus,
+        LimitExceeded, NotAllowed."""
         request = self._request()
         self._perform(self._core.handle(JoinRequested(request, least, participants, caller)))
         await request
 
     async def end(self, least: int, action: Action, caller: Caller) -> None:
-        """Decide, durably, and wait a little for the participants. Raises TransactionNotFound, InvalidTxnStatus, NotAllowed."""
+        """Decide, durably, and wait a little for the participants. Raises TransactionNotFound,
+        InvalidTxnStatus, NotAllowed."""
         request = self._request()
-        self._perform(self._core.handle(EndRequested(request, least, action, caller, self.now_ms())))
+        self._perform(
+            self._core.handle(EndRequested(request, least, action, caller, self.now_ms()))
+        )
         await request
 
     def _request(self) -> asyncio.Future[int]:
-        """Something to answer. Raises TransactionCoordinatorNotFound once this life has ended: nothing is written any more."""
+        """Something to answer. Raises TransactionCoordinatorNotFound once this life has ended:
+        nothing is written any more."""
         if self._stopped:
             raise self._over()
         request: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -183,9 +200,11 @@ class Transactions:
         return request
 
     def _over(self) -> TransactionCoordinatorNotFound:
-        return TransactionCoordinatorNotFound(f"transaction coordinator {self._core.tcid} ends here; look it up again")
+        return TransactionCoordinatorNotFound(
+            f"transaction coordinator {self._core.tcid} ends here; look it up again"
+        )
 
-    # --- effects ---------------------------------------------------------------------------------------------------------------
+    # --- effects ----------------------------------------------------------------------------------
 
     def _perform(self, effects: Iterable[Effect | Drive], *, overdue: bool = False) -> None:
         for effect in effects:
@@ -213,8 +232,13 @@ class Transactions:
                 outcome = COMMITTED if commit else TIMED_OUT if overdue else ABORTED
                 self._metrics.decided.labels(outcome).inc()
                 self._decided[change.least] = outcome, self._clock.monotonic()
-            elif isinstance(change, Ended) and (decided := self._decided.pop(change.least, None)) is not None:
-                self._metrics.settle_s.labels(decided[0]).observe(self._clock.monotonic() - decided[1])
+            elif (
+                isinstance(change, Ended)
+                and (decided := self._decided.pop(change.least, None)) is not None
+            ):
+                self._metrics.settle_s.labels(decided[0]).observe(
+                    self._clock.monotonic() - decided[1]
+                )
 
     def _durable(self, then: tuple[Then, ...]) -> None:
         for effect in then:
@@ -242,10 +266,11 @@ class Transactions:
         if not self._stopped:
             self._perform(self._core.handle(PatienceOver(waits.request, waits.least)))
 
-    # --- participants ----------------------------------------------------------------------------------------------------------
+    # --- participants -----------------------------------------------------------------------------
 
     def _drive(self, least: int) -> None:
-        """Have every participant carry the decision out, in turn with those of other transactions."""
+        """Have every participant carry the decision out, in turn with those of other
+        transactions."""
         self._to_tell.append(self._orders(least))
         self._go_on()
 
@@ -256,7 +281,8 @@ class Transactions:
                 yield _Order(txn, action, name)
 
     def _go_on(self) -> None:
-        """Tell more participants in the next turn of the loop, if any are to be told and not too many are being told."""
+        """Tell more participants in the next turn of the loop, if any are to be told and not too
+        many are being told."""
         if self._to_tell and not self._going_on and self._being_told < DRIVEN_AT_ONCE_MAX:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._tell_more)
@@ -266,7 +292,9 @@ class Transactions:
         if self._stopped:
             return
         begun = 0
-        while self._to_tell and begun < min(DRIVEN_PER_TURN_MAX, DRIVEN_AT_ONCE_MAX - self._being_told):
+        while self._to_tell and begun < min(
+            DRIVEN_PER_TURN_MAX, DRIVEN_AT_ONCE_MAX - self._being_told
+        ):
             orders = self._to_tell.popleft()
             if (order := next(orders, None)) is not None:
                 self._to_tell.append(orders)  # one of many participants delays no other
@@ -279,12 +307,16 @@ class Transactions:
         """One attempt, and another one after a while if it fails."""
         done = False
         try:
-            with self._metrics.surprises.contained("ends of transactions", txn=str(order.txn), topic=order.name.topic):
+            with self._metrics.surprises.contained(
+                "ends of transactions", txn=str(order.txn), topic=order.name.topic
+            ):
                 done = await self._attempt(order)
         finally:
             self._being_told -= 1
         if done:
-            self._perform(self._core.handle(ParticipantEnded(order.txn.least, order.name, self.now_ms())))
+            self._perform(
+                self._core.handle(ParticipantEnded(order.txn.least, order.name, self.now_ms()))
+            )
         else:
             delay_s = back_off_s(self._clock, order.failures, RETRY_BASE_S, RETRY_LAST_S)
             asyncio.get_running_loop().call_later(delay_s, self._tell_again, order)
@@ -300,9 +332,17 @@ class Transactions:
         try:
             await self._tell(txn, action, name)
         except (TopicNotFound, SubscriptionNotFound) as error:
-            log.info("transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error))
+            log.info(
+                "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
+            )
         except InvalidTxnStatus as error:  # and it would say so for ever
-            log.error("transaction.participant_contradicts", txn=str(txn), action=action.name, error=str(error), **name._asdict())
+            log.error(
+                "transaction.participant_contradicts",
+                txn=str(txn),
+                action=action.name,
+                error=str(error),
+                **name._asdict(),
+            )
         except MagnetarError as error:
             order.failures += 1
             self._metrics.participant_failures.inc()
@@ -321,14 +361,17 @@ class Transactions:
     async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
         low_watermark = self._core.low_watermark
         if name.subscription:
-            await self._participants.end_on_subscription(name.topic, name.subscription, txn, action, low_watermark)
+            await self._participants.end_on_subscription(
+                name.topic, name.subscription, txn, action, low_watermark
+            )
         else:
             await self._participants.end_on_partition(name.topic, txn, action, low_watermark)
 
-    # --- time ------------------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The time that the core goes by: where the records of the lives before end, and what has passed since this one began."""
+        """The time that the core goes by: where the records of the lives before end, and what
+        has passed since this one began."""
         return self._first_ms + int((self._clock.monotonic() - self._began) * 1000)
 
     def wall_ms(self) -> int:
@@ -337,7 +380,11 @@ class Transactions:
 
     def _set_timer(self) -> None:
         due_ms = self._core.due_ms
-        if due_ms is None or self._stopped or (self._timer is not None and self._timer_due_ms <= due_ms):
+        if (
+            due_ms is None
+            or self._stopped
+            or (self._timer is not None and self._timer_due_ms <= due_ms)
+        ):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -352,7 +399,7 @@ class Transactions:
                 self._perform(self._core.handle(Ticked(self.now_ms())), overdue=True)
             self._set_timer()
 
-    # --- the log ---------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     async def _watch_claim(self) -> None:
         """A life that has nothing to write learns that it was fenced."""
@@ -363,7 +410,8 @@ class Transactions:
             await self._log.check_claim()
 
     def _look_at_oldest(self) -> None:
-        """Tell its age, and once, in the log, whose it is when it is old: names are no labels of metrics."""
+        """Tell its age, and once, in the log, whose it is when it is old: names are no labels of
+        metrics."""
         oldest = next(self._core.living(), None)
         age_s = max(0, self.now_ms() - oldest.opened_ms) / 1000 if oldest is not None else 0.0
         self._metrics.oldest_transaction_s.set(age_s)
@@ -390,8 +438,13 @@ class Transactions:
                 break
             except Fenced:
                 raise
-            except (StorageError, StoreError) as error:  # the log has everything: only a recovery takes longer meanwhile
-                log.warning("coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error))
+            except (
+                StorageError,
+                StoreError,
+            ) as error:  # the log has everything: only a recovery takes longer meanwhile
+                log.warning(
+                    "coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error)
+                )
                 await asyncio.sleep(CHECKPOINT_RETRY_S)
             except Exception as error:
                 self._metrics.surprises.note("coordinator checkpoint", error)
@@ -409,5 +462,7 @@ class Transactions:
             self._fail(f"{task.get_name()}: {task.exception()!r}")
 
 
-def _after(call: Callable[[tuple[Then, ...]], None], then: tuple[Then, ...]) -> Callable[[], None] | None:
+def _after(
+    call: Callable[[tuple[Then, ...]], None], then: tuple[Then, ...]
+) -> Callable[[], None] | None:
     return (lambda: call(then)) if then else None

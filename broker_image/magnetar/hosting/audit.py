@@ -1,7 +1,8 @@
 """The audit log: who changed what, and who was denied what.
 
-Owns: the events `audit.changed` and `audit.denied`, and the middleware that logs changes over REST. Imports: structlog, security.
-Invariants: these events are never limited in rate, and hold no body, query or credential; a request that failed changed nothing and is not here.
+Owns: the events `audit.changed` and `audit.denied`, and the middleware that logs changes over REST.
+Imports: structlog, security. Invariants: these events are never limited in rate, and hold no body,
+query or credential; a request that failed changed nothing and is not here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class AuditTrail:
             return
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] < UNCHANGED_STATUS_MIN:
+            if (
+                message["type"] == "http.response.start"
+                and message["status"] < UNCHANGED_STATUS_MIN
+            ):
                 principal = scope.get(PRINCIPAL)
                 log.info(
                     "audit.changed",

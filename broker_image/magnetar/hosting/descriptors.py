@@ -1,8 +1,8 @@
 """How the open files that a process may have are divided.
 
-Owns: `DescriptorShares`, and raising the soft limit to the hard one at the start. Imports: resource, settings.
-Invariant: files of the log and connections to the store, etcd or S3, never wait for what peers hold: the shares of all peers together leave a
-reserve.
+Owns: `DescriptorShares`, and raising the soft limit to the hard one at the start. Imports:
+resource, settings. Invariant: files of the log and connections to the store, etcd or S3, never wait
+for what peers hold: the shares of all peers together leave a reserve.
 """
 
 from __future__ import annotations
@@ -31,18 +31,30 @@ class DescriptorShares:
 
     @staticmethod
     def of(limit: int, clients_wanted: int) -> DescriptorShares:
-        """Shares of a process that may open `limit` files: a quarter at most for itself and for HTTP each, an eighth for handshakes."""
-        own, http, handshakes = min(OWN_FILES, limit // 4), min(HTTP_CONNECTIONS_MAX, limit // 4), min(HANDSHAKES_MAX, limit // 8)
-        return DescriptorShares(max(1, min(clients_wanted, limit - own - http - handshakes)), http, handshakes)
+        """Shares of a process that may open `limit` files: a quarter at most for itself and for
+        HTTP each, an eighth for handshakes."""
+        own, http, handshakes = (
+            min(OWN_FILES, limit // 4),
+            min(HTTP_CONNECTIONS_MAX, limit // 4),
+            min(HANDSHAKES_MAX, limit // 8),
+        )
+        return DescriptorShares(
+            max(1, min(clients_wanted, limit - own - http - handshakes)), http, handshakes
+        )
 
 
 def divided_descriptors(settings: BrokerSettings) -> tuple[BrokerSettings, DescriptorShares]:
-    """The settings with as many connections as this process can open, after its soft limit was raised to the hard one."""
+    """The settings with as many connections as this process can open, after its soft limit was
+    raised to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        hard = max(soft, settings.connections_max + OWN_FILES + HTTP_CONNECTIONS_MAX + HANDSHAKES_MAX)
+        hard = max(
+            soft, settings.connections_max + OWN_FILES + HTTP_CONNECTIONS_MAX + HANDSHAKES_MAX
+        )
     if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
     shares = DescriptorShares.of(hard, settings.connections_max)
     if shares.clients < settings.connections_max:
         log.warning(

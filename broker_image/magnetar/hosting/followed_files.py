@@ -1,8 +1,9 @@
 """Following files that somebody else replaces.
 
-Owns: `Follower`: reading again, for ever, and what becomes of files that will not do. Imports: asyncio, errors.
-Invariants: what is broken changes nothing; it is logged once, for it stays until somebody mends it, and counted; no content is ever logged. Nothing
-ends the following: what nobody has foreseen is a failure like any other.
+Owns: `Follower`: reading again, for ever, and what becomes of files that will not do. Imports:
+asyncio, errors. Invariants: what is broken changes nothing; it is logged once, for it stays until
+somebody mends it, and counted; no content is ever logged. Nothing ends the following: what nobody
+has foreseen is a failure like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 
 class Follower:
-    """Follows the files behind one thing. `subject` begins the names of what is logged, `named` says where it lies."""
+    """Follows the files behind one thing. `subject` begins the names of what is logged, `named`
+    says where it lies."""
 
     def __init__(self, subject: str, **named: str) -> None:
         self._subject, self._named = subject, named
@@ -31,7 +33,8 @@ class Follower:
         self.failed = 0
 
     async def follow(self, read: Callable[[], T], take: Callable[[T], None]) -> None:
-        """`read` in a thread, which raises InvalidRequest for what will not do; give what it returns to `take`, again if that fails."""
+        """`read` in a thread, which raises InvalidRequest for what will not do; give what it
+        returns to `take`, again if that fails."""
         while True:
             await asyncio.sleep(REREAD_S)
             try:

@@ -1,11 +1,13 @@
 """When the interpreter looks for cyclic garbage, and when free memory goes back to the system.
 
-Owns: the thresholds of the collector of this process, and the full collections that it starts itself. Imports: asyncio, ctypes, gc.
-Why: a full collection visits every object there is and stops the event loop meanwhile, 100 ms with a tail cache and some thousand topics, 150 ms with
-ten thousand objects in an operator's caches: the whole of a publisher's p99, or of an edit's. Young collections are short, and nothing that is done
-often makes cycles, so full ones wait for a quiet moment.
-Invariants: no full collection begins by itself; while anything is done they are so rare that one in hundred operations does not meet one:
-`QUIET_COLLECTION_S` apart, and under endless load `BUSY_COLLECTION_S`, over what is younger than the one before.
+Owns: the thresholds of the collector of this process, and the full collections that it starts
+itself. Imports: asyncio, ctypes, gc. Why: a full collection visits every object there is and stops
+the event loop meanwhile, 100 ms with a tail cache and some thousand topics, 150 ms with ten
+thousand objects in an operator's caches: the whole of a publisher's p99, or of an edit's. Young
+collections are short, and nothing that is done often makes cycles, so full ones wait for a quiet
+moment. Invariants: no full collection begins by itself; while anything is done they are so rare
+that one in hundred operations does not meet one: `QUIET_COLLECTION_S` apart, and under endless load
+`BUSY_COLLECTION_S`, over what is younger than the one before.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ BUSY_COLLECTION_S = 600.0
 
 
 class GarbageSchedule:
-    """Collects while nothing else is to be done. `activity` counts what is done (messages, passes), ever rising; up to `quiet` of it between two
-    looks is next to nothing."""
+    """Collects while nothing else is to be done. `activity` counts what is done (messages,
+    passes), ever rising; up to `quiet` of it between two looks is next to nothing."""
 
     def __init__(self, activity: Callable[[], int], quiet: int = QUIET_ACTIVITY) -> None:
         self._activity, self._quiet = activity, quiet
@@ -36,7 +38,8 @@ class GarbageSchedule:
         self._since_full_s = 0.0
 
     def begin(self) -> None:
-        """What exists now lives as long as the process: no later collection visits it. From here on full ones are ours."""
+        """What exists now lives as long as the process: no later collection visits it. From here
+        on full ones are ours."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_PER_MIDDLE, MIDDLE_PER_FULL)
@@ -73,7 +76,8 @@ class GarbageSchedule:
 
 
 def give_back() -> None:
-    """Return free memory to the system, where the C library knows how (glibc): what was read and let go lies between what is kept."""
+    """Return free memory to the system, where the C library knows how (glibc): what was read and
+    let go lies between what is kept."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,9 +1,11 @@
 """The HTTP listener.
 
-Owns: running the FastAPI application on the broker's event loop, and the time and room that its peers have. Imports: uvicorn, h11, peer_budget.
-Invariants: the listener ends with the broker and takes no signal handlers of its own (the process owns them); a connection that is not being
-answered, idle or in the middle of a request, makes room for a new one, so that a probe is always answered; a request's head, its body and the
-reading of its answer have a time limit each; of all peers' requests one begins in each turn of the loop, so that messages pass between two.
+Owns: running the FastAPI application on the broker's event loop, and the time and room that its
+peers have. Imports: uvicorn, h11, peer_budget. Invariants: the listener ends with the broker and
+takes no signal handlers of its own (the process owns them); a connection that is not being
+answered, idle or in the middle of a request, makes room for a new one, so that a probe is always
+answered; a request's head, its body and the reading of its answer have a time limit each; of all
+peers' requests one begins in each turn of the loop, so that messages pass between two.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 30
 HEAD_S = 10.0
-"""Time for the head of a request, from its first byte; for the first one from the connection's begin."""
+"""Time for the head of a request, from its first byte; for the first one from the connection's
+begin."""
 BODY_S = 60.0
 """Time for the whole body of a request."""
 STALL_S = 60.0
 """Time in which a peer that reads no more must go on reading."""
 SLICE_BYTES = 1 << 10
-"""Of what a peer has sent, what one turn of the loop looks at: it may be a chunk of one byte after the other."""
+"""Of what a peer has sent, what one turn of the loop looks at: it may be a chunk of one byte
+after the other."""
 CERTIFICATE = "magnetar.certificate"
 """Key of an ASGI scope: the client's `PeerCertificate`, if the connection is one by TLS."""
 BACKLOG_MAX = 128
@@ -47,7 +51,8 @@ PROBES = frozenset({"/live", "/ready"})
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """uvicorn without its signal handlers: SIGTERM means drain here, and only the process may decide when it is over."""
+    """uvicorn without its signal handlers: SIGTERM means drain here, and only the process may
+    decide when it is over."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,7 +62,9 @@ class _EmbeddedServer(uvicorn.Server):
 class _Protocol(H11Protocol):
     """One connection. By TLS its requests know what certificate the client has shown."""
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, budget: PeerBudget[_Protocol]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, budget: PeerBudget[_Protocol]
+    ) -> None:
         super().__init__(config, state, {})
         self._budget = budget
         self._deadline: asyncio.TimerHandle | None = None
@@ -86,7 +93,8 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._unread:  # a turn for it is on its way, and the application has let reading go on meanwhile
+        # a turn for it is on its way, and the application has let reading go on meanwhile
+        if self._unread:
             self._unread = memoryview(bytes(self._unread) + data)
             self.transport.pause_reading()
         else:
@@ -113,7 +121,8 @@ class _Protocol(H11Protocol):
         self._follow(begun=bool(self.conn.trailing_data[0]))
 
     def _follow(self, *, begun: bool = True) -> None:
-        """Set the time limit of what is awaited now. `begun`: a part of a request has come, if only of its head."""
+        """Set the time limit of what is awaited now. `begun`: a part of a request has come, if
+        only of its head."""
         phase, before = self.conn.their_state, self._phase
         self._phase = phase
         if phase is h11.IDLE:
@@ -127,10 +136,13 @@ class _Protocol(H11Protocol):
             self._budget.keep(self)
 
     def _within(self, seconds: float | None) -> None:
-        """End the connection after this time, unless another limit is set before; None: no limit."""
+        """End the connection after this time, unless another limit is set before; None: no
+        limit."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(seconds, self._too_slow) if seconds is not None else None
+        self._deadline = (
+            self.loop.call_later(seconds, self._too_slow) if seconds is not None else None
+        )
 
     def _too_slow(self) -> None:
         log.info("http.too_slow", peer=str(self.client))
@@ -174,10 +186,20 @@ def _knowing(application: Any, certificate: PeerCertificate) -> Any:
 class HttpListener:
     """Serves one application until closed."""
 
-    def __init__(self, application: FastAPI, host: str, port: int, *, connections_max: int = HTTP_CONNECTIONS_MAX) -> None:
+    def __init__(
+        self,
+        application: FastAPI,
+        host: str,
+        port: int,
+        *,
+        connections_max: int = HTTP_CONNECTIONS_MAX,
+    ) -> None:
         self._host, self._port = host, port
         self._budget: PeerBudget[_Protocol] = PeerBudget(
-            "http connections", most=connections_max, group_max=max(1, connections_max // 2), unknown_max=connections_max
+            "http connections",
+            most=connections_max,
+            group_max=max(1, connections_max // 2),
+            unknown_max=connections_max,
         )
         config = uvicorn.Config(
             OneInTurn(AuditTrail(application)),
@@ -204,7 +226,8 @@ class HttpListener:
         return _Protocol(self._server.config, self._server.server_state, self._budget)
 
     async def open(self, *, plain: bool = True) -> int:
-        """Bind and serve; the port bound, 0 if there is to be none without TLS. Raises OSError naming the address if it is taken."""
+        """Bind and serve; the port bound, 0 if there is to be none without TLS. Raises OSError
+        naming the address if it is taken."""
         listening = []
         if plain:
             listening.append(socket.create_server((self._host, self._port), backlog=BACKLOG_MAX))

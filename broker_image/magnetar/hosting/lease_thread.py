@@ -1,11 +1,12 @@
 """A lease that a busy event loop does not lose, and a stuck one does.
 
-Owns: `ThreadedLeaseKeeper`. Imports: asyncio, concurrent.futures, threading, clock, metadata.leases, metadata.store. A broker
-whose loop is busy for a second is alive and must keep its lease; one whose loop is stuck serves nobody and must lose it. So the
-lease is renewed on a thread with its own event loop and store connection, but only while the main loop makes progress.
-Invariants: as `LeaseKeeper`; `on_lost` runs on the main loop; no renewal is sent once the main loop has stood still for
-`stall_max_s`.
-An embedded store lives on one loop: its holders use `LeaseKeeper`.
+Owns: `ThreadedLeaseKeeper`. Imports: asyncio, concurrent.futures, threading, clock,
+metadata.leases, metadata.store. A broker whose loop is busy for a second is alive and must keep its
+lease; one whose loop is stuck serves nobody and must lose it. So the lease is renewed on a thread
+with its own event loop and store connection, but only while the main loop makes progress.
+Invariants: as `LeaseKeeper`; `on_lost` runs on the main loop; no renewal is sent once the main loop
+has stood still for `stall_max_s`. An embedded store lives on one loop: its holders use
+`LeaseKeeper`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ Ts = TypeVarTuple("Ts")
 class _LeaseLoop(asyncio.SelectorEventLoop):
     """The thread's event loop, which may be reported to after its end.
 
-    gRPC hears of cancelled calls and closed channels in a thread of its own, at any time later, and any loop of the process may be the one that
-    passes it on: an error there would be that loop's, with a traceback, and whatever else gRPC had to pass on would wait. No task is left that
-    waits for such a report.
+    gRPC hears of cancelled calls and closed channels in a thread of its own, at any time later, and
+    any loop of the process may be the one that passes it on: an error there would be that loop's,
+    with a traceback, and whatever else gRPC had to pass on would wait. No task is left that waits
+    for such a report.
     """
 
     def call_soon_threadsafe(
-        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         try:
             return super().call_soon_threadsafe(callback, *args, context=context)
@@ -49,8 +54,9 @@ class _LeaseLoop(asyncio.SelectorEventLoop):
 class ThreadedLeaseKeeper:
     """`LeaseKeeper` on a thread of its own; same methods.
 
-    `connect` is called on that thread's event loop and makes the store to use, which is closed at the end. `stall_max_s` is the
-    lease's time unless given: a stuck process is then gone after two lease times.
+    `connect` is called on that thread's event loop and makes the store to use, which is closed at
+    the end. `stall_max_s` is the lease's time unless given: a stuck process is then gone after two
+    lease times.
     """
 
     def __init__(
@@ -87,7 +93,8 @@ class ThreadedLeaseKeeper:
         return not self._stopping and self._keeper is not None and self._keeper.valid()
 
     async def start(self) -> int:
-        """Grant the lease and begin to renew it; returns its id. Raises what `connect` raises, or StoreUnavailable."""
+        """Grant the lease and begin to renew it; returns its id. Raises what `connect` raises,
+        or StoreUnavailable."""
         assert self._thread is None, "a keeper keeps one lease; make another keeper"
         self._main_loop = asyncio.get_running_loop()
         self._beat()
@@ -96,13 +103,15 @@ class ThreadedLeaseKeeper:
         try:
             return await asyncio.wrap_future(self._started)
         except BaseException:
-            # The thread ends by itself: it has failed, or finds `_stopping` once its lease is granted.
+            # The thread ends by itself: it has failed, or finds `_stopping` once its lease is
+            # granted.
             self._silence()
             self._thread = None
             raise
 
     async def stop(self, revoke: bool) -> None:
-        """Stop renewing, and end the lease in the store at once if `revoke`; returns when the thread has ended.
+        """Stop renewing, and end the lease in the store at once if `revoke`; returns when the
+        thread has ended.
 
         May be called again, also after a call that was cancelled; the first call's `revoke` counts.
         """
@@ -112,7 +121,8 @@ class ThreadedLeaseKeeper:
         if not self._stopping:
             self._silence()
             self._thread_loop.call_soon_threadsafe(self._stop_requested.set_result, revoke)
-        # Shielded: a cancelled caller must not cancel what the thread reports to, and later callers wait for.
+        # Shielded: a cancelled caller must not cancel what the thread reports to, and later callers
+        # wait for.
         await asyncio.shield(asyncio.wrap_future(self._stopped))
         thread.join()
         self._thread = None
@@ -122,17 +132,19 @@ class ThreadedLeaseKeeper:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
 
-    # --- on the main loop -------------------------------------------------------------------------------------------------------
+    # --- on the main loop -------------------------------------------------------------------------
 
     def _beat(self) -> None:
         self._progress_at = self._clock.monotonic()
-        self._heartbeat = self._main_loop.call_later(self._stall_max_s / HEARTBEATS_PER_STALL, self._beat)
+        self._heartbeat = self._main_loop.call_later(
+            self._stall_max_s / HEARTBEATS_PER_STALL, self._beat
+        )
 
     def _deliver(self, reason: str) -> None:
         if not self._stopping:
             self._on_lost(reason)
 
-    # --- on the thread ----------------------------------------------------------------------------------------------------------
+    # --- on the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:

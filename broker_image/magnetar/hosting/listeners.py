@@ -1,7 +1,8 @@
 """The ports of a broker or coordinator, and the addresses that it advertises.
 
-Owns: opening the main ports and those that belong to one listener each, following the file that addresses come from. Imports: server siblings.
-Invariants: what was opened is told also when the next port cannot be; an address that cannot be read or told leaves the last one standing, and is
+Owns: opening the main ports and those that belong to one listener each, following the file that
+addresses come from. Imports: server siblings. Invariants: what was opened is told also when the
+next port cannot be; an address that cannot be read or told leaves the last one standing, and is
 tried again.
 """
 
@@ -29,18 +30,34 @@ Accept = Callable[[str | None], "Connection"]
 """Gets the listener that a port belongs to; None = the main one."""
 
 
-async def open_doors(ports: BrokerPorts, identity: BrokerIdentity, accept: Accept, opened: list[Listener]) -> tuple[str, str]:
+async def open_doors(
+    ports: BrokerPorts, identity: BrokerIdentity, accept: Accept, opened: list[Listener]
+) -> tuple[str, str]:
     """Open the main port, and those that belong to one listener each, into `opened`.
 
-    The addresses of the internal listener, plain and by TLS ("" = there is none). Raises OSError, InvalidRequest.
+    The addresses of the internal listener, plain and by TLS ("" = there is none). Raises OSError,
+    InvalidRequest.
     """
-    internal, plain, secure = identity.listeners.advertised.get(INTERNAL_LISTENER, ListenerAddress("")), "", ""
+    internal, plain, secure = (
+        identity.listeners.advertised.get(INTERNAL_LISTENER, ListenerAddress("")),
+        "",
+        "",
+    )
     if identity.opens_plain:
-        port = await _open(ports, INTERNAL_LISTENER, identity.bind_host, identity.port, partial(accept, None), opened)
+        port = await _open(
+            ports,
+            INTERNAL_LISTENER,
+            identity.bind_host,
+            identity.port,
+            partial(accept, None),
+            opened,
+        )
         plain = internal.service_url or f"pulsar://{identity.advertised_host}:{port}"
     if ports.tls is not None:
         name = over_tls(INTERNAL_LISTENER)
-        port = await _open(ports, name, identity.bind_host, identity.tls_port, partial(accept, name), opened)
+        port = await _open(
+            ports, name, identity.bind_host, identity.tls_port, partial(accept, name), opened
+        )
         secure = internal.service_url_tls or f"pulsar+ssl://{identity.advertised_host}:{port}"
     for name, (host, port) in identity.listeners.bound.items():
         await _open(ports, name, host, port, partial(accept, name), opened)
@@ -48,7 +65,12 @@ async def open_doors(ports: BrokerPorts, identity: BrokerIdentity, accept: Accep
 
 
 async def _open(
-    ports: BrokerPorts, name: str, host: str, port: int, accept: Callable[[], Connection], opened: list[Listener]
+    ports: BrokerPorts,
+    name: str,
+    host: str,
+    port: int,
+    accept: Callable[[], Connection],
+    opened: list[Listener],
 ) -> int:
     """Open one port; the one bound. Raises OSError, InvalidRequest."""
     if not name.endswith(OVER_TLS):
@@ -56,16 +78,24 @@ async def _open(
     elif ports.tls is not None:
         opened.append(await ports.tls.listen(host, port, accept))
     else:
-        raise InvalidRequest(f"bind-addresses: {name.removesuffix(OVER_TLS)} has a port for pulsar+ssl, which needs --tls; add it")
+        raise InvalidRequest(
+            f"bind-addresses: {name.removesuffix(OVER_TLS)} has a port for pulsar+ssl, which needs "
+            "--tls; add it"
+        )
     return opened[-1].port
 
 
 async def follow_addresses(
-    identity: BrokerIdentity, listeners: Listeners, every_s: float, tell: Callable[[], Awaitable[bool]]
+    identity: BrokerIdentity,
+    listeners: Listeners,
+    every_s: float,
+    tell: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Addresses outside change while we serve (a load balancer gets its own late): clients are told the new ones, nobody is cut off.
+    """Addresses outside change while we serve (a load balancer gets its own late): clients are told
+    the new ones, nobody is cut off.
 
-    `tell` writes `listeners.advertised` where others read it; False = not now. Until cancelled. Raises what `tell` raises but StoreError.
+    `tell` writes `listeners.advertised` where others read it; False = not now. Until cancelled.
+    Raises what `tell` raises but StoreError.
     """
     reread = identity.listeners.reread
     assert reread is not None, "only called with a source"
@@ -77,7 +107,10 @@ async def follow_addresses(
                 told = False
             if not told and await tell():
                 told = True
-                addresses = {name: at.service_url or at.service_url_tls for name, at in listeners.advertised.items()}
+                addresses = {
+                    name: at.service_url or at.service_url_tls
+                    for name, at in listeners.advertised.items()
+                }
                 log.info("listeners.advertised", addresses=addresses)
             trouble = ""
         except (InvalidRequest, StoreError, OSError) as error:

@@ -1,8 +1,10 @@
 """Structured logs.
 
-Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal. Imports: structlog, clock, errors.
-Invariants: one event per line, on standard error; the event's name is a constant, everything variable is a field; no secret is ever a field; events
-that name a peer, which it can cause at will, are limited in rate by name; what was left out is counted in the next one that is not.
+Owns: how log events leave a process: JSON lines for machines, short lines for people at a terminal.
+Imports: structlog, clock, errors. Invariants: one event per line, on standard error; the event's
+name is a constant, everything variable is a field; no secret is ever a field; events that name a
+peer, which it can cause at will, are limited in rate by name; what was left out is counted in the
+next one that is not.
 """
 
 from __future__ import annotations
@@ -16,20 +18,28 @@ import structlog
 from magnetar.clock import SystemClock
 from magnetar.errors import InvalidRequest
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 PEER_EVENTS_PER_S, PEER_EVENTS_BURST = 10.0, 50.0
 """Events of one name that name a peer: as many a second, and at once."""
 
 
 class PeerEventLimit:
-    """A processor of structlog that drops events with the field `peer` beyond a rate, by event name."""
+    """A processor of structlog that drops events with the field `peer` beyond a rate, by event
+    name."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._left: dict[str, tuple[float, float, int]] = {}
 
-    def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
         if "peer" not in event:
             return event
         name, now = str(event["event"]), self._now_s()
@@ -45,7 +55,8 @@ class PeerEventLimit:
 
 
 def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
-    """Set up the process's logs; `json_lines` None = JSON unless standard error is a terminal. Raises InvalidRequest for an unknown level."""
+    """Set up the process's logs; `json_lines` None = JSON unless standard error is a terminal.
+    Raises InvalidRequest for an unknown level."""
     if level not in LEVELS:
         raise InvalidRequest(f"log-level: {level!r} is not known; use {', '.join(LEVELS)}")
     machine = not sys.stderr.isatty() if json_lines is None else json_lines
@@ -69,5 +80,7 @@ def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
     )
 
 
-def _unchanged(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _unchanged(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     return event

@@ -10,7 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+LIMIT_FILES = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 """Of control groups of version 2 and 1, as a container sees its own."""
 
 

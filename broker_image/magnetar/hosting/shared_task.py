@@ -1,8 +1,8 @@
 """Work that several requests wait for.
 
 Owns: `outcome`, how a request waits for a task that is not its own. Imports: asyncio, errors.
-Invariant: a request that is cancelled leaves the task alone; a task that is cancelled, because its broker stops, is an answer for those who wait
-for it and not the end of their own tasks.
+Invariant: a request that is cancelled leaves the task alone; a task that is cancelled, because its
+broker stops, is an answer for those who wait for it and not the end of their own tasks.
 """
 
 from __future__ import annotations

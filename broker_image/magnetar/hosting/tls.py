@@ -1,11 +1,12 @@
 """TLS of a process.
 
-Owns: `TlsCertificates`, what this process shows and whom it believes, as they are now; `TlsDoor`, which accepts connections behind them.
-Imports: ssl, followed_files, errors.
-Source: the layout of a mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if there is one.
-Invariants: files are read again when they change, for the connections that come after; a pair that is broken or does not match stops the start,
-later it changes nothing and counts; a peer that does not finish its handshake is dropped, and only so many may be at it: for one more the oldest of
-the address that has most of them goes; no key is ever logged.
+Owns: `TlsCertificates`, what this process shows and whom it believes, as they are now; `TlsDoor`,
+which accepts connections behind them. Imports: ssl, followed_files, errors. Source: the layout of a
+mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if
+there is one. Invariants: files are read again when they change, for the connections that come
+after; a pair that is broken or does not match stops the start, later it changes nothing and counts;
+a peer that does not finish its handshake is dropped, and only so many may be at it: for one more
+the oldest of the address that has most of them goes; no key is ever logged.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class TlsCertificates:
             try:
                 with (self._directory / name).open("rb") as file:
                     content = file.read(FILE_BYTES_MAX)
-                if name != AUTHORITY_FILE or content.strip():  # cert-manager leaves an empty one where the issuer has none
+                # cert-manager leaves an empty one where the issuer has none
+                if name != AUTHORITY_FILE or content.strip():
                     found[name] = content
             except FileNotFoundError as error:
                 if name == AUTHORITY_FILE:
@@ -81,15 +83,22 @@ class TlsCertificates:
         return found
 
     def _load(self, contents: dict[str, bytes]) -> tuple[ssl.SSLContext, float]:
-        """A context of its own, made whole or not at all; the end of the certificate in unix seconds."""
+        """A context of its own, made whole or not at all; the end of the certificate in unix
+        seconds."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        with _as_file(contents[CERTIFICATE_FILE]) as certificate, _as_file(contents[KEY_FILE]) as key:
+        with (
+            _as_file(contents[CERTIFICATE_FILE]) as certificate,
+            _as_file(contents[KEY_FILE]) as key,
+        ):
             try:
-                context.load_cert_chain(certificate, key, password="")  # one that needs a password is refused, not asked for
+                # one that needs a password is refused, not asked for
+                context.load_cert_chain(certificate, key, password="")
             except (ssl.SSLError, OSError, ValueError) as error:
                 why = getattr(error, "reason", None) or type(error).__name__
-                raise self._broken(CERTIFICATE_FILE, f"with {KEY_FILE} it is no pair in PEM ({why})") from None
+                raise self._broken(
+                    CERTIFICATE_FILE, f"with {KEY_FILE} it is no pair in PEM ({why})"
+                ) from None
         if AUTHORITY_FILE in contents:
             try:
                 context.load_verify_locations(cadata=contents[AUTHORITY_FILE].decode("ascii"))
@@ -100,7 +109,8 @@ class TlsCertificates:
 
     def _broken(self, name: str, why: str) -> InvalidRequest:
         return InvalidRequest(
-            f"tls: {self._directory / name}: {why}; put tls.crt, its tls.key, and ca.crt if clients show certificates"
+            f"tls: {self._directory / name}: {why}; put tls.crt, its tls.key, and ca.crt if "
+            "clients show certificates"
         )
 
 
@@ -122,7 +132,8 @@ def _expires_s(pem: bytes) -> float:
 
 
 class PeerCertificate(NamedTuple):
-    """What a peer has shown: the common name of its verified certificate ("" = none), and its end in unix seconds (None = none)."""
+    """What a peer has shown: the common name of its verified certificate ("" = none), and its
+    end in unix seconds (None = none)."""
 
     common_name: str = ""
     expires_s: float | None = None
@@ -131,7 +142,9 @@ class PeerCertificate(NamedTuple):
 def peer_certificate(transport: asyncio.BaseTransport) -> PeerCertificate:
     """The peer's verified certificate."""
     shown = transport.get_extra_info("peercert") or {}
-    names = [value for part in shown.get("subject", ()) for name, value in part if name == "commonName"]
+    names = [
+        value for part in shown.get("subject", ()) for name, value in part if name == "commonName"
+    ]
     if len(names) != 1:
         return PeerCertificate()
     return PeerCertificate(names[0], ssl.cert_time_to_seconds(shown["notAfter"]))
@@ -170,7 +183,8 @@ class TlsDoor:
         handshakes_max: int = HANDSHAKES_MAX,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """`authority_file`: the authority of the cluster's other processes ("" = those that the system trusts)."""
+        """`authority_file`: the authority of the cluster's other processes ("" = those that the
+        system trusts)."""
         self.certificates = certificates
         self._handshake_s = handshake_s
         self._unfinished: PeerBudget[socket.socket] = PeerBudget(
@@ -188,20 +202,25 @@ class TlsDoor:
         return self._unfinished.dropped
 
     def to_peers(self) -> ssl.SSLContext:
-        """For connections to other processes of the cluster: they must show a certificate of the configured authority. Raises OSError."""
+        """For connections to other processes of the cluster: they must show a certificate of the
+        configured authority. Raises OSError."""
         file = self._authority_file()
         content = Path(file).read_bytes() if file else b""
         if self._to_peers is None or self._to_peers[0] != content:
             self._to_peers = content, ssl.create_default_context(cafile=file or None)
         return self._to_peers[1]
 
-    async def listen(self, host: str, port: int, factory: Callable[[], asyncio.BaseProtocol]) -> TlsListener:
+    async def listen(
+        self, host: str, port: int, factory: Callable[[], asyncio.BaseProtocol]
+    ) -> TlsListener:
         """Accept on host:port (0 = any free port). Raises OSError."""
         listening = listening_socket(host, port)
         accepting = self.surprises.again_and_again("tls", partial(self._accept, listening, factory))
         return TlsListener(listening, asyncio.create_task(accepting, name=f"tls {port}"))
 
-    async def _accept(self, listening: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
+    async def _accept(
+        self, listening: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -218,14 +237,23 @@ class TlsDoor:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _shake_hands(self, accepted: socket.socket, factory: Callable[[], asyncio.BaseProtocol], peer: str) -> None:
+    async def _shake_hands(
+        self, accepted: socket.socket, factory: Callable[[], asyncio.BaseProtocol], peer: str
+    ) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                factory, accepted, ssl=self.certificates.context, ssl_handshake_timeout=self._handshake_s
+                factory,
+                accepted,
+                ssl=self.certificates.context,
+                ssl_handshake_timeout=self._handshake_s,
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is one
             self.failed += 1
-            log.info("tls.handshake_failed", peer=peer, error=getattr(error, "reason", None) or type(error).__name__)
+            log.info(
+                "tls.handshake_failed",
+                peer=peer,
+                error=getattr(error, "reason", None) or type(error).__name__,
+            )
             accepted.close()
         finally:
             self._unfinished.forget(accepted)

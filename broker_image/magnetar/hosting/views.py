@@ -1,8 +1,9 @@
 """Live mirrors of prefixes of the metadata store.
 
-Owns: list-then-watch, resumption after an outage or a compaction, and the mirrors every broker keeps. Imports: metadata, clock, errors, asyncio.
-Invariants: a view shows one revision's changes together; it never goes back to an older revision; while the store cannot be reached it
-keeps its last state (safe: everything that acts on it compares revisions or checks a claim).
+Owns: list-then-watch, resumption after an outage or a compaction, and the mirrors every broker
+keeps. Imports: metadata, clock, errors, asyncio. Invariants: a view shows one revision's changes
+together; it never goes back to an older revision; while the store cannot be reached it keeps its
+last state (safe: everything that acts on it compares revisions or checks a claim).
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ class Viewed(Generic[R]):
 class StoreView(Generic[R]):
     """Mirror of all records below one prefix, keyed by what follows the prefix."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], surprises: Surprises) -> None:
-        """`surprises`: where errors are counted that nobody foresaw, of records and of listeners."""
+    def __init__(
+        self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], surprises: Surprises
+    ) -> None:
+        """`surprises`: where errors are counted that nobody foresaw, of records and of
+        listeners."""
         self._surprises = surprises
         self._store, self._clock, self._prefix, self._kind = store, clock, prefix, kind
         self._items: dict[str, Viewed[R]] = {}
@@ -98,12 +102,14 @@ class StoreView(Generic[R]):
         await self._progress.wait()
 
     async def reach(self, revision: int) -> None:
-        """Wait until this view reflects `revision`, which must be that of a change below its prefix."""
+        """Wait until this view reflects `revision`, which must be that of a change below its
+        prefix."""
         while self._revision < revision:
             await self._advance.wait()
 
     def observe(self, name: str, value: bytes | None, revision: int) -> None:
-        """Take a change this process has made or read itself, ahead of the watch that will report it too."""
+        """Take a change this process has made or read itself, ahead of the watch that will
+        report it too."""
         current = self._items.get(name)
         if current is not None and current.mod_revision >= revision:
             return
@@ -114,7 +120,9 @@ class StoreView(Generic[R]):
     async def _load(self) -> None:
         result = await self._store.range(self._prefix)
         found = {item.key[len(self._prefix) :]: item for item in result.items}
-        changes: list[tuple[str, bytes | None, int]] = [(name, None, result.revision) for name in self._items if name not in found]
+        changes: list[tuple[str, bytes | None, int]] = [
+            (name, None, result.revision) for name in self._items if name not in found
+        ]
         changes += [
             (name, item.value, item.mod_revision)
             for name, item in found.items()
@@ -137,7 +145,12 @@ class StoreView(Generic[R]):
                         failures = 0
                         self._revision = max(self._revision, batch.revision)
                         skip = len(self._prefix)
-                        self._apply([(event.key[skip:], event.value, event.mod_revision) for event in batch.events])
+                        self._apply(
+                            [
+                                (event.key[skip:], event.value, event.mod_revision)
+                                for event in batch.events
+                            ]
+                        )
                         self._advanced()
             except Compacted:
                 await self._reload()
@@ -146,7 +159,12 @@ class StoreView(Generic[R]):
                 if not isinstance(error, StoreError):
                     self._surprises.note("views", error, prefix=self._prefix)
                     await self._reload()
-                log.warning("view.interrupted", prefix=self._prefix, revision=self._revision, error=str(error))
+                log.warning(
+                    "view.interrupted",
+                    prefix=self._prefix,
+                    revision=self._revision,
+                    error=str(error),
+                )
                 await asyncio.sleep(back_off_s(self._clock, failures, RETRY_BASE_S, RETRY_MAX_S))
 
     async def _reload(self) -> None:
@@ -169,7 +187,8 @@ class StoreView(Generic[R]):
                 try:
                     self._items[name] = Viewed(self._decode(value), revision)
                 except Exception as error:
-                    # A record of another version, or one that nobody can read, must not take the whole view down; its key stays unknown here.
+                    # A record of another version, or one that nobody can read, must not take the
+                    # whole view down; its key stays unknown here.
                     log.error("view.undecodable", key=self._prefix + name, error=str(error))
                     self._items.pop(name, None)
             names.append(name)
@@ -216,4 +235,12 @@ class ClusterViews:
             await view.stop()
 
     def _all(self) -> tuple[StoreView[Any], ...]:
-        return self.bundles, self.incarnations, self.namespaces, self.cordons, self.load, self.policies, self.topics
+        return (
+            self.bundles,
+            self.incarnations,
+            self.namespaces,
+            self.cordons,
+            self.load,
+            self.policies,
+            self.topics,
+        )

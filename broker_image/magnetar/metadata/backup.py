@@ -1,9 +1,11 @@
 """Copies of the metadata store.
 
-Owns: `Backup`, its bytes (version 1), and reading one from a store. Imports: metadata siblings, errors, crc32c, json.
-Format: JSON lines: a header {format, version, storage_id, restore, revision, created_ms}, one {key, value} per durable key in key order (the
-value as text, which all records are), a trailer {count, crc32c} over everything before it.
-Invariants: a copy is of one revision and holds durable keys only; what is cut short, altered or of another version is refused, never guessed at.
+Owns: `Backup`, its bytes (version 1), and reading one from a store. Imports: metadata siblings,
+errors, crc32c, json. Format: JSON lines: a header {format, version, storage_id, restore, revision,
+created_ms}, one {key, value} per durable key in key order (the value as text, which all records
+are), a trailer {count, crc32c} over everything before it. Invariants: a copy is of one revision and
+holds durable keys only; what is cut short, altered or of another version is refused, never guessed
+at.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def encode_backup(backup: Backup) -> bytes:
 
 
 def encoded_parts(backup: Backup) -> Iterator[bytes]:
-    """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, for who has others to serve meanwhile."""
+    """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, for
+    who has others to serve meanwhile."""
     header: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -77,24 +80,39 @@ def decode_backup(data: bytes, name: str) -> Backup:
         header = json.loads(lines[0])
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise CorruptData(
-                f"{name}: is {header['format']} version {header['version']}, not {FORMAT} version {VERSION}; upgrade this program"
+                f"{name}: is {header['format']} version {header['version']}, not {FORMAT} version "
+                f"{VERSION}; upgrade this program"
             )
-        if trailer["crc32c"] != f"{crc32c(data[:body_end]):08x}" or trailer["count"] != len(lines) - 1:
-            raise CorruptData(f"{name}: the backup is cut short or altered (its checksum does not fit); use another one")
+        if (
+            trailer["crc32c"] != f"{crc32c(data[:body_end]):08x}"
+            or trailer["count"] != len(lines) - 1
+        ):
+            raise CorruptData(
+                f"{name}: the backup is cut short or altered (its checksum does not fit); use "
+                "another one"
+            )
         rows = [json.loads(line) for line in lines[1:]]
         items = {row["key"]: row["value"].encode() for row in rows}
-        return Backup(header["storage_id"], header["restore"], header["revision"], header["created_ms"], items)
+        return Backup(
+            header["storage_id"], header["restore"], header["revision"], header["created_ms"], items
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise CorruptData(f"{name}: is not a whole backup of the metadata store ({error!r}); use another one") from error
+        raise CorruptData(
+            f"{name}: is not a whole backup of the metadata store ({error!r}); use another one"
+        ) from error
 
 
 async def read_backup(store: MetadataStore, created_ms: int) -> Backup:
-    """A copy of the store as it is now. Raises StoreError, also for a store that no broker has ever used."""
+    """A copy of the store as it is now. Raises StoreError, also for a store that no broker has
+    ever used."""
     found = await store.range("")
-    items = {item.key: item.value for item in found.items if not item.lease and keys.is_durable(item.key)}
+    items = {
+        item.key: item.value for item in found.items if not item.lease and keys.is_durable(item.key)
+    }
     if keys.CLUSTER not in items:
         raise StoreError(
-            f"the metadata store has no key {keys.CLUSTER!r}: no cluster lives in it, or it was lost; nothing was copied"
+            f"the metadata store has no key {keys.CLUSTER!r}: no cluster lives in it, or it was "
+            "lost; nothing was copied"
         )
     cluster = ClusterRecord.decode(items[keys.CLUSTER])
     return Backup(cluster.storage_id, cluster.restore, found.revision, created_ms, items)

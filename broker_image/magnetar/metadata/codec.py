@@ -1,10 +1,11 @@
 """How records of the metadata store are written and read.
 
-Owns: `Record`, their base: JSON with a schema number, from and to frozen dataclasses by their declared types; what is decoded once for all who
-read the same bytes. Imports: errors.
-Invariants: `decode(encode(r)) == r`; encoding is canonical (sorted keys, no spaces), so equal records have equal bytes; a record of a newer
-schema than this program knows is refused with an error that names key and numbers, never guessed at; unknown fields of the same schema are
-refused too; only values in which nothing can change are shared.
+Owns: `Record`, their base: JSON with a schema number, from and to frozen dataclasses by their
+declared types; what is decoded once for all who read the same bytes. Imports: errors. Invariants:
+`decode(encode(r)) == r`; encoding is canonical (sorted keys, no spaces), so equal records have
+equal bytes; a record of a newer schema than this program knows is refused with an error that names
+key and numbers, never guessed at; unknown fields of the same schema are refused too; only values in
+which nothing can change are shared.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ R = TypeVar("R", bound="Record")
 
 LEFT_OUT = "left out"
 REMEMBERED_RECORDS_MAX = 1024
-"""Decoded records that are kept: bundle records, above all, are read again and again by everybody who watches them."""
+"""Decoded records that are kept: bundle records, above all, are read again and again by
+everybody who watches them."""
 REMEMBERED_BYTES_MAX = 4096
 """Longer ones are decoded each time."""
 
 
 def optional(empty: str | int = "") -> Any:
-    """A text or number that is left out while it is empty: brokers of the version before, which refuse what they do not know, read on."""
+    """A text or number that is left out while it is empty: brokers of the version before, which
+    refuse what they do not know, read on."""
     return dataclasses.field(default=empty, metadata={LEFT_OUT: True})
 
 
@@ -63,7 +66,9 @@ def _decoded(cls: Any, data: bytes) -> Any:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
     if schema not in range(1, cls.SCHEMA + 1):
-        raise StoreError(f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component")
+        raise StoreError(
+            f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component"
+        )
     try:
         return built(cls, body)
     except (TypeError, ValueError, KeyError) as error:
@@ -75,12 +80,22 @@ _remembered = lru_cache(maxsize=REMEMBERED_RECORDS_MAX)(_decoded)
 
 @lru_cache(maxsize=512)
 def _immutable(kind: Any) -> bool:
-    """Whether nothing in a value of declared type `kind` can change, so that all who decode the same bytes may have the same one."""
+    """Whether nothing in a value of declared type `kind` can change, so that all who decode the
+    same bytes may have the same one."""
     if get_origin(kind) in (types.UnionType, typing.Union, tuple):
-        return all(_immutable(argument) for argument in get_args(kind) if argument not in (type(None), Ellipsis))
+        return all(
+            _immutable(argument)
+            for argument in get_args(kind)
+            if argument not in (type(None), Ellipsis)
+        )
     if dataclasses.is_dataclass(kind):
-        hints, frozen = typing.get_type_hints(kind), typing.cast(Any, kind).__dataclass_params__.frozen
-        return bool(frozen) and all(_immutable(hints[field.name]) for field in dataclasses.fields(kind))
+        hints, frozen = (
+            typing.get_type_hints(kind),
+            typing.cast(Any, kind).__dataclass_params__.frozen,
+        )
+        return bool(frozen) and all(
+            _immutable(hints[field.name]) for field in dataclasses.fields(kind)
+        )
     return isinstance(kind, type) and issubclass(kind, str | int | float)
 
 
@@ -89,7 +104,8 @@ def json_of(body: dict[str, Any]) -> bytes:
 
 
 def built(kind: Any, value: Any) -> Any:
-    """A value of declared type `kind`, from what JSON made of it. Raises KeyError, TypeError or ValueError for anything else."""
+    """A value of declared type `kind`, from what JSON made of it. Raises KeyError, TypeError or
+    ValueError for anything else."""
     return _builder(kind)(value)
 
 
@@ -101,7 +117,8 @@ def members(value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=512)
 def _builder(kind: Any) -> Callable[[Any], Any]:
-    """What rebuilds a value of declared type `kind` from JSON; it raises ValueError or TypeError for anything else."""
+    """What rebuilds a value of declared type `kind` from JSON; it raises ValueError or TypeError
+    for anything else."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):
         inner = _builder(next(argument for argument in arguments if argument is not type(None)))
@@ -136,7 +153,10 @@ def _tuple_builder(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
 
 def _record_builder(cls: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(cls)
-    fields = {field.name: (hints[field.name], _builder(hints[field.name])) for field in dataclasses.fields(cls)}
+    fields = {
+        field.name: (hints[field.name], _builder(hints[field.name]))
+        for field in dataclasses.fields(cls)
+    }
 
     def build(value: Any) -> Any:
         if not _object(value).keys() <= fields.keys():

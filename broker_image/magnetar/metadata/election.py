@@ -1,8 +1,9 @@
 """Electing a leader, and acting only as the one elected.
 
-Owns: `Election` and the record of a leader. Imports: asyncio, contextlib, structlog, clock, errors, records, store.
-Invariants: at most one candidate's `guard` holds at any revision, because the term is the leader key's mod_revision; whoever
-puts the guard into each of its transactions changes nothing after its term, however late it learns that it ended.
+Owns: `Election` and the record of a leader. Imports: asyncio, contextlib, structlog, clock, errors,
+records, store. Invariants: at most one candidate's `guard` holds at any revision, because the term
+is the leader key's mod_revision; whoever puts the guard into each of its transactions changes
+nothing after its term, however late it learns that it ended.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ class LeaderRecord(Record):
 
 
 class Election:
-    """One candidate for the term kept under `key`, bound to `lease` (0: a term that only a successor ends).
+    """One candidate for the term kept under `key`, bound to `lease` (0: a term that only a
+    successor ends).
 
-    A candidate name must not be shared by two live processes: a term found under one's own name is taken over at once.
+    A candidate name must not be shared by two live processes: a term found under one's own name is
+    taken over at once.
     """
 
-    def __init__(self, store: MetadataStore, clock: Clock, key: str, candidate: str, lease: int) -> None:
+    def __init__(
+        self, store: MetadataStore, clock: Clock, key: str, candidate: str, lease: int
+    ) -> None:
         self._store = store
         self._clock = clock
         self._key = key
@@ -46,11 +51,13 @@ class Election:
 
     @property
     def term(self) -> int:
-        """mod_revision of the key as this candidate wrote it; 0 while it does not lead as far as it knows."""
+        """mod_revision of the key as this candidate wrote it; 0 while it does not lead as far as
+        it knows."""
         return self._term
 
     def guard(self) -> Compare:
-        """The condition to put into every transaction made as the leader: it fails once the term is over."""
+        """The condition to put into every transaction made as the leader: it fails once the term
+        is over."""
         assert self._term, "only an elected leader has a guard"
         return Compare(self._key, "mod", "=", self._term)
 
@@ -80,8 +87,9 @@ class Election:
     async def seize(self) -> int:
         """Take the term whoever holds it; returns the new term.
 
-        For a caller whose leadership was decided elsewhere (the operator's Kubernetes Lease) and who must end its predecessor's
-        term. Raises StoreUnavailable (then call again: a term won unseen is simply replaced) and LeaseLost.
+        For a caller whose leadership was decided elsewhere (the operator's Kubernetes Lease) and
+        who must end its predecessor's term. Raises StoreUnavailable (then call again: a term won
+        unseen is simply replaced) and LeaseLost.
         """
         while not await self._take(await self._store.get(self._key)):
             pass
@@ -89,11 +97,18 @@ class Election:
 
     async def _take(self, item: KeyValue | None) -> bool:
         """Begin a term in place of `item`, unless somebody else has changed the key since."""
-        if item is not None and item.value == self._value and item.lease == self._lease and self._lease:
+        if (
+            item is not None
+            and item.value == self._value
+            and item.lease == self._lease
+            and self._lease
+        ):
             self._term = item.mod_revision
             return True
         unchanged = Compare(self._key, "mod", "=", item.mod_revision if item else 0)
-        result = await self._store.transact((unchanged,), (Put(self._key, self._value, self._lease),))
+        result = await self._store.transact(
+            (unchanged,), (Put(self._key, self._value, self._lease),)
+        )
         if result.succeeded:
             self._term = result.revision
             log.info("term begins", key=self._key, term=self._term)
@@ -114,12 +129,17 @@ class Election:
             except StoreUnavailable:
                 await asyncio.sleep(self._clock.uniform(RETRY_S_MIN, RETRY_S_MAX))
         ended, self._term = self._term, 0
-        reason = "another candidate took it" if item else "the key is gone (lease expired or term resigned)"
+        reason = (
+            "another candidate took it"
+            if item
+            else "the key is gone (lease expired or term resigned)"
+        )
         log.info("term ends", key=self._key, term=ended, reason=reason)
         return f"term {ended} of {self._key!r} has ended: {reason}"
 
     async def _read(self) -> tuple[KeyValue | None, int]:
-        """The key, and the revision as of which this is it: the one of a term may have been compacted since long."""
+        """The key, and the revision as of which this is it: the one of a term may have been
+        compacted since long."""
         found = await self._store.range(self._key)
         return next((item for item in found.items if item.key == self._key), None), found.revision
 
@@ -134,7 +154,8 @@ class Election:
             return
 
     async def resign(self) -> None:
-        """End this candidate's term, if it still has it. Raises StoreUnavailable (the lease's end then does it)."""
+        """End this candidate's term, if it still has it. Raises StoreUnavailable (the lease's
+        end then does it)."""
         if self._term:
             guard, self._term = self.guard(), 0
             await self._store.transact((guard,), (Delete(self._key),))

@@ -1,10 +1,11 @@
 """A store that must still be the one that was joined.
 
-Owns: `GuardedStore`, which adds one condition to every change. Imports: asyncio, metadata siblings, errors.
-Why: a store that was lost and begins empty, or was restored, knows nothing of incarnations from before; their comparisons could hold by
-chance, and what they find missing they would create again.
-Invariants: no change is made, no key is said not to be there, and no list is complete, once the guard does not hold any more; callers get an error.
-While the guard is missing the store is one that waits for its restore, which is as good as none: StoreUnavailable, and a broker with a claim in
+Owns: `GuardedStore`, which adds one condition to every change. Imports: asyncio, metadata siblings,
+errors. Why: a store that was lost and begins empty, or was restored, knows nothing of incarnations
+from before; their comparisons could hold by chance, and what they find missing they would create
+again. Invariants: no change is made, no key is said not to be there, and no list is complete, once
+the guard does not hold any more; callers get an error. While the guard is missing the store is one
+that waits for its restore, which is as good as none: StoreUnavailable, and a broker with a claim in
 storage goes on under it. Any other value is another store: `on_replaced` is called, once.
 """
 
@@ -15,35 +16,59 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.backends.core import holds
-from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 PAUSE_S = 0.5
-"""Callers try again as soon as they have an error: a store that does not answer keeps them longer."""
+"""Callers try again as soon as they have an error: a store that does not answer keeps them
+longer."""
 
 
 class GuardedStore:
-    """The store behind `guard`; leases and watches pass through, and reads of a key that is there."""
+    """The store behind `guard`; leases and watches pass through, and reads of a key that is
+    there."""
 
-    def __init__(self, store: MetadataStore, guard: Compare, on_replaced: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: MetadataStore, guard: Compare, on_replaced: Callable[[str], None]
+    ) -> None:
         self._store, self._guard, self._on_replaced = store, guard, on_replaced
         self._told = False
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         """As the store's. Raises StoreError once the store is not the one that was joined."""
         result = await self._store.transact((*compares, self._guard), operations)
         if result.succeeded:
             return result
         guarded = next((item for item in result.current if item.key == self._guard.key), None)
         await self._check(guarded)
-        return TxnResult(False, result.revision, tuple(item for item in result.current if item.key != self._guard.key))
+        return TxnResult(
+            False,
+            result.revision,
+            tuple(item for item in result.current if item.key != self._guard.key),
+        )
 
     async def _check(self, guarded: KeyValue | None) -> None:
-        """Raises StoreUnavailable if the guard's key is missing, StoreError, having called `on_replaced`, if it has another value."""
+        """Raises StoreUnavailable if the guard's key is missing, StoreError, having called
+        `on_replaced`, if it has another value."""
         if holds(self._guard, guarded):
             return
         if guarded is None:
             await asyncio.sleep(PAUSE_S)
-            raise StoreUnavailable(f"the metadata store waits for its restore: {self._guard.key} is missing in it; restore it")
+            raise StoreUnavailable(
+                f"the metadata store waits for its restore: {self._guard.key} is missing in it; "
+                "restore it"
+            )
         reason = f"the metadata store was replaced: {self._guard.key} is {guarded.value!r} in it"
         if not self._told:
             self._told = True
@@ -57,7 +82,8 @@ class GuardedStore:
         return (await self.transact((Compare(key, "create", "!=", 0),), (Delete(key),))).succeeded
 
     async def get(self, key: str) -> KeyValue | None:
-        """As the store's; that something is not there is believed only of the store that was joined."""
+        """As the store's; that something is not there is believed only of the store that was
+        joined."""
         item = await self._store.get(key)
         if item is None:
             await self._check(await self._store.get(self._guard.key))

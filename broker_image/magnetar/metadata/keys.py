@@ -1,8 +1,9 @@
 """Keys of the metadata store.
 
-Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal.
-Durable: all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/, leader. Bound to a coordinator's lease:
-coordinator-claims/. Bound to the operator's or a job's lease: none.
+Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal. Durable:
+all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/,
+leader. Bound to a coordinator's lease: coordinator-claims/. Bound to the operator's or a job's
+lease: none.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ COORDINATOR_CLAIMS = "coordinator-claims/"
 COORDINATOR_PRESENCE = "coordinator-"
 """Both: who is to be there, and who is."""
 RESTORE = "restore-number"
-"""Every change that a broker makes compares it: whoever lives on from before a restore changes nothing."""
+"""Every change that a broker makes compares it: whoever lives on from before a restore changes
+nothing."""
 BACKUP = "backup"
-"""Which of the copies in storage is the newest: a store that has heard of none as new has gone back in time."""
+"""Which of the copies in storage is the newest: a store that has heard of none as new has gone
+back in time."""
 RESTORE_REQUEST = "restore-request"
-"""The request that the store was last filled for. Not durable: a copy must not bring an older one back."""
+"""The request that the store was last filled for. Not durable: a copy must not bring an older
+one back."""
 BACKUP_REPORT = "backup-report"
 """How the leader's copies fare. Not durable: it speaks of copies, and is in none."""
 DURABLE = (
@@ -66,7 +70,8 @@ DURABLE = (
 
 
 def is_durable(key: str) -> bool:
-    """Whether the key outlives the processes that wrote it: it is one of `DURABLE`, or below one that ends in a slash."""
+    """Whether the key outlives the processes that wrote it: it is one of `DURABLE`, or below one
+    that ends in a slash."""
     return is_one_of(key, DURABLE)
 
 
@@ -112,7 +117,8 @@ def cordon(broker: str) -> str:
 
 
 def partitioned_topic(name: TopicName) -> str:
-    """The entry of a topic: of a partitioned one (it stands for its partitions), of a plain one, or of a partition in use."""
+    """The entry of a topic: of a partitioned one (it stands for its partitions), of a plain one,
+    or of a partition in use."""
     return f"{TOPICS}{name.tenant}/{name.namespace}/{name.domain}/{name.local}"
 
 
@@ -121,12 +127,14 @@ def partitioned_topics_in(name: NamespaceName) -> str:
 
 
 def topic_changes(name: NamespaceName) -> str:
-    """Written with every change of an entry of the namespace: its revision tells how far a mirror must be."""
+    """Written with every change of an entry of the namespace: its revision tells how far a
+    mirror must be."""
     return f"{TOPIC_CHANGES}{name}"
 
 
 def job_run(job: str, run: str) -> str:
-    """Durable record of one DataJob run; `job` is namespace/name of the custom resource or a name given on the command line."""
+    """Durable record of one DataJob run; `job` is namespace/name of the custom resource or a
+    name given on the command line."""
     return f"{JOBS}{job}/{run}"
 
 
@@ -135,7 +143,8 @@ def intent(identifier: str) -> str:
 
 
 def topic_policies(name: TopicName) -> str:
-    """Policies of a partitioned or non-persistent topic; those of any other persistent topic are its own properties."""
+    """Policies of a partitioned or non-persistent topic; those of any other persistent topic are
+    its own properties."""
     return f"{POLICIES}{name.tenant}/{name.namespace}/{name.domain}/{name.local}"
 
 
@@ -148,7 +157,8 @@ def tenant(name: str) -> str:
 
 
 def cluster_data(name: str) -> str:
-    """What an administrator said about a cluster (Pulsar's ClusterData); `CLUSTER` is about ourselves."""
+    """What an administrator said about a cluster (Pulsar's ClusterData); `CLUSTER` is about
+    ourselves."""
     return f"{CLUSTERS}{name}"
 
 

@@ -1,9 +1,10 @@
 """Keeping a lease alive, and knowing when it may be gone.
 
-Owns: `LeaseKeeper`. Imports: asyncio, structlog, clock, errors, store.
-Invariants: validity counts from *sending* the grant or renewal, by `Clock.boottime`, so the holder gives up before the store does;
-once `valid()` was False it stays False; `on_lost` is called at most once, and never after `stop`.
-The lease only detects: what a holder writes is protected by fences and terms, not by this module.
+Owns: `LeaseKeeper`. Imports: asyncio, structlog, clock, errors, store. Invariants: validity counts
+from *sending* the grant or renewal, by `Clock.boottime`, so the holder gives up before the store
+does; once `valid()` was False it stays False; `on_lost` is called at most once, and never after
+`stop`. The lease only detects: what a holder writes is protected by fences and terms, not by this
+module.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def _always() -> bool:
 class LeaseKeeper:
     """Holds one lease of `store` from `start` to `stop`, renewing it every third of its time.
 
-    `may_renew` is asked before each renewal: while it says False the lease runs out. `on_lost` gets the reason as a sentence.
+    `may_renew` is asked before each renewal: while it says False the lease runs out. `on_lost` gets
+    the reason as a sentence.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class LeaseKeeper:
             self._on_lost(f"the keeper of lease {self._lease:x} failed: {error!r}")
 
     async def stop(self, revoke: bool) -> None:
-        """Stop renewing, and end the lease in the store at once if `revoke` (if that fails, it ends by itself)."""
+        """Stop renewing, and end the lease in the store at once if `revoke` (if that fails, it
+        ends by itself)."""
         if self._task is None:
             return
         self._valid_until = 0.0
@@ -89,7 +92,9 @@ class LeaseKeeper:
             try:
                 await asyncio.wait_for(self._store.revoke_lease(self._lease), self._ttl_s)
             except (StoreError, TimeoutError) as error:
-                log.warning("lease not revoked, it will expire", lease=f"{self._lease:x}", error=str(error))
+                log.warning(
+                    "lease not revoked, it will expire", lease=f"{self._lease:x}", error=str(error)
+                )
 
     async def _keep(self, sent: float) -> None:
         """Renew until the lease is lost."""
@@ -104,7 +109,8 @@ class LeaseKeeper:
                 reason = "the event loop made no progress"
                 continue
             try:
-                # A renewal that hangs must neither use up the time for another try nor hide the end of the lease.
+                # A renewal that hangs must neither use up the time for another try nor hide the end
+                # of the lease.
                 patience = min(self._ttl_s / RENEWALS_PER_TTL, self._valid_until - now)
                 granted = await asyncio.wait_for(self._store.renew_lease(self._lease), patience)
             except LeaseLost as error:

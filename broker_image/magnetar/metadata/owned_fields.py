@@ -1,9 +1,10 @@
 """Fields of namespaces and tenants that a custom resource owns.
 
-Owns: how such a field is named, read and changed, and the refusal of a change by anybody else. Imports: errors, records. Pure.
-Names: `policies.<key>`, `policies.backlog_quota_map.<type>`, `permissions.<role>`, `properties.<key>`; of tenants `tenantConfig.<key>`.
-Invariants: fields do not overlap, so what one owner sets is never part of what another sets; whoever compares the record's revision when it writes
-cannot slip past an owner.
+Owns: how such a field is named, read and changed, and the refusal of a change by anybody else.
+Imports: errors, records. Pure. Names: `policies.<key>`, `policies.backlog_quota_map.<type>`,
+`permissions.<role>`, `properties.<key>`; of tenants `tenantConfig.<key>`. Invariants: fields do not
+overlap, so what one owner sets is never part of what another sets; whoever compares the record's
+revision when it writes cannot slip past an owner.
 """
 
 from __future__ import annotations
@@ -14,8 +15,18 @@ from typing import Any
 from magnetar.errors import OwnedByResource
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
 
-POLICIES, PERMISSIONS, PROPERTIES, TENANT = "policies.", "permissions.", "properties.", "tenantConfig."
-QUOTAS, GRANTS, GRANTS_BY_ROLE, PROPERTIES_KEY = "backlog_quota_map", "auth_policies", "namespace_auth", "properties"
+POLICIES, PERMISSIONS, PROPERTIES, TENANT = (
+    "policies.",
+    "permissions.",
+    "properties.",
+    "tenantConfig.",
+)
+QUOTAS, GRANTS, GRANTS_BY_ROLE, PROPERTIES_KEY = (
+    "backlog_quota_map",
+    "auth_policies",
+    "namespace_auth",
+    "properties",
+)
 ADMIN_ROLES, ALLOWED_CLUSTERS = f"{TENANT}adminRoles", f"{TENANT}allowedClusters"
 OWNER_KIND = "TopicNamespace"
 
@@ -39,7 +50,8 @@ def value_of(policies: Mapping[str, Any], field: str) -> Any:
 
 
 def with_fields(policies: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `policies` with these fields set, or taken away where the value is None, and with them what is empty then."""
+    """A copy of `policies` with these fields set, or taken away where the value is None, and
+    with them what is empty then."""
     changed = dict(policies)
     for field, value in changes.items():
         _set(changed, place_of(field), value)
@@ -58,25 +70,34 @@ def _set(policies: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
         policies[step] = value
 
 
-def changed_field(before: Mapping[str, Any], after: Mapping[str, Any], fields: Iterable[str]) -> str:
+def changed_field(
+    before: Mapping[str, Any], after: Mapping[str, Any], fields: Iterable[str]
+) -> str:
     """The first of `fields` that differs, "" if none does."""
-    return next((field for field in fields if value_of(before, field) != value_of(after, field)), "")
+    return next(
+        (field for field in fields if value_of(before, field) != value_of(after, field)), ""
+    )
 
 
 def refuse_edit(record: NamespaceRecord, after: Mapping[str, Any]) -> None:
-    """Raises OwnedByResource if policies `after` an edit differ in a field that a custom resource owns."""
+    """Raises OwnedByResource if policies `after` an edit differ in a field that a custom
+    resource owns."""
     field = changed_field(record.policies, after, record.owned) if record.owner else ""
     if field:
-        raise OwnedByResource(f"{OWNER_KIND} {record.owner} owns {field}; edit that resource instead")
+        raise OwnedByResource(
+            f"{OWNER_KIND} {record.owner} owns {field}; edit that resource instead"
+        )
 
 
 def refuse_deletion(name: object, record: NamespaceRecord) -> None:
     """Raises OwnedByResource if a custom resource owns the namespace."""
     if record.owner:
-        raise OwnedByResource(f"{OWNER_KIND} {record.owner} owns namespace {name}; delete that resource instead")
+        raise OwnedByResource(
+            f"{OWNER_KIND} {record.owner} owns namespace {name}; delete that resource instead"
+        )
 
 
-# --- tenants ------------------------------------------------------------------------------------------------------------------
+# --- tenants --------------------------------------------------------------------------------------
 
 
 def tenant_value(record: TenantRecord, field: str) -> tuple[str, ...]:
@@ -88,10 +109,15 @@ def refuse_tenant_edit(name: str, before: TenantRecord, after: TenantRecord) -> 
     """Raises OwnedByResource if `after` differs in a field that a custom resource owns."""
     for field in before.owned if before.owner else ():
         if tenant_value(before, field) != tenant_value(after, field):
-            raise OwnedByResource(f"{OWNER_KIND} {before.owner} owns {field} of tenant {name}; edit that resource instead")
+            raise OwnedByResource(
+                f"{OWNER_KIND} {before.owner} owns {field} of tenant {name}; edit that resource "
+                "instead"
+            )
 
 
 def refuse_tenant_deletion(name: str, record: TenantRecord) -> None:
     """Raises OwnedByResource if a custom resource owns the tenant's configuration."""
     if record.owner:
-        raise OwnedByResource(f"{OWNER_KIND} {record.owner} owns tenant {name}; delete that resource instead")
+        raise OwnedByResource(
+            f"{OWNER_KIND} {record.owner} owns tenant {name}; delete that resource instead"
+        )

@@ -1,7 +1,8 @@
 """Records of the metadata store.
 
-Owns: the value of every key in `keys`, as frozen dataclasses. Imports: record_json (how they are written and read, with their invariants).
-Invariant: a field that is added has a default, and raises the schema number or is left out while it is empty.
+Owns: the value of every key in `keys`, as frozen dataclasses. Imports: record_json (how they are
+written and read, with their invariants). Invariant: a field that is added has a default, and raises
+the schema number or is left out while it is empty.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, ClassVar
 from magnetar.metadata.codec import LEFT_OUT, Record, json_of, members, optional
 
 RESTORE_STRIDE = 1 << 36
-"""The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with. A larger revision goes on into the numbers above."""
+"""The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with.
+A larger revision goes on into the numbers above."""
 RESTORES_MAX = 255
 """The highest restore number: message ids have room for 8 bits of it."""
 INTERNAL_LISTENER = "internal"
@@ -56,7 +58,8 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """A range of one incarnation's log, [start, end); end None = still being written (its owner is the current one)."""
+    """A range of one incarnation's log, [start, end); end None = still being written (its owner
+    is the current one)."""
 
     incarnation: str
     start: LogPosition
@@ -65,7 +68,8 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPointer:
-    """The bundle's newest checkpoint: object name in the volume, and the log position up to which it holds everything."""
+    """The bundle's newest checkpoint: object name in the volume, and the log position up to
+    which it holds everything."""
 
     object: str
     incarnation: str
@@ -76,11 +80,13 @@ class CheckpointPointer:
 class BundleRecord(Record):
     """`bundles/<bundle>`: who owns it, and how to recover it.
 
-    `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records in `chain` are valid: all terms since the
-    checkpoint, oldest first. `incarnation` is the owner (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the
-    requested next owner while Releasing ("" = any). `source` is the previous owner while Assigning. `boundaries` say where it is divided while
-    Splitting. `pinned_until_ms` (wall clock, 0 = not pinned): until then load balancing does not move it from `incarnation`, or while
-    Releasing from `destination`.
+    `epoch` is that of the current or last Assigning record. `epochs` lists the epochs whose records
+    in `chain` are valid: all terms since the checkpoint, oldest first. `incarnation` is the owner
+    (Owned, Releasing, Splitting) or the destination (Assigning). `destination` is the requested
+    next owner while Releasing ("" = any). `source` is the previous owner while Assigning.
+    `boundaries` say where it is divided while Splitting. `pinned_until_ms` (wall clock, 0 = not
+    pinned): until then load balancing does not move it from `incarnation`, or while Releasing from
+    `destination`.
     """
 
     state: BundleState
@@ -98,7 +104,8 @@ class BundleRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ListenerAddress:
-    """Where clients of one listener reach a broker; "" means that the listener has no such address."""
+    """Where clients of one listener reach a broker; "" means that the listener has no such
+    address."""
 
     service_url: str
     http_url: str = ""
@@ -111,7 +118,9 @@ def over_tls(listener: str) -> str:
     return listener if listener.endswith(OVER_TLS) else listener + OVER_TLS
 
 
-def service_url_on(listener: str, internal: ListenerAddress, others: Mapping[str, ListenerAddress]) -> str | None:
+def service_url_on(
+    listener: str, internal: ListenerAddress, others: Mapping[str, ListenerAddress]
+) -> str | None:
     """The address on a listener, or by TLS on `over_tls(listener)`; None if there is none."""
     name = listener.removesuffix(OVER_TLS)
     address = internal if name == INTERNAL_LISTENER else others.get(name)
@@ -124,8 +133,9 @@ def service_url_on(listener: str, internal: ListenerAddress, others: Mapping[str
 class IncarnationRecord(Record):
     """`incarnations/<id>`, bound to the broker's lease: this process serves.
 
-    `service_url` and `http_url` are those of the internal listener, which brokers use among themselves (by TLS if there is no plain port);
-    `listeners` has the others by name. The `_tls` ones are "" for a broker without TLS.
+    `service_url` and `http_url` are those of the internal listener, which brokers use among
+    themselves (by TLS if there is no plain port); `listeners` has the others by name. The `_tls`
+    ones are "" for a broker without TLS.
     """
 
     broker: str
@@ -139,8 +149,11 @@ class IncarnationRecord(Record):
     http_url_tls: str = optional()
 
     def service_url_on(self, listener: str) -> str | None:
-        """The broker's address on a listener, or by TLS on `over_tls(listener)`; None if it has none."""
-        internal = ListenerAddress(self.service_url, self.http_url, self.service_url_tls, self.http_url_tls)
+        """The broker's address on a listener, or by TLS on `over_tls(listener)`; None if it has
+        none."""
+        internal = ListenerAddress(
+            self.service_url, self.http_url, self.service_url_tls, self.http_url_tls
+        )
         return service_url_on(listener, internal, self.listeners)
 
 
@@ -172,10 +185,12 @@ class LogFileRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecord(Record):
-    """`namespaces/<tenant>/<namespace>`. `owner` is namespace/name of the TopicNamespace that owns it ("" = none).
+    """`namespaces/<tenant>/<namespace>`. `owner` is namespace/name of the TopicNamespace that owns
+    it ("" = none).
 
-    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are anybody's. `deleting` is the incarnation
-    that deletes the namespace ("" = none), in which no topic comes into being for as long as that incarnation lives.
+    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are
+    anybody's. `deleting` is the incarnation that deletes the namespace ("" = none), in which no
+    topic comes into being for as long as that incarnation lives.
     """
 
     boundaries: tuple[int, ...]
@@ -187,9 +202,11 @@ class NamespaceRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class PartitionedTopicRecord(Record):
-    """`topics/...`: the entry of a topic; `partitions` 0 is a plain one, or a partition that is in use.
+    """`topics/...`: the entry of a topic; `partitions` 0 is a plain one, or a partition that is in
+    use.
 
-    `subscriptions` are durable ones that partitions are born with, since their topic had them when it grew.
+    `subscriptions` are durable ones that partitions are born with, since their topic had them when
+    it grew.
     """
 
     partitions: int
@@ -199,7 +216,8 @@ class PartitionedTopicRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TopicPoliciesRecord(Record):
-    """`policies/...`: policies of a partitioned topic (for all its partitions) or of a non-persistent one, under the names of `policies`."""
+    """`policies/...`: policies of a partitioned topic (for all its partitions) or of a
+    non-persistent one, under the names of `policies`."""
 
     policies: dict[str, Any]
 
@@ -223,14 +241,16 @@ class ClusterDataRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class DocumentsRecord(Record):
-    """`documents/<group>`: what administrators stored, by name; it has no effect and is returned as it came."""
+    """`documents/<group>`: what administrators stored, by name; it has no effect and is returned
+    as it came."""
 
     documents: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestPointer(Record):
-    """`manifests/<bundle>`: the bundle's current manifest object in the volume; `generation` grows by one per change."""
+    """`manifests/<bundle>`: the bundle's current manifest object in the volume; `generation`
+    grows by one per change."""
 
     generation: int
     object: str
@@ -238,7 +258,8 @@ class ManifestPointer(Record):
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord(Record):
-    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without it they may be deleted.
+    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without
+    it they may be deleted.
 
     `job` and `run` say who: a job's run, or for a broker's own rewriting "" and its incarnation.
     """
@@ -262,14 +283,16 @@ class ClusterRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class RestoreRecord(Record):
-    """`restore-number`: that of the cluster's record, under a key that changes with nothing else."""
+    """`restore-number`: that of the cluster's record, under a key that changes with nothing
+    else."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackupRecord(Record):
-    """`backup`: the newest copy of this store that was written, or is about to be, into storage: made under `restore` of `revision`."""
+    """`backup`: the newest copy of this store that was written, or is about to be, into storage:
+    made under `restore` of `revision`."""
 
     restore: int
     revision: int
@@ -277,8 +300,10 @@ class BackupRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class BackupReportRecord(Record):
-    """`backup-report`: the newest copy of the store in storage (`object` of `revision`, made at `created_ms`; "" = this leader has made none yet),
-    when it was last found or made current (`current_ms`, 0 = never), and why the last try failed ("" = it did not). Milliseconds since the epoch."""
+    """`backup-report`: the newest copy of the store in storage (`object` of `revision`, made at
+    `created_ms`; "" = this leader has made none yet), when it was last found or made current
+    (`current_ms`, 0 = never), and why the last try failed ("" = it did not). Milliseconds since
+    the epoch."""
 
     object: str = ""
     revision: int = 0
@@ -289,14 +314,16 @@ class BackupReportRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequestRecord(Record):
-    """`restore-request`: who asked for the restore that filled this store, in the requester's own words."""
+    """`restore-request`: who asked for the restore that filled this store, in the requester's
+    own words."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class CordonRecord(Record):
-    """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it has."""
+    """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it
+    has."""
 
     drain: bool
     reason: str
@@ -304,7 +331,8 @@ class CordonRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class JobRunRecord(Record):
-    """`jobs/<job>/<run>`: the durable result of a run: it decides, not the pod. `result` is kind-specific."""
+    """`jobs/<job>/<run>`: the durable result of a run: it decides, not the pod. `result` is
+    kind-specific."""
 
     kind: str
     state: str
@@ -318,8 +346,9 @@ class JobRunRecord(Record):
 class CoordinatorSetRecord(Record):
     """`coordinator-set`: how many transaction coordinators there are.
 
-    Numbers (TCIDs) below `limit` may begin transactions, the others only end theirs: the operator says so ("" in `owner`: nobody did). Clients are
-    told of the first `announced`; number n announces itself when all below it are.
+    Numbers (TCIDs) below `limit` may begin transactions, the others only end theirs: the operator
+    says so ("" in `owner`: nobody did). Clients are told of the first `announced`; number n
+    announces itself when all below it are.
     """
 
     limit: int
@@ -331,10 +360,11 @@ class CoordinatorSetRecord(Record):
 class CoordinatorRecord(Record):
     """`coordinators/<tcid>`: the life that holds or last held this number.
 
-    `epoch` grows with every life, also across a restore. `open_transactions` is exact while Retiring and after Released, since nothing is begun
-    then; while Serving it is what was last reported, and while Recovering what the life before said. `checkpoint` and `chain` are how to recover
-    the number's transactions, as in `BundleRecord`; a chain is empty while the number has never had a log. A life puts its own log into the chain
-    before it answers anything.
+    `epoch` grows with every life, also across a restore. `open_transactions` is exact while
+    Retiring and after Released, since nothing is begun then; while Serving it is what was last
+    reported, and while Recovering what the life before said. `checkpoint` and `chain` are how to
+    recover the number's transactions, as in `BundleRecord`; a chain is empty while the number has
+    never had a log. A life puts its own log into the chain before it answers anything.
     """
 
     SCHEMA: ClassVar[int] = 2
@@ -347,7 +377,8 @@ class CoordinatorRecord(Record):
     chain: tuple[LogRange, ...] = ()
 
     def encode(self) -> bytes:
-        """As every record; one without a log is of schema 1, which components that know no logs of coordinators read."""
+        """As every record; one without a log is of schema 1, which components that know no logs
+        of coordinators read."""
         if self.chain:
             return Record.encode(self)
         assert self.checkpoint is None, "a checkpoint is followed by a range of a log"
@@ -358,7 +389,8 @@ class CoordinatorRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorClaimRecord(Record):
-    """`coordinator-claims/<tcid>`, bound to the holder's lease: where this number is served. It exists before anything is done under it.
+    """`coordinator-claims/<tcid>`, bound to the holder's lease: where this number is served. It
+    exists before anything is done under it.
 
     Addresses are as in `IncarnationRecord`.
     """
@@ -372,9 +404,14 @@ class CoordinatorClaimRecord(Record):
     version: str
     service_url_tls: str = optional()
     http_url_tls: str = optional()
-    listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
+    listeners: dict[str, ListenerAddress] = dataclasses.field(
+        default_factory=dict, metadata={LEFT_OUT: True}
+    )
 
     def service_url_on(self, listener: str) -> str | None:
-        """The coordinator's address on a listener, or by TLS on `over_tls(listener)`; None if it has none."""
-        internal = ListenerAddress(self.service_url, self.http_url, self.service_url_tls, self.http_url_tls)
+        """The coordinator's address on a listener, or by TLS on `over_tls(listener)`; None if it
+        has none."""
+        internal = ListenerAddress(
+            self.service_url, self.http_url, self.service_url_tls, self.http_url_tls
+        )
         return service_url_on(listener, internal, self.listeners)

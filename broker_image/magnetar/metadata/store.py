@@ -1,8 +1,9 @@
 """What every metadata store promises.
 
-Owns: the `MetadataStore` protocol, modelled on etcd's semantics, and its value types. Imports: nothing but typing and dataclasses.
-Invariants: revisions are totally ordered and grow by one per committed change; a transaction is atomic; a watch delivers every change of
-its prefix from its first revision on, in order, with all events of one revision in one batch.
+Owns: the `MetadataStore` protocol, modelled on etcd's semantics, and its value types. Imports:
+nothing but typing and dataclasses. Invariants: revisions are totally ordered and grow by one per
+committed change; a transaction is atomic; a watch delivers every change of its prefix from its
+first revision on, in order, with all events of one revision in one batch.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ Operation = Put | Delete
 class TxnResult:
     """Outcome of a transaction.
 
-    `revision` is the store's revision after it; when `succeeded` and operations changed something, it is the mod_revision of every key
-    written. `current` holds the compared keys (missing ones left out) as the transaction saw them, when it did not succeed.
+    `revision` is the store's revision after it; when `succeeded` and operations changed something,
+    it is the mod_revision of every key written. `current` holds the compared keys (missing ones
+    left out) as the transaction saw them, when it did not succeed.
     """
 
     succeeded: bool
@@ -77,7 +79,8 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change: `value` is None for a deletion (expiry included); `mod_revision` is that of the change."""
+    """A change: `value` is None for a deletion (expiry included); `mod_revision` is that of the
+    change."""
 
     key: str
     value: bytes | None
@@ -96,8 +99,9 @@ class WatchBatch:
 class MetadataStore(Protocol):
     """An etcd-like store.
 
-    Every method raises StoreUnavailable when no answer came (the change may or may not have happened) or the store takes no changes
-    for now (its quota is used up), and StoreError for other failures.
+    Every method raises StoreUnavailable when no answer came (the change may or may not have
+    happened) or the store takes no changes for now (its quota is used up), and StoreError for other
+    failures.
     """
 
     async def get(self, key: str) -> KeyValue | None:
@@ -108,8 +112,11 @@ class MetadataStore(Protocol):
         """All keys that start with `prefix` in key order, at one revision; `limit` 0 = all."""
         ...
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-        """Apply `operations` if every compare holds; at most 128 of each. No key may be written twice."""
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
+        """Apply `operations` if every compare holds; at most 128 of each. No key may be written
+        twice."""
         ...
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
@@ -121,18 +128,21 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Changes with mod_revision >= `from_revision`; ends only by being closed. Survives reconnects without loss or repetition.
+        """Changes with mod_revision >= `from_revision`; ends only by being closed. Survives
+        reconnects without loss or repetition.
 
         Raises Compacted if `from_revision` is no longer there.
         """
         ...
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """A new lease id (never 0); its keys vanish together, in one revision, when it is not renewed for `ttl_s`."""
+        """A new lease id (never 0); its keys vanish together, in one revision, when it is not
+        renewed for `ttl_s`."""
         ...
 
     async def renew_lease(self, lease: int) -> float:
-        """Extend the lease by its full time; returns that time in seconds. Raises LeaseLost if it is gone."""
+        """Extend the lease by its full time; returns that time in seconds. Raises LeaseLost if
+        it is gone."""
         ...
 
     async def revoke_lease(self, lease: int) -> None:

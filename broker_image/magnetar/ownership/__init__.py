@@ -1,4 +1,5 @@
 """Balance: the pure rules of who serves which bundle.
 
-Owns: transitions of bundle records and the choice of an owner. Imports: errors, metadata.records. Pure.
+Owns: transitions of bundle records and the choice of an owner. Imports: errors, metadata.records.
+Pure.
 """

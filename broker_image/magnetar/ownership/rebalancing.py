@@ -1,8 +1,9 @@
 """Which bundle changes hands for the sake of balance.
 
-Owns: `next_move`, the rule by which the leader evens out how many bundles brokers have. Imports: metadata.records, bundles. Pure.
-Invariants: the answer depends on the arguments only, chance included; a pinned bundle is not moved, and counts for the broker that has it;
-nothing moves while a bundle changes hands.
+Owns: `next_move`, the rule by which the leader evens out how many bundles brokers have. Imports:
+metadata.records, bundles. Pure. Invariants: the answer depends on the arguments only, chance
+included; a pinned bundle is not moved, and counts for the broker that has it; nothing moves while a
+bundle changes hands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from magnetar.metadata.records import BundleRecord, BundleState
 from magnetar.ownership.rules import is_pinned
 
 DIFFERENCE_MIN = 2
-"""Bundles that one broker must have more than another: a smaller difference would only change sides."""
+"""Bundles that one broker must have more than another: a smaller difference would only change
+sides."""
 _SETTLED = (BundleState.OWNED, BundleState.FREE, BundleState.DELETED)
 
 
@@ -26,11 +28,17 @@ class Move(NamedTuple):
 
 
 def next_move(
-    records: Mapping[str, BundleRecord], candidates: Collection[str], overdue: Collection[str], now_ms: int, chance: int
+    records: Mapping[str, BundleRecord],
+    candidates: Collection[str],
+    overdue: Collection[str],
+    now_ms: int,
+    chance: int,
 ) -> Move | None:
-    """One bundle from the broker with most, among those that have one to give, to the one with fewest; None if they differ too little.
+    """One bundle from the broker with most, among those that have one to give, to the one with
+    fewest; None if they differ too little.
 
-    `candidates` are the incarnations that take bundles. A bundle that is `overdue` may be on its way permanently, and holds nothing up.
+    `candidates` are the incarnations that take bundles. A bundle that is `overdue` may be on its
+    way permanently, and holds nothing up.
     """
     counts = dict.fromkeys(candidates, 0)
     movable: dict[str, list[str]] = {}

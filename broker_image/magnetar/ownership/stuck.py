@@ -1,11 +1,13 @@
 """Bundles that do not get on.
 
-Owns: `StuckStates`: which bundles have been on their way for too long although whoever is to act is there, and what is to be done. Imports:
-metadata.records. Pure.
-Source: PIP-192's monitor of in-flight states; what may be done about them is DESIGN 5: a destination that has not begun its term can be replaced; a
-source that does not release may have written RELEASE already, so its whole incarnation is fenced and all its bundles are taken over.
-Invariants: time is what the caller has watched a record unchanged, never a clock in the record; a bundle whose destination was replaced waits twice
-as long before the next replacement, so that one that nobody can recover does not wander; somebody who is gone is not stuck: that is an orphan.
+Owns: `StuckStates`: which bundles have been on their way for too long although whoever is to act is
+there, and what is to be done. Imports: metadata.records. Pure. Source: PIP-192's monitor of
+in-flight states; what may be done about them is DESIGN 5: a destination that has not begun its term
+can be replaced; a source that does not release may have written RELEASE already, so its whole
+incarnation is fenced and all its bundles are taken over. Invariants: time is what the caller has
+watched a record unchanged, never a clock in the record; a bundle whose destination was replaced
+waits twice as long before the next replacement, so that one that nobody can recover does not
+wander; somebody who is gone is not stuck: that is an orphan.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ REPLACEMENTS_MAX = 5
 
 
 class Remedy(enum.Enum):
-    """What the leader does: give a bundle to another destination, or fence the incarnation that holds it."""
+    """What the leader does: give a bundle to another destination, or fence the incarnation that
+    holds it."""
 
     REPLACE = "replace"
     FENCE = "fence"
@@ -47,7 +50,8 @@ class Stuck:
 
 @dataclass(slots=True)
 class _Watched:
-    """A bundle on its way: since when its record is as it is, and how often its destination has been replaced."""
+    """A bundle on its way: since when its record is as it is, and how often its destination has
+    been replaced."""
 
     revision: int
     since: float
@@ -55,15 +59,19 @@ class _Watched:
 
 
 class StuckStates:
-    """Watches bundle records for one leader; `patience_s` is how long a change of hands may take."""
+    """Watches bundle records for one leader; `patience_s` is how long a change of hands may
+    take."""
 
     def __init__(self, patience_s: float) -> None:
         assert patience_s > 0, patience_s
         self._patience_s = patience_s
         self._watched: dict[str, _Watched] = {}
 
-    def look(self, now_s: float, records: Mapping[str, tuple[BundleRecord, int]], live: Collection[str]) -> list[Stuck]:
-        """What is stuck as of `now_s` (a monotonic clock): `records` are (record, mod_revision) by bundle, `live` the registered incarnations."""
+    def look(
+        self, now_s: float, records: Mapping[str, tuple[BundleRecord, int]], live: Collection[str]
+    ) -> list[Stuck]:
+        """What is stuck as of `now_s` (a monotonic clock): `records` are (record, mod_revision)
+        by bundle, `live` the registered incarnations."""
         found = []
         for name, (record, revision) in records.items():
             remedy = REMEDIES.get(record.state)
@@ -79,13 +87,20 @@ class StuckStates:
             patience = self._patience_s * (1 << min(watched.replacements, REPLACEMENTS_MAX))
             if now_s - watched.since >= patience:
                 found.append(Stuck(name, record, revision, now_s - watched.since, remedy))
-        self._watched = {name: watched for name, watched in self._watched.items() if name in records}
+        self._watched = {
+            name: watched for name, watched in self._watched.items() if name in records
+        }
         return found
 
     def overdue(self, now_s: float) -> frozenset[str]:
-        """Bundles that have not got on for the patience as of `now_s`, or were given to another destination for that, and are on their way still."""
+        """Bundles that have not got on for the patience as of `now_s`, or were given to another
+        destination for that, and are on their way still."""
         found = self._watched.items()
-        return frozenset(name for name, watched in found if watched.replacements or now_s - watched.since >= self._patience_s)
+        return frozenset(
+            name
+            for name, watched in found
+            if watched.replacements or now_s - watched.since >= self._patience_s
+        )
 
     def replaced(self, bundle: str) -> None:
         """Its destination has been replaced."""

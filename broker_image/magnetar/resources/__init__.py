@@ -1,8 +1,9 @@
 """The custom resources as typed models, and the way from a manifest to one.
 
-Owns: which kinds there are and `parse_manifest`. Imports: the models, errors; neither kopf nor a Kubernetes client, so that `magnetar apply` can
-check a file without them.
-Invariant: what `parse_manifest` refuses, the API server refuses too, with the same sentence (both come from the same rules).
+Owns: which kinds there are and `parse_manifest`. Imports: the models, errors; neither kopf nor a
+Kubernetes client, so that `magnetar apply` can check a file without them. Invariant: what
+`parse_manifest` refuses, the API server refuses too, with the same sentence (both come from the
+same rules).
 """
 
 from __future__ import annotations
@@ -31,25 +32,35 @@ __all__ = [
 ]
 
 KINDS: dict[str, type[CustomResource]] = {
-    model.__name__: model for model in (BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob)
+    model.__name__: model
+    for model in (BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob)
 }
 
 
 def parse_manifest(
     document: dict[str, Any], source: str = "manifest"
 ) -> BrokerCluster | TransactionCoordinator | TopicNamespace | DataJob:
-    """The typed resource in `document`. Raises InvalidRequest that names `source`, the field, its value and the remedy."""
+    """The typed resource in `document`. Raises InvalidRequest that names `source`, the field,
+    its value and the remedy."""
     if not isinstance(document, dict):
         raise InvalidRequest(
-            f"{source}: a manifest is a mapping with apiVersion, kind, metadata and spec; this is {document!r:.80}"
+            f"{source}: a manifest is a mapping with apiVersion, kind, metadata and spec; this is "
+            f"{document!r:.80}"
         )
     kind, version = document.get("kind"), document.get("apiVersion")
     if version != API_VERSION or kind not in KINDS:
-        raise InvalidRequest(f"{source}: {version}/{kind} is not known here; use {API_VERSION} with kind {', '.join(KINDS)}")
+        raise InvalidRequest(
+            f"{source}: {version}/{kind} is not known here; use {API_VERSION} with kind "
+            f"{', '.join(KINDS)}"
+        )
     try:
         resource = KINDS[str(kind)].model_validate(document)
     except ValidationError as error:
-        name = document.get("metadata", {}).get("name", "?") if isinstance(document.get("metadata"), dict) else "?"
+        name = (
+            document.get("metadata", {}).get("name", "?")
+            if isinstance(document.get("metadata"), dict)
+            else "?"
+        )
         raise InvalidRequest(f"{source}: {kind}/{name}: {sentence_of(error)}") from error
     assert isinstance(resource, BrokerCluster | TransactionCoordinator | TopicNamespace | DataJob)
     return resource

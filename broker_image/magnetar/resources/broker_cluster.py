@@ -1,8 +1,8 @@
 """`BrokerCluster`: a fleet of brokers over one storage and one metadata store.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, models.etcd.
-Invariants: every spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot change without losing data are
-immutable.
+Owns: its fields, defaults, limits and rules. Imports: models.base, models.etcd. Invariants: every
+spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot
+change without losing data are immutable.
 """
 
 from __future__ import annotations
@@ -34,24 +34,33 @@ from magnetar.resources.pod_template import PodTemplate
 from magnetar.resources.quantities import amount
 from magnetar.resources.scaling import BROKERS_MAX, Autoscaling, AutoscalingStatus, ScalingStatus
 from magnetar.resources.security import Auth, Tls
-from magnetar.resources.storage import KEEPS_SIZE, ClaimStatus, SecretReference, Storage, VolumeClaim
+from magnetar.resources.storage import (
+    KEEPS_SIZE,
+    ClaimStatus,
+    SecretReference,
+    Storage,
+    VolumeClaim,
+)
 
 RESERVED_SUFFIXES = ("-broker", "-brokers", "-coordinator", "-coordinators", "-etcd", "-storage")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class Image(Model):
-    """Image of the brokers; empty fields mean the image that the operator was given. Jobs run `<repository>-spark` of the same tag."""
+    """Image of the brokers; empty fields mean the image that the operator was given. Jobs run
+    `<repository>-spark` of the same tag."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "(self.repository == '') == (self.tag == '')",
-            "image: set repository and tag together, or neither (then the image that the operator was given is used)",
+            "image: set repository and tag together, or neither (then the image that the operator "
+            "was given is used)",
             lambda image: (image.repository == "") == (image.tag == ""),
         ),
         Rule(
             "self.tag != 'latest'",
-            "image.tag is latest: two brokers of one cluster could then run different versions; set a fixed tag",
+            "image.tag is latest: two brokers of one cluster could then run different versions; "
+            "set a fixed tag",
             lambda image: image.tag != "latest",
         ),
     )
@@ -59,10 +68,14 @@ class Image(Model):
     repository: str = Field(
         default="",
         max_length=400,
-        description="Repository without a tag, for example registry.example/magnetar; Spark's is the same with -spark behind it.",
+        description="Repository without a tag, for example registry.example/magnetar; Spark's is "
+        "the same with -spark behind it.",
     )
     tag: str = Field(
-        default="", max_length=128, description="A fixed tag; `latest` is refused, because two brokers of one cluster could differ."
+        default="",
+        max_length=128,
+        description="A fixed tag; `latest` is refused, because two brokers of one cluster could "
+        "differ.",
     )
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
         default="", description="When nodes pull the image; empty = as the operator was told."
@@ -103,32 +116,40 @@ class ManagedEtcd(Model):
     )
 
     replicas: Literal[1, 3] = Field(
-        default=1, description="Members: 1, or 3 to go on without a pause when one fails. May change while the cluster serves."
+        default=1,
+        description="Members: 1, or 3 to go on without a pause when one fails. May change while "
+        "the cluster serves.",
     )
     quota_mib: int = Field(
         default=1024,
         ge=64,
         le=8192,
-        description="Size of the database in MiB at which etcd refuses writes; keep storage.size twice as large.",
+        description="Size of the database in MiB at which etcd refuses writes; keep storage.size "
+        "twice as large.",
     )
     storage: EtcdStorage = Field(
-        default_factory=EtcdStorage, description="Volume of each member; kept when the cluster is deleted."
+        default_factory=EtcdStorage,
+        description="Volume of each member; kept when the cluster is deleted.",
     )
     image: str = Field(
         default="",
         max_length=500,
-        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was told. Minor versions go up one by one.",
+        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was "
+        "told. Minor versions go up one by one.",
     )
     restore: MetadataRestore | None = Field(
-        default=None, description="Have the operator restore a lost metadata store; it never does so unasked."
+        default=None,
+        description="Have the operator restore a lost metadata store; it never does so unasked.",
     )
 
 
 class ExternalEtcdTls(Model):
-    """How the operator, brokers and jobs identify themselves to an external etcd, and how they know it."""
+    """How the operator, brokers and jobs identify themselves to an external etcd, and how they
+    know it."""
 
     secret_ref: SecretReference = Field(
-        description="A secret with ca.crt, tls.crt and tls.key; a new content is used without restarts."
+        description="A secret with ca.crt, tls.crt and tls.key; a new content is used without "
+        "restarts."
     )
 
 
@@ -138,23 +159,34 @@ class ExternalEtcd(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('https://'))",
-            "external: endpoints with https:// need tls.secretRef.name, a secret with ca.crt, tls.crt and tls.key",
-            lambda external: external.tls is not None or not any(item.startswith("https://") for item in external.endpoints),
+            "external: endpoints with https:// need tls.secretRef.name, a secret with ca.crt, "
+            "tls.crt and tls.key",
+            lambda external: (
+                external.tls is not None
+                or not any(item.startswith("https://") for item in external.endpoints)
+            ),
         ),
         Rule(
             "!has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('http://'))",
             "external: with tls every endpoint is https://host:port (or host:port)",
-            lambda external: external.tls is None or not any(item.startswith("http://") for item in external.endpoints),
+            lambda external: (
+                external.tls is None
+                or not any(item.startswith("http://") for item in external.endpoints)
+            ),
         ),
     )
 
-    endpoints: tuple[Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...] = Field(
+    endpoints: tuple[
+        Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...
+    ] = Field(
         min_length=1,
         max_length=9,
         description="host:port of each member, or https://host:port with tls.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
-    tls: ExternalEtcdTls | None = Field(default=None, description="Mutual TLS; leave it out for an etcd without.")
+    tls: ExternalEtcdTls | None = Field(
+        default=None, description="Mutual TLS; leave it out for an etcd without."
+    )
 
 
 class Etcd(Model):
@@ -168,7 +200,8 @@ class Etcd(Model):
         ),
         Rule(
             "has(self.managed) == has(oldSelf.managed)",
-            "etcd: a cluster stays with the kind of store it was made with; restore a snapshot into a new cluster instead",
+            "etcd: a cluster stays with the kind of store it was made with; restore a snapshot "
+            "into a new cluster instead",
         ),
     )
 
@@ -178,7 +211,11 @@ class Etcd(Model):
 
 def _within_limits(resources: Resources) -> bool:
     known = resources.limits
-    return all((amount(value) or 0) <= (amount(known[name]) or 0) for name, value in resources.requests.items() if name in known)
+    return all(
+        (amount(value) or 0) <= (amount(known[name]) or 0)
+        for name, value in resources.requests.items()
+        if name in known
+    )
 
 
 class Resources(Model):
@@ -187,16 +224,22 @@ class Resources(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.requests.all(name, !(name in self.limits) || "
-            "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
-            "resources: a request is above its limit, so that no pod could be made; lower requests (which have defaults) or raise limits",
+            "quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) "
+            "<= 0)",
+            "resources: a request is above its limit, so that no pod could be made; lower requests "
+            "(which have defaults) or raise limits",
             _within_limits,
         ),
     )
 
     requests: dict[str, Quantity] = Field(
-        default={"cpu": "250m", "memory": "512Mi"}, max_length=16, description="What the scheduler reserves."
+        default={"cpu": "250m", "memory": "512Mi"},
+        max_length=16,
+        description="What the scheduler reserves.",
     )
-    limits: dict[str, Quantity] = Field(default={}, max_length=16, description="What the container may not exceed.")
+    limits: dict[str, Quantity] = Field(
+        default={}, max_length=16, description="What the container may not exceed."
+    )
 
 
 class BrokerClusterSpec(Model):
@@ -205,22 +248,34 @@ class BrokerClusterSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.auth) || !self.auth.clientCertificates || has(self.tls)",
-            "auth.clientCertificates needs spec.tls, whose secret holds the authority of the clients (ca.crt)",
-            lambda spec: spec.auth is None or not spec.auth.client_certificates or spec.tls is not None,
+            "auth.clientCertificates needs spec.tls, whose secret holds the authority of the "
+            "clients (ca.crt)",
+            lambda spec: (
+                spec.auth is None or not spec.auth.client_certificates or spec.tls is not None
+            ),
         ),
         Rule(
             "has(self.tls) || self.listeners.all(listener, !listener.tls)",
             "listeners: tls needs spec.tls, whose secret holds the certificate",
-            lambda spec: spec.tls is not None or not any(listener.tls for listener in spec.listeners),
+            lambda spec: (
+                spec.tls is not None or not any(listener.tls for listener in spec.listeners)
+            ),
         ),
         Rule(
-            "!has(self.tls) || self.tls.plain == 'Open' || self.listeners.all(listener, listener.tls)",
-            "tls.plain: a listener without tls would let nobody in; set its tls to true, or plain to Open",
-            lambda spec: spec.tls is None or spec.tls.plain == "Open" or all(listener.tls for listener in spec.listeners),
+            "!has(self.tls) || self.tls.plain == 'Open' || self.listeners.all(listener, "
+            "listener.tls)",
+            "tls.plain: a listener without tls would let nobody in; set its tls to true, or plain "
+            "to Open",
+            lambda spec: (
+                spec.tls is None
+                or spec.tls.plain == "Open"
+                or all(listener.tls for listener in spec.listeners)
+            ),
         ),
         Rule(
             "!has(self.tls) || self.tls.plain == 'Open' || has(oldSelf.tls)",
-            "tls.plain: begin with Open; once the brokers have TLS, set Internal or Closed: those that are not restarted yet know no other way",
+            "tls.plain: begin with Open; once the brokers have TLS, set Internal or Closed: those "
+            "that are not restarted yet know no other way",
         ),
     )
 
@@ -243,7 +298,9 @@ class BrokerClusterSpec(Model):
         default=Storage(volume_claim=VolumeClaim()),
         description="Where messages are kept.",
         # Whole: the API server checks rules on a default before it fills in what is nested.
-        json_schema_extra={"default": {"volumeClaim": VolumeClaim().model_dump(by_alias=True, mode="json")}},
+        json_schema_extra={
+            "default": {"volumeClaim": VolumeClaim().model_dump(by_alias=True, mode="json")}
+        },
     )
     etcd: Etcd = Field(
         default=Etcd(managed=ManagedEtcd()),
@@ -253,33 +310,47 @@ class BrokerClusterSpec(Model):
     listeners: Listeners = ()
     tls: Tls | None = Field(
         default=None,
-        description="TLS for clients. Switching it on or off rolls the brokers and coordinators; a renewed certificate does not.",
+        description="TLS for clients. Switching it on or off rolls the brokers and coordinators; a "
+        "renewed certificate does not.",
     )
     auth: Auth | None = Field(
         default=None,
-        description="Who clients are and what they may do; without it everybody may do everything. Switching it on or off, or another "
+        description="Who clients are and what they may do; without it everybody may do everything. "
+        "Switching it on or off, or another "
         "secret, rolls the brokers and coordinators; other roles and another content do not.",
     )
     network_policy: NetworkPolicy = Field(
-        default_factory=NetworkPolicy, description="Who may reach the ports of brokers and coordinators."
+        default_factory=NetworkPolicy,
+        description="Who may reach the ports of brokers and coordinators.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(limits={"memory": "2Gi"}),
         description="Compute resources of each broker. Its caches are sized by the limit of memory.",
-        json_schema_extra={"default": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}},
+        json_schema_extra={
+            "default": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+        },
     )
     config: BrokerConfig = Field(
-        default_factory=BrokerConfig, description="Broker settings by their own names, as numbers. A change rolls the brokers."
+        default_factory=BrokerConfig,
+        description="Broker settings by their own names, as numbers. A change rolls the brokers.",
     )
-    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the brokers' pods.")
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate, description="Additions to the brokers' pods."
+    )
     drain_timeout_seconds: int = Field(
-        default=120, ge=1, le=3600, description="How long a stopping broker may take to hand its bundles over."
+        default=120,
+        ge=1,
+        le=3600,
+        description="How long a stopping broker may take to hand its bundles over.",
     )
-    autoscaling: Autoscaling = Field(default_factory=Autoscaling, description="Number of brokers by their own load reports.")
+    autoscaling: Autoscaling = Field(
+        default_factory=Autoscaling, description="Number of brokers by their own load reports."
+    )
     allowed_namespaces: tuple[Annotated[str, Field(max_length=63)], ...] = Field(
         default=(),
         max_length=200,
-        description='Other Kubernetes namespaces whose TopicNamespaces may refer to this cluster; "*" = all.',
+        description="Other Kubernetes namespaces whose TopicNamespaces may refer to this cluster; "
+        '"*" = all.',
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 
@@ -287,21 +358,34 @@ class BrokerClusterSpec(Model):
 class Endpoints(StatusModel):
     """Where clients connect from inside the Kubernetes cluster."""
 
-    service_url: str = Field(default="", description="For Pulsar clients; empty unless everybody may use the plain ports.")
-    http_url: str = Field(
-        default="", description="For REST, pulsar-admin and metrics; empty unless everybody may use the plain ports."
+    service_url: str = Field(
+        default="",
+        description="For Pulsar clients; empty unless everybody may use the plain ports.",
     )
-    service_url_tls: str = Field(default="", description="For Pulsar clients, by TLS; empty without spec.tls.")
-    https_url: str = Field(default="", description="For REST and pulsar-admin, by TLS; empty without spec.tls.")
+    http_url: str = Field(
+        default="",
+        description="For REST, pulsar-admin and metrics; empty unless everybody may use the plain "
+        "ports.",
+    )
+    service_url_tls: str = Field(
+        default="", description="For Pulsar clients, by TLS; empty without spec.tls."
+    )
+    https_url: str = Field(
+        default="", description="For REST and pulsar-admin, by TLS; empty without spec.tls."
+    )
 
 
 class BrokerStatus(StatusModel):
     """One broker."""
 
     name: str = Field(description="Its pod.")
-    incarnation: str = Field(default="", description="Its current life; empty while it is not registered.")
+    incarnation: str = Field(
+        default="", description="Its current life; empty while it is not registered."
+    )
     bundles: int = Field(default=0, description="Bundles that it owns or is about to own.")
-    phase: str = Field(default="", description="Pending, Starting, Ready, Draining, Terminating or Failed.")
+    phase: str = Field(
+        default="", description="Pending, Starting, Ready, Draining, Terminating or Failed."
+    )
 
 
 class PendingRestart(StatusModel):
@@ -314,35 +398,54 @@ class PendingRestart(StatusModel):
 class MetadataCopyStatus(StatusModel):
     """The newest copy of the metadata store in storage."""
 
-    object: str = Field(default="", description="Its name in the cluster's storage; `magnetar metadata restore` takes it.")
+    object: str = Field(
+        default="",
+        description="Its name in the cluster's storage; `magnetar metadata restore` takes it.",
+    )
     revision: int = Field(default=0, description="The store's revision that it is a copy of.")
-    time: str = Field(default="", description="When it was made. A later one is made only when something durable has changed.")
+    time: str = Field(
+        default="",
+        description="When it was made. A later one is made only when something durable has changed.",
+    )
     problem: str = Field(default="", description="Why the last try failed; empty = it did not.")
 
 
 class BrokerClusterStatus(StatusModel):
     """What the cluster is."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, description="Generation of the spec that this status speaks of."
+    )
     replicas: int = Field(default=0, description="Broker pods that exist.")
     ready_replicas: int = Field(default=0, description="Broker pods that take traffic.")
-    selector: str = Field(default="", description="Label selector of the broker pods, for autoscalers.")
+    selector: str = Field(
+        default="", description="Label selector of the broker pods, for autoscalers."
+    )
     etcd_security: str = Field(
         default="",
-        description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS and its clients change over.",
+        description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS "
+        "and its clients change over.",
     )
     etcd_authority: EtcdAuthorityStatus = Field(
-        default_factory=EtcdAuthorityStatus, description="The certificate authority of the managed etcd."
+        default_factory=EtcdAuthorityStatus,
+        description="The certificate authority of the managed etcd.",
     )
     etcd: EtcdStatus = Field(default_factory=EtcdStatus, description="The managed etcd.")
-    storage_id: str = Field(default="", description="Identity of the storage; brokers refuse to start on another one.")
-    storage: ClaimStatus = Field(default_factory=ClaimStatus, description="The claim that the operator made for the messages.")
+    storage_id: str = Field(
+        default="", description="Identity of the storage; brokers refuse to start on another one."
+    )
+    storage: ClaimStatus = Field(
+        default_factory=ClaimStatus,
+        description="The claim that the operator made for the messages.",
+    )
     restore: RestoreStatus = Field(
-        default_factory=RestoreStatus, description="The restore of the metadata store that was last asked for."
+        default_factory=RestoreStatus,
+        description="The restore of the metadata store that was last asked for.",
     )
     metadata_copy: MetadataCopyStatus = Field(
         default_factory=MetadataCopyStatus,
-        description="The newest of the copies of the metadata store that brokers make every spec.config.metadata_backup_interval_s.",
+        description="The newest of the copies of the metadata store that brokers make every "
+        "spec.config.metadata_backup_interval_s.",
     )
     endpoints: Endpoints = Field(default_factory=Endpoints, description="Where clients connect.")
     listeners: tuple[ListenerStatus, ...] = Field(
@@ -361,15 +464,19 @@ class BrokerClusterStatus(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     scaling: ScalingStatus = Field(
-        default_factory=ScalingStatus, description="The change of the number of brokers, or the replacement, that is under way."
+        default_factory=ScalingStatus,
+        description="The change of the number of brokers, or the replacement, that is under way.",
     )
     autoscaling: AutoscalingStatus = Field(
         default_factory=AutoscalingStatus, description="What the autoscaler decided last, and why."
     )
-    troubles: tuple[Trouble, ...] = Field(default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES)
+    troubles: tuple[Trouble, ...] = Field(
+        default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Available, Progressing, Degraded, Ready, Protected; Autoscaling if it is enabled, Certificate with spec.tls.",
+        description="Available, Progressing, Degraded, Ready, Protected; Autoscaling if it is "
+        "enabled, Certificate with spec.tls.",
         json_schema_extra=CONDITIONS,
     )
 
@@ -379,13 +486,20 @@ class BrokerCluster(CustomResource):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
-            lambda cluster: len(cluster.name) <= NAME_LENGTH_MAX and _NAME.fullmatch(cluster.name) is not None,
+            f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && "
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, "
+            "beginning with a letter",
+            lambda cluster: (
+                len(cluster.name) <= NAME_LENGTH_MAX and _NAME.fullmatch(cluster.name) is not None
+            ),
         ),
         Rule(
-            " && ".join(f"!self.metadata.name.endsWith('{suffix}')" for suffix in RESERVED_SUFFIXES),
-            f"metadata.name: the endings {', '.join(RESERVED_SUFFIXES)} are taken by the parts of other clusters",
+            " && ".join(
+                f"!self.metadata.name.endsWith('{suffix}')" for suffix in RESERVED_SUFFIXES
+            ),
+            f"metadata.name: the endings {', '.join(RESERVED_SUFFIXES)} are taken by the parts of "
+            "other clusters",
             lambda cluster: not cluster.name.endswith(RESERVED_SUFFIXES),
         ),
         KEEPS_SIZE,

@@ -1,7 +1,9 @@
-"""`spec.config`: the settings of a broker, or of a transaction coordinator, each with its own bounds.
+"""`spec.config`: the settings of a broker, or of a transaction coordinator, each with its own
+bounds.
 
-Owns: the fields, which are made from the list that the broker's own settings are written into (`make crds`). Imports: models.base, difflib.
-Invariants: a setting that is not given is absent, never defaulted here, so that a newer broker's defaults hold; a name that no broker knows, or means
+Owns: the fields, which are made from the list that the broker's own settings are written into
+(`make crds`). Imports: models.base, difflib. Invariants: a setting that is not given is absent,
+never defaulted here, so that a newer broker's defaults hold; a name that no broker knows, or means
 nothing to a coordinator, is refused with the nearest one that there is.
 """
 
@@ -17,7 +19,9 @@ from pydantic import Field, create_model, model_validator
 
 from magnetar.resources.base import Model, Rule
 
-SETTINGS: tuple[dict[str, Any], ...] = tuple(json.loads(Path(__file__).with_name("broker_settings.json").read_text()))
+SETTINGS: tuple[dict[str, Any], ...] = tuple(
+    json.loads(Path(__file__).with_name("broker_settings.json").read_text())
+)
 ELSEWHERE = {setting["name"]: setting["field"] for setting in SETTINGS if setting["field"]} | {
     "volume": "spec.storage",
     "store": "spec.etcd",
@@ -51,7 +55,8 @@ def _given(name: str) -> str:
 
 
 class Settings(Model):
-    """What all configurations share. `KIND` is the resource that has them, `PROCESS` what takes them."""
+    """What all configurations share. `KIND` is the resource that has them, `PROCESS` what takes
+    them."""
 
     KIND: ClassVar[str] = "brokercluster"
     PROCESS: ClassVar[str] = "broker"
@@ -71,7 +76,11 @@ class Settings(Model):
 
     def chosen(self) -> dict[str, float]:
         """The settings that are given, by name."""
-        return {name: value for name in sorted(type(self).model_fields) if (value := getattr(self, name)) is not None}
+        return {
+            name: value
+            for name in sorted(type(self).model_fields)
+            if (value := getattr(self, name)) is not None
+        }
 
     @classmethod
     def _unknown(cls, name: str) -> str:
@@ -79,7 +88,10 @@ class Settings(Model):
             return f"{name} comes from {ELSEWHERE[name]}; set it there"
         near = difflib.get_close_matches(name.lower(), cls.model_fields, n=1, cutoff=0.5)
         meant = f"did you mean {near[0]}? " if near else ""
-        return f"{name} is not a setting of a {cls.PROCESS}; {meant}docs/settings.md and kubectl explain {cls.KIND}.spec.config list them"
+        return (
+            f"{name} is not a setting of a {cls.PROCESS}; {meant}docs/settings.md and kubectl "
+            f"explain {cls.KIND}.spec.config list them"
+        )
 
 
 class Config(Settings):
@@ -88,8 +100,12 @@ class Config(Settings):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"{_given('log_file_bytes')} >= {LOG_FILE_MESSAGES_MIN} * {_given('max_message_bytes')}",
-            f"config: log_file_bytes must be at least {LOG_FILE_MESSAGES_MIN} times max_message_bytes; raise one or lower the other",
-            lambda config: config.value("log_file_bytes") >= LOG_FILE_MESSAGES_MIN * config.value("max_message_bytes"),
+            f"config: log_file_bytes must be at least {LOG_FILE_MESSAGES_MIN} times "
+            "max_message_bytes; raise one or lower the other",
+            lambda config: (
+                config.value("log_file_bytes")
+                >= LOG_FILE_MESSAGES_MIN * config.value("max_message_bytes")
+            ),
         ),
     )
 
@@ -108,10 +124,20 @@ def _fields(names: Collection[str] = ()) -> dict[str, Any]:
         if setting["field"] or (names and setting["name"] not in names):
             continue
         kind: Any = int | None if setting["type"] == "integer" else float | None
-        text = f"{setting['description'][:1].upper()}{setting['description'][1:]}. Default: {setting['default']:.15g}."
+        text = (
+            f"{setting['description'][:1].upper()}{setting['description'][1:]}. Default: "
+            f"{setting['default']:.15g}."
+        )
         fields[setting["name"]] = (
             kind,
-            Field(default=None, alias=setting["name"], ge=setting["minimum"], le=setting["maximum"], description=text, strict=True),
+            Field(
+                default=None,
+                alias=setting["name"],
+                ge=setting["minimum"],
+                le=setting["maximum"],
+                description=text,
+                strict=True,
+            ),
         )
     return fields
 
@@ -125,7 +151,12 @@ if TYPE_CHECKING:
         """Settings of a transaction coordinator by their own names."""
 
 else:
-    BrokerConfig = create_model("BrokerConfig", __base__=Config, __doc__="Settings of a broker by their own names.", **_fields())
+    BrokerConfig = create_model(
+        "BrokerConfig",
+        __base__=Config,
+        __doc__="Settings of a broker by their own names.",
+        **_fields(),
+    )
     CoordinatorConfig = create_model(
         "CoordinatorConfig",
         __base__=CoordinatorSettings,

@@ -1,8 +1,8 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, magnetar.names.
-Invariants: a job runs in its cluster's Kubernetes namespace, because it mounts the cluster's claim; what a user may override is what the fields
-say, and the service account is not among it.
+Owns: its fields, defaults, limits and rules. Imports: models.base, magnetar.names. Invariants: a
+job runs in its cluster's Kubernetes namespace, because it mounts the cluster's claim; what a user
+may override is what the fields say, and the service account is not among it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from pydantic import Field
 from magnetar.errors import InvalidTopicName
 from magnetar.names import NAME_LENGTH_MAX, PART_PATTERN, TopicName
 from magnetar.resources import base
-from magnetar.resources.base import CONDITIONS, Condition, CustomResource, Model, Quantity, Rule, StatusModel
+from magnetar.resources.base import (
+    CONDITIONS,
+    Condition,
+    CustomResource,
+    Model,
+    Quantity,
+    Rule,
+    StatusModel,
+)
 
 EXECUTORS_MAX = 100
 TOPIC_PATTERN = f"^(persistent://)?{PART_PATTERN}/{PART_PATTERN}/.+$"
@@ -42,16 +50,22 @@ class Compaction(Model):
         Rule(
             f"self.topic.matches('{TOPIC_PATTERN}')",
             "compaction.topic: write persistent://tenant/namespace/topic",
-            lambda compaction: re.fullmatch(TOPIC_PATTERN, compaction.topic) is not None and _is_persistent_topic(compaction),
+            lambda compaction: (
+                re.fullmatch(TOPIC_PATTERN, compaction.topic) is not None
+                and _is_persistent_topic(compaction)
+            ),
         ),
     )
 
     topic: str = Field(
         min_length=1,
         max_length=NAME_LENGTH_MAX,
-        description="Full name of a persistent topic; a partitioned topic stands for all its partitions.",
+        description="Full name of a persistent topic; a partitioned topic stands for all its "
+        "partitions.",
     )
-    retain_keyless: bool = Field(default=False, description="Keep messages without a key instead of dropping them.")
+    retain_keyless: bool = Field(
+        default=False, description="Keep messages without a key instead of dropping them."
+    )
 
 
 class Driver(Model):
@@ -59,7 +73,10 @@ class Driver(Model):
 
     cpu: Quantity = Field(default="250m", description="Processor request.")
     memory_mib: int = Field(
-        default=1536, ge=768, le=65536, description="Memory request and limit: the JVM, Python and their overhead."
+        default=1536,
+        ge=768,
+        le=65536,
+        description="Memory request and limit: the JVM, Python and their overhead.",
     )
 
 
@@ -67,10 +84,18 @@ class Executors(Model):
     """The pods that do the work."""
 
     instances: int = Field(default=1, ge=1, le=EXECUTORS_MAX, description="Number of executors.")
-    cores: int = Field(default=1, ge=1, le=64, description="Tasks that one executor runs at the same time.")
-    cpu: Quantity | None = Field(default=None, description="Processor request of one executor; absent: as many as it has cores.")
+    cores: int = Field(
+        default=1, ge=1, le=64, description="Tasks that one executor runs at the same time."
+    )
+    cpu: Quantity | None = Field(
+        default=None,
+        description="Processor request of one executor; absent: as many as it has cores.",
+    )
     memory_mib: int = Field(
-        default=512, ge=512, le=262144, description="Heap of one executor; its pod asks for Python's share on top."
+        default=512,
+        ge=512,
+        le=262144,
+        description="Heap of one executor; its pod asks for Python's share on top.",
     )
 
 
@@ -78,7 +103,10 @@ class DataJobSpec(Model):
     """What should run."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule("self.clusterRef == oldSelf.clusterRef", "clusterRef is immutable: make a new DataJob for another cluster"),
+        Rule(
+            "self.clusterRef == oldSelf.clusterRef",
+            "clusterRef is immutable: make a new DataJob for another cluster",
+        ),
         Rule(
             "self.type != 'Compaction' || has(self.compaction)",
             "type Compaction needs compaction.topic",
@@ -86,9 +114,13 @@ class DataJobSpec(Model):
         ),
     )
 
-    cluster_ref: SameNamespaceCluster = Field(description="The cluster whose messages the job reads.")
+    cluster_ref: SameNamespaceCluster = Field(
+        description="The cluster whose messages the job reads."
+    )
     type: Literal["Compaction"] = Field(default="Compaction", description="What the job does.")
-    compaction: Compaction | None = Field(default=None, description="For type Compaction: what to compact.")
+    compaction: Compaction | None = Field(
+        default=None, description="For type Compaction: what to compact."
+    )
     run_request: str = Field(
         default=DEFAULT_RUN,
         pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
@@ -96,9 +128,13 @@ class DataJobSpec(Model):
         description="Name of the run; a new value runs the job again.",
     )
     suspend: bool = Field(default=False, description="True stops a run and starts no new one.")
-    attempts_max: int = Field(default=3, ge=1, le=20, description="How often a run that failed is tried.")
+    attempts_max: int = Field(
+        default=3, ge=1, le=20, description="How often a run that failed is tried."
+    )
     driver: Driver = Field(default_factory=Driver, description="Size of the driver.")
-    executors: Executors = Field(default_factory=Executors, description="Number and size of the executors.")
+    executors: Executors = Field(
+        default_factory=Executors, description="Number and size of the executors."
+    )
 
 
 class Run(StatusModel):
@@ -109,24 +145,36 @@ class Run(StatusModel):
     attempts: int = Field(default=0, description="Driver pods made for it so far.")
     started_at: str = Field(default="", description="RFC 3339.")
     finished_at: str = Field(default="", description="RFC 3339.")
-    message: str = Field(default="", description="Why it failed, what it waits for, or what it has left to the next run.")
+    message: str = Field(
+        default="",
+        description="Why it failed, what it waits for, or what it has left to the next run.",
+    )
     result: dict[str, str] = Field(default={}, description="What it did, as counted by the job.")
 
 
 class DataJobStatus(StatusModel):
     """What has run."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
-    state: str = Field(default="", description="State of the latest run: Pending, Running, Succeeded, Failed or Suspended.")
+    observed_generation: int = Field(
+        default=0, description="Generation of the spec that this status speaks of."
+    )
+    state: str = Field(
+        default="",
+        description="State of the latest run: Pending, Running, Succeeded, Failed or Suspended.",
+    )
     run: str = Field(default="", description="Name of the latest run.")
     attempt: int = Field(default=0, description="Number of its latest driver pod.")
-    driver_pod: str = Field(default="", description="Name of its latest driver pod: kubectl logs shows what it does.")
+    driver_pod: str = Field(
+        default="", description="Name of its latest driver pod: kubectl logs shows what it does."
+    )
     history: tuple[Run, ...] = Field(
         default=(),
         description="Runs, the latest first.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["run"]},
     )
-    conditions: tuple[Condition, ...] = Field(default=(), description="Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS)
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS
+    )
 
 
 class DataJob(CustomResource):
@@ -134,10 +182,12 @@ class DataJob(CustomResource):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"self.metadata.name.size() <= {base.NAME_LENGTH_MAX} && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            f"self.metadata.name.size() <= {base.NAME_LENGTH_MAX} && "
+            "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
             f"metadata.name: use at most {base.NAME_LENGTH_MAX} lower-case letters, digits and -",
             lambda job: (
-                len(job.name) <= base.NAME_LENGTH_MAX and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", job.name) is not None
+                len(job.name) <= base.NAME_LENGTH_MAX
+                and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", job.name) is not None
             ),
         ),
     )

@@ -1,7 +1,8 @@
 """The CustomResourceDefinitions.
 
-Owns: names, short names, printer columns and subresources of every kind. Imports: the models, models.schema. Pure.
-Invariants: the definitions depend on the models alone (`python -m dev.crds` writes them, a test fails when they differ); helm never deletes them.
+Owns: names, short names, printer columns and subresources of every kind. Imports: the models,
+models.schema. Pure. Invariants: the definitions depend on the models alone (`python -m dev.crds`
+writes them, a test fails when they differ); helm never deletes them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ class Column:
     priority: int = 0
 
     def manifest(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type, "jsonPath": self.path, "priority": self.priority}
+        return {
+            "name": self.name,
+            "type": self.type,
+            "jsonPath": self.path,
+            "priority": self.priority,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,10 @@ NAMINGS = {
 
 def definitions() -> dict[str, dict[str, Any]]:
     """Every CustomResourceDefinition by its object name, `<plural>.<group>`."""
-    return {f"{NAMINGS[kind].plural}.{GROUP}": _definition(kind, model, NAMINGS[kind]) for kind, model in KINDS.items()}
+    return {
+        f"{NAMINGS[kind].plural}.{GROUP}": _definition(kind, model, NAMINGS[kind])
+        for kind, model in KINDS.items()
+    }
 
 
 def _definition(kind: str, model: type[CustomResource], naming: Naming) -> dict[str, Any]:
@@ -116,7 +125,10 @@ def _definition(kind: str, model: type[CustomResource], naming: Naming) -> dict[
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{naming.plural}.{GROUP}", "annotations": {"helm.sh/resource-policy": "keep"}},
+        "metadata": {
+            "name": f"{naming.plural}.{GROUP}",
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
@@ -143,8 +155,11 @@ def _definition(kind: str, model: type[CustomResource], naming: Naming) -> dict[
 
 
 def root_schema(model: type[CustomResource]) -> dict[str, Any]:
-    """Schema of the whole object: metadata is the API server's own business, except for rules about the name."""
-    spec, status = (structural_schema(model.model_fields[part].annotation) for part in ("spec", "status"))  # type: ignore[arg-type]
+    """Schema of the whole object: metadata is the API server's own business, except for rules
+    about the name."""
+    spec, status = (
+        structural_schema(model.model_fields[part].annotation) for part in ("spec", "status")
+    )  # type: ignore[arg-type]
     root: dict[str, Any] = {
         "type": "object",
         "description": (model.__doc__ or "").strip(),

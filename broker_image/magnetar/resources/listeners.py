@@ -1,8 +1,8 @@
 """`spec.listeners`: ways in for clients outside the Kubernetes cluster.
 
 Owns: their fields, limits and rules, and what the status says of them. Imports: models.base.
-Invariant: every listener gives each pod an address of its own, because a client must reach the very broker that serves its topic, and the very
-coordinator that holds its transaction.
+Invariant: every listener gives each pod an address of its own, because a client must reach the very
+broker that serves its topic, and the very coordinator that holds its transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class WayIn(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.name != 'internal'",
-            "listeners: internal is the brokers' own listener, which needs no entry; choose another name",
+            "listeners: internal is the brokers' own listener, which needs no entry; choose "
+            "another name",
             lambda listener: listener.name != "internal",
         ),
         Rule(
@@ -35,14 +36,25 @@ class WayIn(Model):
             lambda listener: listener.node_port == 0 or listener.type == _NODE_PORT,
         ),
         Rule(
-            "self.type == 'LoadBalancer' || (size(self.sourceRanges) == 0 && self.loadBalancerClass == '')",
-            "listeners: sourceRanges and loadBalancerClass are for type LoadBalancer; leave them out, or change the type",
-            lambda listener: listener.type == _LOAD_BALANCER or not (listener.source_ranges or listener.load_balancer_class),
+            "self.type == 'LoadBalancer' || (size(self.sourceRanges) == 0 && "
+            "self.loadBalancerClass == '')",
+            "listeners: sourceRanges and loadBalancerClass are for type LoadBalancer; leave them "
+            "out, or change the type",
+            lambda listener: (
+                listener.type == _LOAD_BALANCER
+                or not (listener.source_ranges or listener.load_balancer_class)
+            ),
         ),
         Rule(
-            "self.advertisedHost == '' || self.type == 'NodePort' || self.advertisedHost.contains('{ordinal}')",
-            "listeners: advertisedHost must tell brokers apart; write {ordinal} in it, as in broker-{ordinal}.example.com",
-            lambda listener: not listener.advertised_host or listener.type == _NODE_PORT or ORDINAL in listener.advertised_host,
+            "self.advertisedHost == '' || self.type == 'NodePort' || "
+            "self.advertisedHost.contains('{ordinal}')",
+            "listeners: advertisedHost must tell brokers apart; write {ordinal} in it, as in "
+            "broker-{ordinal}.example.com",
+            lambda listener: (
+                not listener.advertised_host
+                or listener.type == _NODE_PORT
+                or ORDINAL in listener.advertised_host
+            ),
         ),
     )
 
@@ -53,20 +65,25 @@ class WayIn(Model):
         description="What clients may call it (listenerName); it ends the names of its services.",
     )
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
-        default="LoadBalancer", description="Type of its services. ClusterIP is for a gateway or mesh that you run."
+        default="LoadBalancer",
+        description="Type of its services. ClusterIP is for a gateway or mesh that you run.",
     )
-    port: int = Field(default=6650, ge=1, le=65535, description="Port of its services, with tls or without.")
+    port: int = Field(
+        default=6650, ge=1, le=65535, description="Port of its services, with tls or without."
+    )
     node_port: int = Field(
         default=0,
         ge=0,
         le=65334,
-        description="Node port of the brokers' first service; broker or coordinator n has the one n + 1 above. 0 = Kubernetes chooses.",
+        description="Node port of the brokers' first service; broker or coordinator n has the one "
+        "n + 1 above. 0 = Kubernetes chooses.",
     )
     advertised_host: str = Field(
         default="",
         max_length=253,
         pattern=r"^([A-Za-z0-9.:_-]|\{ordinal\})*$",
-        description="Host that clients are told, {ordinal} being the pod's number. Empty = the load balancer's address, the node's "
+        description="Host that clients are told, {ordinal} being the pod's number. Empty = the "
+        "load balancer's address, the node's "
         "(NodePort) or the service's name (ClusterIP).",
     )
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
@@ -75,16 +92,22 @@ class WayIn(Model):
         description="Annotations of its services, {ordinal} being the pod's number, or bootstrap.",
     )
     load_balancer_class: str = Field(
-        default="", max_length=253, description="Implementation of the load balancer; empty = default."
+        default="",
+        max_length=253,
+        description="Implementation of the load balancer; empty = default.",
     )
-    source_ranges: tuple[Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$", max_length=64)], ...] = Field(
+    source_ranges: tuple[
+        Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$", max_length=64)], ...
+    ] = Field(
         default=(),
         max_length=64,
         description="Networks that load balancers admit, as 203.0.113.0/24; empty = all.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     external_traffic_policy: Literal["Cluster", "Local"] = Field(
-        default="Cluster", description="Local keeps clients' addresses and saves a hop; Cluster lets every node answer."
+        default="Cluster",
+        description="Local keeps clients' addresses and saves a hop; Cluster lets every node "
+        "answer.",
     )
 
 
@@ -93,7 +116,8 @@ class Listener(WayIn):
 
     tls: bool = Field(
         default=False,
-        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the hosts that they are told, too.",
+        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the "
+        "hosts that they are told, too.",
     )
 
 
@@ -102,7 +126,8 @@ Listeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside. One more, less, renamed, in another place or with another tls rolls the brokers; nothing else "
+        description="Ways in for clients outside. One more, less, renamed, in another place or "
+        "with another tls rolls the brokers; nothing else "
         "does.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
@@ -114,8 +139,10 @@ CoordinatorListeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside, by the names of the cluster's listeners, which also say whether they use tls: clients of a "
-        "listener that is not here find no coordinator. One more, less, renamed or in another place rolls the coordinators.",
+        description="Ways in for clients outside, by the names of the cluster's listeners, which "
+        "also say whether they use tls: clients of a "
+        "listener that is not here find no coordinator. One more, less, renamed or in another "
+        "place rolls the coordinators.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
 ]
@@ -139,7 +166,9 @@ class ListenerStatus(StatusModel):
     """One listener."""
 
     name: str = Field(description="Its name.")
-    service_url: str = Field(default="", description="Where its clients connect first; empty while it is not known.")
+    service_url: str = Field(
+        default="", description="Where its clients connect first; empty while it is not known."
+    )
     brokers: tuple[BrokerAddress, ...] = Field(
         default=(),
         description="Addresses that its clients are told.",

@@ -1,7 +1,8 @@
 """`spec.networkPolicy`: who may reach the ports of brokers and coordinators.
 
-Owns: its fields and limits, in the shape that they have in a NetworkPolicy. Imports: models.base, models.pod_template.
-Invariant: the cluster's own pods and the operator are always admitted; what is said here is about everybody else.
+Owns: its fields and limits, in the shape that they have in a NetworkPolicy. Imports: models.base,
+models.pod_template. Invariant: the cluster's own pods and the operator are always admitted; what is
+said here is about everybody else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 class IpBlock(Model):
     """Addresses."""
 
-    cidr: str = Field(max_length=43, pattern=r"^[0-9a-fA-F:.]+/[0-9]{1,3}$", description="Such as 10.0.0.0/8 or fd00::/8.")
+    cidr: str = Field(
+        max_length=43,
+        pattern=r"^[0-9a-fA-F:.]+/[0-9]{1,3}$",
+        description="Such as 10.0.0.0/8 or fd00::/8.",
+    )
 
 
 class NetworkPeer(Model):
@@ -29,33 +34,48 @@ class NetworkPeer(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",
-            "networkPolicy: each entry has either ipBlock, or podSelector, namespaceSelector or both",
-            lambda peer: (peer.ip_block is None) == (peer.pod_selector is not None or peer.namespace_selector is not None),
+            "networkPolicy: each entry has either ipBlock, or podSelector, namespaceSelector or "
+            "both",
+            lambda peer: (
+                (peer.ip_block is None)
+                == (peer.pod_selector is not None or peer.namespace_selector is not None)
+            ),
         ),
     )
 
     pod_selector: LabelSelector | None = Field(
-        default=None, description="Pods of the namespaces that namespaceSelector chooses, or of the cluster's own; {} = all."
+        default=None,
+        description="Pods of the namespaces that namespaceSelector chooses, or of the cluster's "
+        "own; {} = all.",
     )
-    namespace_selector: LabelSelector | None = Field(default=None, description="Kubernetes namespaces by their labels; {} = all.")
-    ip_block: IpBlock | None = Field(default=None, description="Addresses outside; of a NodePort's clients often the nodes'.")
+    namespace_selector: LabelSelector | None = Field(
+        default=None, description="Kubernetes namespaces by their labels; {} = all."
+    )
+    ip_block: IpBlock | None = Field(
+        default=None, description="Addresses outside; of a NodePort's clients often the nodes'."
+    )
 
 
 Peers = Annotated[tuple[NetworkPeer, ...], Field(max_length=PEERS_MAX)]
 
 
 class NetworkPolicy(Model):
-    """Who may reach brokers and coordinators, beside the cluster's own pods and the operator. Ports that are for these alone are open to nobody
-    else. It takes a network plugin that enforces NetworkPolicies."""
+    """Who may reach brokers and coordinators, beside the cluster's own pods and the operator.
+    Ports that are for these alone are open to nobody else. It takes a network plugin that
+    enforces NetworkPolicies."""
 
-    enabled: bool = Field(default=True, description="Make NetworkPolicies for brokers and coordinators.")
+    enabled: bool = Field(
+        default=True, description="Make NetworkPolicies for brokers and coordinators."
+    )
     clients_from: Peers = Field(
         default=(),
-        description="Who may reach the ports of the Pulsar protocol, those of listeners among them; empty = everybody.",
+        description="Who may reach the ports of the Pulsar protocol, those of listeners among "
+        "them; empty = everybody.",
         json_schema_extra=ATOMIC,
     )
     rest_from: Peers = Field(
         default=(),
-        description="Who may reach the ports of REST and metrics (8080, 8443), scrapers among them; empty = as clientsFrom.",
+        description="Who may reach the ports of REST and metrics (8080, 8443), scrapers among "
+        "them; empty = as clientsFrom.",
         json_schema_extra=ATOMIC,
     )

@@ -1,8 +1,9 @@
-"""`spec.podTemplate`: what may be added to pods. An allow-list: the rest of the pod belongs to the operator.
+"""`spec.podTemplate`: what may be added to pods. An allow-list: the rest of the pod belongs to the
+operator.
 
-Owns: its fields and limits, in the shape that they have in a pod. Imports: models.base.
-Invariants: probes, the grace period, security and containers cannot be given, because drains, fencing and the pod security standard depend on
-them; whatever is left empty is absent from the pod.
+Owns: its fields and limits, in the shape that they have in a pod. Imports: models.base. Invariants:
+probes, the grace period, security and containers cannot be given, because drains, fencing and the
+pod security standard depend on them; whatever is left empty is absent from the pod.
 """
 
 from __future__ import annotations
@@ -21,19 +22,30 @@ LabelValue = Annotated[str, Field(max_length=63)]
 class Toleration(Model):
     """A taint that pods put up with, as in a pod."""
 
-    key: str = Field(default="", max_length=316, description="Taint key; empty with operator Exists = every key.")
-    operator: Literal["Equal", "Exists"] = Field(default="Equal", description="How `value` is compared.")
+    key: str = Field(
+        default="", max_length=316, description="Taint key; empty with operator Exists = every key."
+    )
+    operator: Literal["Equal", "Exists"] = Field(
+        default="Equal", description="How `value` is compared."
+    )
     value: str = Field(default="", max_length=63, description="Taint value, for operator Equal.")
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(default="", description="Taint effect; empty = all.")
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        default="", description="Taint effect; empty = all."
+    )
 
 
 class NodeRequirement(Model):
     """A condition on a label of nodes."""
 
     key: LabelKey = Field(description="Label key.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(default="In", description="How it is compared.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
+        default="In", description="How it is compared."
+    )
     values: tuple[LabelValue, ...] = Field(
-        default=(), max_length=64, description="Values for In and NotIn; one number for Gt and Lt.", json_schema_extra=ATOMIC
+        default=(),
+        max_length=64,
+        description="Values for In and NotIn; one number for Gt and Lt.",
+        json_schema_extra=ATOMIC,
     )
 
 
@@ -49,7 +61,10 @@ class RequiredNodes(Model):
     """Where pods may run."""
 
     node_selector_terms: tuple[NodeTerm, ...] = Field(
-        default=(), max_length=16, description="One of them must hold; empty = every node will do.", json_schema_extra=ATOMIC
+        default=(),
+        max_length=16,
+        description="One of them must hold; empty = every node will do.",
+        json_schema_extra=ATOMIC,
     )
 
 
@@ -75,7 +90,9 @@ class LabelRequirement(Model):
     """A condition on a label of pods."""
 
     key: LabelKey = Field(description="Label key.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(default="In", description="How it is compared.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        default="In", description="How it is compared."
+    )
     values: tuple[LabelValue, ...] = Field(
         default=(), max_length=64, description="Values for In and NotIn.", json_schema_extra=ATOMIC
     )
@@ -84,9 +101,14 @@ class LabelRequirement(Model):
 class LabelSelector(Model):
     """Pods by their labels."""
 
-    match_labels: dict[str, LabelValue] = Field(default={}, max_length=16, description="Labels that a pod must have.")
+    match_labels: dict[str, LabelValue] = Field(
+        default={}, max_length=16, description="Labels that a pod must have."
+    )
     match_expressions: tuple[LabelRequirement, ...] = Field(
-        default=(), max_length=16, description="More conditions; all must hold.", json_schema_extra=ATOMIC
+        default=(),
+        max_length=16,
+        description="More conditions; all must hold.",
+        json_schema_extra=ATOMIC,
     )
 
 
@@ -96,15 +118,23 @@ class PodTerm(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "size(self.labelSelector.matchLabels) + size(self.labelSelector.matchExpressions) > 0",
-            "affinity: a term needs labelSelector.matchLabels or matchExpressions; say which pods are meant",
-            lambda term: bool(term.label_selector.match_labels or term.label_selector.match_expressions),
+            "affinity: a term needs labelSelector.matchLabels or matchExpressions; say which pods "
+            "are meant",
+            lambda term: bool(
+                term.label_selector.match_labels or term.label_selector.match_expressions
+            ),
         ),
     )
 
     label_selector: LabelSelector = Field(default_factory=LabelSelector, description="Which pods.")
-    topology_key: LabelKey = Field(description="Label of nodes that are one place, such as kubernetes.io/hostname.")
+    topology_key: LabelKey = Field(
+        description="Label of nodes that are one place, such as kubernetes.io/hostname."
+    )
     namespaces: tuple[LabelValue, ...] = Field(
-        default=(), max_length=16, description="Namespaces of those pods; empty = the pod's own.", json_schema_extra=ATOMIC
+        default=(),
+        max_length=16,
+        description="Namespaces of those pods; empty = the pod's own.",
+        json_schema_extra=ATOMIC,
     )
 
 
@@ -119,7 +149,10 @@ class PodAffinity(Model):
     """Places by the pods that are there."""
 
     required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] = Field(
-        default=(), max_length=16, description="Without such a place the pod waits.", json_schema_extra=ATOMIC
+        default=(),
+        max_length=16,
+        description="Without such a place the pod waits.",
+        json_schema_extra=ATOMIC,
     )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredPods, ...] = Field(
         default=(), max_length=16, description="Taken if there is room.", json_schema_extra=ATOMIC
@@ -129,38 +162,65 @@ class PodAffinity(Model):
 class Affinity(Model):
     """Where pods go, in the shape that it has in a pod."""
 
-    node_affinity: NodeAffinity = Field(default_factory=NodeAffinity, description="Nodes by their labels.")
-    pod_affinity: PodAffinity = Field(default_factory=PodAffinity, description="Near to which pods.")
-    pod_anti_affinity: PodAffinity = Field(default_factory=PodAffinity, description="Away from which pods.")
+    node_affinity: NodeAffinity = Field(
+        default_factory=NodeAffinity, description="Nodes by their labels."
+    )
+    pod_affinity: PodAffinity = Field(
+        default_factory=PodAffinity, description="Near to which pods."
+    )
+    pod_anti_affinity: PodAffinity = Field(
+        default_factory=PodAffinity, description="Away from which pods."
+    )
 
 
 class TopologySpread(Model):
-    """How evenly pods are spread over one kind of place; which pods are counted is the operator's."""
+    """How evenly pods are spread over one kind of place; which pods are counted is the
+    operator's."""
 
-    max_skew: int = Field(default=1, ge=1, le=100, description="How many more pods one place may have than another.")
-    topology_key: LabelKey = Field(description="Label of nodes that are one place, such as topology.kubernetes.io/zone.")
+    max_skew: int = Field(
+        default=1, ge=1, le=100, description="How many more pods one place may have than another."
+    )
+    topology_key: LabelKey = Field(
+        description="Label of nodes that are one place, such as topology.kubernetes.io/zone."
+    )
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = Field(
-        default="ScheduleAnyway", description="DoNotSchedule makes pods wait rather than spread unevenly."
+        default="ScheduleAnyway",
+        description="DoNotSchedule makes pods wait rather than spread unevenly.",
     )
 
 
 class PodTemplate(Model):
     """What may be added to pods. An allow-list: the rest of the pod belongs to the operator."""
 
-    labels: dict[str, str] = Field(default={}, max_length=32, description="More labels; those of the operator win.")
-    annotations: dict[str, str] = Field(default={}, max_length=32, description="More annotations; those of the operator win.")
-    node_selector: dict[str, str] = Field(default={}, max_length=16, description="Labels that a node must have.")
-    tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=16, description="Taints that do not matter.", json_schema_extra=ATOMIC
+    labels: dict[str, str] = Field(
+        default={}, max_length=32, description="More labels; those of the operator win."
     )
-    affinity: Affinity = Field(default_factory=Affinity, description="Nodes and pods to be near to, or away from.")
+    annotations: dict[str, str] = Field(
+        default={}, max_length=32, description="More annotations; those of the operator win."
+    )
+    node_selector: dict[str, str] = Field(
+        default={}, max_length=16, description="Labels that a node must have."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(),
+        max_length=16,
+        description="Taints that do not matter.",
+        json_schema_extra=ATOMIC,
+    )
+    affinity: Affinity = Field(
+        default_factory=Affinity, description="Nodes and pods to be near to, or away from."
+    )
     topology_spread_constraints: tuple[TopologySpread, ...] = Field(
         default=(),
         max_length=8,
         description="Instead of an even spread over hosts and zones, where that is possible.",
         json_schema_extra=ATOMIC,
     )
-    priority_class_name: str = Field(default="", max_length=253, description="Priority of the pods; empty = the default.")
+    priority_class_name: str = Field(
+        default="", max_length=253, description="Priority of the pods; empty = the default."
+    )
     service_account_annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default={}, max_length=16, description="Annotations of the pods' service account, by which clouds know an identity."
+        default={},
+        max_length=16,
+        description="Annotations of the pods' service account, by which clouds know an identity.",
     )

@@ -17,7 +17,8 @@ _SCALES = {
 
 
 def amount(quantity: object) -> Decimal | None:
-    """Value of a quantity, or None if it is none. The API server rewrites 1024Mi as 1Gi: compare values, not texts."""
+    """Value of a quantity, or None if it is none. The API server rewrites 1024Mi as 1Gi: compare
+    values, not texts."""
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None or (match[3] or "") not in _SCALES:
         return None

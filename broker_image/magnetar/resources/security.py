@@ -1,8 +1,8 @@
 """`spec.auth` and `spec.tls`: who clients are, what they may do, and how connections are protected.
 
-Owns: their fields, limits and rules. Imports: models.base.
-Invariants: a spec holds no key: it names secrets of the resource's own namespace; what cannot let anybody in is refused, because a cluster that
-nobody reaches is never meant.
+Owns: their fields, limits and rules. Imports: models.base. Invariants: a spec holds no key: it
+names secrets of the resource's own namespace; what cannot let anybody in is refused, because a
+cluster that nobody reaches is never meant.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from pydantic import Field
 from magnetar.resources.base import Model, Rule
 
 ROLES_MAX = 100
-Roles = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=ROLES_MAX)]
+Roles = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=ROLES_MAX)
+]
 
 
 class SecretEntry(Model):
     """One entry of a secret in the resource's own namespace."""
 
     name: str = Field(min_length=1, max_length=253, description="The secret.")
-    key: str = Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Its entry.")
+    key: str = Field(
+        min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Its entry."
+    )
 
 
 class Tokens(Model):
-    """JSON web tokens: exactly one of `secretKey` and `publicKey` says with which key they are checked."""
+    """JSON web tokens: exactly one of `secretKey` and `publicKey` says with which key they are
+    checked."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -36,13 +41,23 @@ class Tokens(Model):
     )
 
     secret_key: SecretEntry | None = Field(
-        default=None, description="Secret key of HS256, HS384 or HS512: at least 32 bytes, raw or as Pulsar writes them."
+        default=None,
+        description="Secret key of HS256, HS384 or HS512: at least 32 bytes, raw or as Pulsar "
+        "writes them.",
     )
     public_key: SecretEntry | None = Field(
-        default=None, description="Public key of RS or ES algorithms, PEM or DER; whoever issues tokens keeps the private one."
+        default=None,
+        description="Public key of RS or ES algorithms, PEM or DER; whoever issues tokens keeps "
+        "the private one.",
     )
-    role_claim: str = Field(default="sub", min_length=1, max_length=253, description="The claim that holds the role.")
-    audience: str = Field(default="", max_length=253, description="What a token's `aud` must hold; empty = it is not checked.")
+    role_claim: str = Field(
+        default="sub", min_length=1, max_length=253, description="The claim that holds the role."
+    )
+    audience: str = Field(
+        default="",
+        max_length=253,
+        description="What a token's `aud` must hold; empty = it is not checked.",
+    )
 
 
 class Auth(Model):
@@ -52,11 +67,14 @@ class Auth(Model):
         Rule(
             "has(self.tokens) || self.clientCertificates || self.anonymousRole != ''",
             "auth: nobody could come in: set tokens, clientCertificates or anonymousRole",
-            lambda auth: auth.tokens is not None or auth.client_certificates or auth.anonymous_role != "",
+            lambda auth: (
+                auth.tokens is not None or auth.client_certificates or auth.anonymous_role != ""
+            ),
         ),
         Rule(
             "!(self.anonymousRole in self.superUserRoles)",
-            "auth: anonymousRole is one of superUserRoles, which lets everybody do everything; choose another role",
+            "auth: anonymousRole is one of superUserRoles, which lets everybody do everything; "
+            "choose another role",
             lambda auth: auth.anonymous_role not in auth.super_user_roles,
         ),
         Rule(
@@ -67,19 +85,26 @@ class Auth(Model):
     )
 
     anonymous_role: str = Field(
-        default="", max_length=253, description="Role of clients that show neither token nor certificate; empty = they are refused."
+        default="",
+        max_length=253,
+        description="Role of clients that show neither token nor certificate; empty = they are "
+        "refused.",
     )
     tokens: Tokens | None = Field(default=None, description="Clients may show JSON web tokens.")
     client_certificates: bool = Field(
         default=False,
-        description="Clients may show certificates that ca.crt of the secret of spec.tls has signed; the common name is the role.",
+        description="Clients may show certificates that ca.crt of the secret of spec.tls has "
+        "signed; the common name is the role.",
     )
     authorization: bool = Field(
         default=True,
-        description="Roles need permissions (tenants' admins, permissions of namespaces and topics); false: whoever is known may do everything.",
+        description="Roles need permissions (tenants' admins, permissions of namespaces and "
+        "topics); false: whoever is known may do everything.",
     )
     super_user_roles: Roles = Field(
-        default=(), description="Roles that may do everything.", json_schema_extra={"x-kubernetes-list-type": "set"}
+        default=(),
+        description="Roles that may do everything.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     proxy_roles: Roles = Field(
         default=(),
@@ -87,21 +112,26 @@ class Auth(Model):
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     open_metrics: bool = Field(
-        default=True, description="Whoever reaches the port may read metrics; false: a super user's token is needed for them, too."
+        default=True,
+        description="Whoever reaches the port may read metrics; false: a super user's token is "
+        "needed for them, too.",
     )
 
 
 class Tls(Model):
-    """TLS for clients: Pulsar on 6651, REST on 8443. A renewed certificate is used by new connections, without a restart."""
+    """TLS for clients: Pulsar on 6651, REST on 8443. A renewed certificate is used by new
+    connections, without a restart."""
 
     secret_name: str = Field(
         min_length=1,
         max_length=253,
-        description="A secret of type kubernetes.io/tls in the same namespace: tls.crt (with the chain), tls.key, and ca.crt for client "
+        description="A secret of type kubernetes.io/tls in the same namespace: tls.crt (with the "
+        "chain), tls.key, and ca.crt for client "
         "certificates and authorities of your own. cert-manager writes them so.",
     )
     plain: Literal["Open", "Internal", "Closed"] = Field(
         default="Open",
-        description="The ports without TLS: Open for everybody; Internal for probes, metrics and the cluster's own processes; Closed. "
+        description="The ports without TLS: Open for everybody; Internal for probes, metrics and "
+        "the cluster's own processes; Closed. "
         "A cluster that exists gets TLS with Open first.",
     )

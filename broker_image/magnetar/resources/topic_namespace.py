@@ -1,7 +1,8 @@
 """`TopicNamespace`: a Pulsar namespace of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, models.namespace_policies, magnetar.names, magnetar.metadata.owned_fields.
-Invariant: the resource owns only the fields it sets; absent ones belong to whoever sets them by REST.
+Owns: its fields, defaults, limits and rules. Imports: models.base, models.namespace_policies,
+magnetar.names, magnetar.metadata.owned_fields. Invariant: the resource owns only the fields it
+sets; absent ones belong to whoever sets them by REST.
 """
 
 from __future__ import annotations
@@ -10,9 +11,30 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from magnetar.metadata.owned_fields import ADMIN_ROLES, ALLOWED_CLUSTERS, PERMISSIONS, POLICIES, PROPERTIES
-from magnetar.names import BUNDLES_MAX, DEFAULT_BUNDLES, PART_LENGTH_MAX, PART_PATTERN, SYSTEM_NAMESPACE, NamespaceName
-from magnetar.resources.base import CONDITIONS, Condition, CustomResource, Model, Rule, StatusModel, immutable
+from magnetar.metadata.owned_fields import (
+    ADMIN_ROLES,
+    ALLOWED_CLUSTERS,
+    PERMISSIONS,
+    POLICIES,
+    PROPERTIES,
+)
+from magnetar.names import (
+    BUNDLES_MAX,
+    DEFAULT_BUNDLES,
+    PART_LENGTH_MAX,
+    PART_PATTERN,
+    SYSTEM_NAMESPACE,
+    NamespaceName,
+)
+from magnetar.resources.base import (
+    CONDITIONS,
+    Condition,
+    CustomResource,
+    Model,
+    Rule,
+    StatusModel,
+    immutable,
+)
 from magnetar.resources.namespace_policies import (
     CHECKED,
     PROPERTY_NAME_LENGTH_MAX,
@@ -32,7 +54,8 @@ class ClusterReference(Model):
     namespace: str = Field(
         default="",
         max_length=63,
-        description="Its Kubernetes namespace; empty = the same. Another one must allow this one in spec.allowedNamespaces.",
+        description="Its Kubernetes namespace; empty = the same. Another one must allow this one "
+        "in spec.allowedNamespaces.",
     )
 
 
@@ -41,20 +64,28 @@ class TopicNamespaceSpec(Model):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"self.tenant != '{SYSTEM_NAMESPACE.tenant}' || self.namespace != '{SYSTEM_NAMESPACE.namespace}'",
+            f"self.tenant != '{SYSTEM_NAMESPACE.tenant}' || self.namespace != "
+            f"'{SYSTEM_NAMESPACE.namespace}'",
             f"namespace {SYSTEM_NAMESPACE} belongs to the brokers; choose another one",
             lambda spec: spec.name != SYSTEM_NAMESPACE,
         ),
-        Rule("self.clusterRef == oldSelf.clusterRef", "clusterRef is immutable: make a new TopicNamespace for another cluster"),
+        Rule(
+            "self.clusterRef == oldSelf.clusterRef",
+            "clusterRef is immutable: make a new TopicNamespace for another cluster",
+        ),
         Rule(
             f"self.permissions.all(role, size(role) >= 1 && size(role) <= {ROLE_LENGTH_MAX})",
             f"permissions: a role has a name of 1 to {ROLE_LENGTH_MAX} characters; correct the key",
             lambda spec: all(1 <= len(role) <= ROLE_LENGTH_MAX for role in spec.permissions),
         ),
         Rule(
-            f"self.properties.all(name, size(name) >= 1 && size(name) <= {PROPERTY_NAME_LENGTH_MAX})",
-            f"properties: a property has a name of 1 to {PROPERTY_NAME_LENGTH_MAX} characters; correct the key",
-            lambda spec: all(1 <= len(name) <= PROPERTY_NAME_LENGTH_MAX for name in spec.properties),
+            "self.properties.all(name, size(name) >= 1 && size(name) <= "
+            f"{PROPERTY_NAME_LENGTH_MAX})",
+            f"properties: a property has a name of 1 to {PROPERTY_NAME_LENGTH_MAX} characters; "
+            "correct the key",
+            lambda spec: all(
+                1 <= len(name) <= PROPERTY_NAME_LENGTH_MAX for name in spec.properties
+            ),
         ),
     )
 
@@ -78,27 +109,35 @@ class TopicNamespaceSpec(Model):
         ge=1,
         le=BUNDLES_MAX,
         description="Number of bundles at creation; afterwards they are split as load asks for it.",
-        json_schema_extra=immutable("it is the initial number; bundles are split by the brokers afterwards"),
+        json_schema_extra=immutable(
+            "it is the initial number; bundles are split by the brokers afterwards"
+        ),
     )
     policies: Policies = Field(
         default_factory=Policies,
-        description="Policies that this resource owns, under Pulsar's names. One that you take out again is removed from the namespace.",
+        description="Policies that this resource owns, under Pulsar's names. One that you take out "
+        "again is removed from the namespace.",
     )
     permissions: dict[str, Actions] = Field(
         default={},
         max_length=256,
-        description=f"What each role may do; this resource owns the roles named here, others are granted by REST. {CHECKED}",
+        description="What each role may do; this resource owns the roles named here, others are "
+        f"granted by REST. {CHECKED}",
     )
     properties: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
-        default={}, max_length=64, description="Properties of the namespace; this resource owns those named here."
+        default={},
+        max_length=64,
+        description="Properties of the namespace; this resource owns those named here.",
     )
     tenant_config: TenantConfig | None = Field(
         default=None,
-        description="The tenant's configuration. Of several resources for one tenant the oldest that has this decides. Absent: not owned here.",
+        description="The tenant's configuration. Of several resources for one tenant the oldest "
+        "that has this decides. Absent: not owned here.",
     )
     deletion_policy: Literal["Retain", "Delete"] = Field(
         default="Retain",
-        description="What deleting this resource does: Retain leaves the namespace alone, Delete removes it if it is empty.",
+        description="What deleting this resource does: Retain leaves the namespace alone, Delete "
+        "removes it if it is empty.",
     )
 
     @property
@@ -106,16 +145,22 @@ class TopicNamespaceSpec(Model):
         return NamespaceName(self.tenant, self.namespace)
 
     def fields(self) -> dict[str, Any]:
-        """Every field of the namespace that this resource sets, as `owned_fields` names them, with its value."""
+        """Every field of the namespace that this resource sets, as `owned_fields` names them,
+        with its value."""
         return {
             **{f"{POLICIES}{key}": value for key, value in self.policies.declared().items()},
-            **{f"{PERMISSIONS}{role}": sorted(actions) for role, actions in self.permissions.items()},
+            **{
+                f"{PERMISSIONS}{role}": sorted(actions)
+                for role, actions in self.permissions.items()
+            },
             **{f"{PROPERTIES}{name}": value for name, value in self.properties.items()},
         }
 
     def tenant_fields(self) -> dict[str, tuple[str, ...]]:
         """The same of the tenant."""
-        config = self.tenant_config or TenantConfig.model_construct(admin_roles=None, allowed_clusters=None)
+        config = self.tenant_config or TenantConfig.model_construct(
+            admin_roles=None, allowed_clusters=None
+        )
         found = {ADMIN_ROLES: config.admin_roles, ALLOWED_CLUSTERS: config.allowed_clusters}
         return {field: tuple(sorted(value)) for field, value in found.items() if value is not None}
 
@@ -123,19 +168,28 @@ class TopicNamespaceSpec(Model):
 class TopicNamespaceStatus(StatusModel):
     """What the namespace is."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, description="Generation of the spec that this status speaks of."
+    )
     applied_generation: int = Field(
-        default=0, description="Generation of the spec whose policies, permissions and properties the cluster was given last."
+        default=0,
+        description="Generation of the spec whose policies, permissions and properties the cluster "
+        "was given last.",
     )
     bundles: int = Field(default=0, description="Bundles that the namespace has now.")
-    owns_tenant: bool = Field(default=False, description="Whether the tenant's configuration is the one of this resource.")
-    conditions: tuple[Condition, ...] = Field(default=(), description="Ready.", json_schema_extra=CONDITIONS)
+    owns_tenant: bool = Field(
+        default=False, description="Whether the tenant's configuration is the one of this resource."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Ready.", json_schema_extra=CONDITIONS
+    )
 
 
 class TopicNamespace(CustomResource):
     """A Pulsar namespace of a cluster."""
 
-    # A newer operator may own fields of the records by these; skipping one here would take it away there.
+    # A newer operator may own fields of the records by these; skipping one here would take it away
+    # there.
     NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = CustomResource.NEVER_DEFAULTED | {
         ("spec", "policies"),
         ("spec", "tenantConfig"),

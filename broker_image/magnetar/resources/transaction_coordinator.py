@@ -1,8 +1,9 @@
 """`TransactionCoordinator`: the transaction coordinators of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models siblings.
-Invariants: a coordinator's number (TCID) is its pod's ordinal; the cluster cannot change, because transaction ids carry the number and belong to
-that cluster's store; `spec.config` admits only settings that a coordinator has.
+Owns: its fields, defaults, limits and rules. Imports: models siblings. Invariants: a coordinator's
+number (TCID) is its pod's ordinal; the cluster cannot change, because transaction ids carry the
+number and belong to that cluster's store; `spec.config` admits only settings that a coordinator
+has.
 """
 
 from __future__ import annotations
@@ -56,21 +57,30 @@ class TransactionCoordinatorSpec(Model):
         default=1,
         ge=0,
         le=COORDINATORS_MAX,
-        description="Number of coordinators. Lowering it lets the transactions of the highest ones end before their pods go; "
+        description="Number of coordinators. Lowering it lets the transactions of the highest ones "
+        "end before their pods go; "
         "0 switches transactions off.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "100m", "memory": "256Mi"}),
         description="Compute resources of each coordinator.",
-        json_schema_extra={"default": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {}}},
+        json_schema_extra={
+            "default": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {}}
+        },
     )
     listeners: CoordinatorListeners = ()
     config: CoordinatorConfig = Field(
-        default_factory=CoordinatorConfig, description="Settings by their own names, as numbers. A change rolls the coordinators."
+        default_factory=CoordinatorConfig,
+        description="Settings by their own names, as numbers. A change rolls the coordinators.",
     )
-    pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the coordinators' pods.")
+    pod_template: PodTemplate = Field(
+        default_factory=PodTemplate, description="Additions to the coordinators' pods."
+    )
     drain_timeout_seconds: int = Field(
-        default=30, ge=1, le=3600, description="How long a stopping coordinator may take to finish what it has begun."
+        default=30,
+        ge=1,
+        le=3600,
+        description="How long a stopping coordinator may take to finish what it has begun.",
     )
 
 
@@ -78,25 +88,42 @@ class CoordinatorStatus(StatusModel):
     """One coordinator."""
 
     name: str = Field(description="Its pod.")
-    tcid: int = Field(default=0, description="Its number, which the ids of its transactions begin with.")
-    incarnation: str = Field(default="", description="Its current life; empty while nobody holds its number.")
-    open_transactions: int = Field(default=0, description="Transactions that it has not decided yet, as it last reported.")
-    phase: str = Field(default="", description="Pending, Starting, Ready, Retiring, Terminating or Failed.")
+    tcid: int = Field(
+        default=0, description="Its number, which the ids of its transactions begin with."
+    )
+    incarnation: str = Field(
+        default="", description="Its current life; empty while nobody holds its number."
+    )
+    open_transactions: int = Field(
+        default=0, description="Transactions that it has not decided yet, as it last reported."
+    )
+    phase: str = Field(
+        default="", description="Pending, Starting, Ready, Retiring, Terminating or Failed."
+    )
     addresses: tuple[CoordinatorAddress, ...] = Field(
         default=(),
         description="Addresses that clients of its listeners are told, as far as they are known.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["listener"]},
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["listener"],
+        },
     )
 
 
 class TransactionCoordinatorStatus(StatusModel):
     """What the coordinators are."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    observed_generation: int = Field(
+        default=0, description="Generation of the spec that this status speaks of."
+    )
     replicas: int = Field(default=0, description="Coordinator pods that exist.")
     ready_replicas: int = Field(default=0, description="Coordinator pods that answer.")
-    announced: int = Field(default=0, description="Number of coordinators that clients are told of.")
-    selector: str = Field(default="", description="Label selector of the coordinators' pods, for autoscalers.")
+    announced: int = Field(
+        default=0, description="Number of coordinators that clients are told of."
+    )
+    selector: str = Field(
+        default="", description="Label selector of the coordinators' pods, for autoscalers."
+    )
     coordinators: tuple[CoordinatorStatus, ...] = Field(
         default=(),
         description="Every coordinator.",
@@ -107,10 +134,13 @@ class TransactionCoordinatorStatus(StatusModel):
         description="Pods to be restarted, and why.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    troubles: tuple[Trouble, ...] = Field(default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES)
+    troubles: tuple[Trouble, ...] = Field(
+        default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Available, Progressing, Degraded, Ready; Certificate if the cluster has spec.tls.",
+        description="Available, Progressing, Degraded, Ready; Certificate if the cluster has "
+        "spec.tls.",
         json_schema_extra=CONDITIONS,
     )
 
@@ -120,13 +150,20 @@ class TransactionCoordinator(CustomResource):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && self.metadata.name.matches('{_NAME_PATTERN}')",
-            f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, beginning with a letter",
-            lambda found: len(found.name) <= NAME_LENGTH_MAX and re.fullmatch(_NAME_PATTERN, found.name) is not None,
+            f"self.metadata.name.size() <= {NAME_LENGTH_MAX} && "
+            f"self.metadata.name.matches('{_NAME_PATTERN}')",
+            f"metadata.name: use at most {NAME_LENGTH_MAX} lower-case letters, digits and -, "
+            "beginning with a letter",
+            lambda found: (
+                len(found.name) <= NAME_LENGTH_MAX
+                and re.fullmatch(_NAME_PATTERN, found.name) is not None
+            ),
         ),
         Rule(
-            f"self.metadata.name.size() <= {LISTENED_NAME_LENGTH_MAX} || size(self.spec.listeners) == 0",
-            f"listeners: their services' names begin with metadata.name, which may have at most {LISTENED_NAME_LENGTH_MAX} characters then",
+            f"self.metadata.name.size() <= {LISTENED_NAME_LENGTH_MAX} || size(self.spec.listeners) "
+            "== 0",
+            "listeners: their services' names begin with metadata.name, which may have at most "
+            f"{LISTENED_NAME_LENGTH_MAX} characters then",
             lambda found: len(found.name) <= LISTENED_NAME_LENGTH_MAX or not found.spec.listeners,
         ),
     )

@@ -1,10 +1,10 @@
 """What all routes share.
 
-Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as clients send them and their limit.
-Imports: FastAPI, names, errors.
-Source: facts on protocol 3: bare JSON scalars as bodies, under any content type; 307 to the broker that serves a topic.
-Invariants: every error leaves as its declared status with a reason; a success without a body is 204; a body beyond the limit is refused before it
-is read, and what was read can be written again.
+Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as
+clients send them and their limit. Imports: FastAPI, names, errors. Source: facts on protocol 3:
+bare JSON scalars as bodies, under any content type; 307 to the broker that serves a topic.
+Invariants: every error leaves as its declared status with a reason; a success without a body is
+204; a body beyond the limit is refused before it is read, and what was read can be written again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ log = structlog.get_logger(__name__)
 
 BODY_BYTES_MAX = 1 << 20
 BODY_LEVELS_MAX = 64
-"""Of nesting: far below what the interpreter's stack holds wherever a stored value is read or written again."""
+"""Of nesting: far below what the interpreter's stack holds wherever a stored value is read or
+written again."""
 TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic:path}"
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 Domain = Annotated[str, Path(json_schema_extra={"enum": ["persistent", "non-persistent"]})]
 COMPRESSED_BYTES_MIN = 1 << 10
 """Smaller answers gain nothing by compression."""
 UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream")
-"""Messages, too: their producers have compressed what is worth it, and a large one would take the loop for long."""
+"""Messages, too: their producers have compressed what is worth it, and a large one would take
+the loop for long."""
 NO_CONTENT = 204
 TEMPORARY_REDIRECT = 307
 
@@ -48,15 +50,21 @@ def add_refusals(application: FastAPI) -> None:
     application.add_exception_handler(HTTPException, _refuse_route)
     application.add_exception_handler(ClientDisconnect, _leave)
     application.add_exception_handler(Exception, _fail)
-    application.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, exclude_content_types=UNCOMPRESSED)
+    application.add_middleware(
+        GZipMiddleware, minimum_size=COMPRESSED_BYTES_MIN, exclude_content_types=UNCOMPRESSED
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, MagnetarError)
-    if isinstance(error, NotOwner) and (owner := error.http_url_tls if request.url.scheme == "https" else error.http_url):
+    if isinstance(error, NotOwner) and (
+        owner := error.http_url_tls if request.url.scheme == "https" else error.http_url
+    ):
         query = f"?{request.url.query}" if request.url.query else ""
         path = request.scope.get("raw_path") or request.url.path.encode()
-        return RedirectResponse(f"{owner}{path.decode('ascii')}{query}", status_code=TEMPORARY_REDIRECT)
+        return RedirectResponse(
+            f"{owner}{path.decode('ascii')}{query}", status_code=TEMPORARY_REDIRECT
+        )
     return JSONResponse({"reason": str(error)}, status_code=error.http_status)
 
 
@@ -64,13 +72,19 @@ async def _refuse_shape(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    return JSONResponse({"reason": f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})"}, status_code=400)
+    return JSONResponse(
+        {"reason": f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})"},
+        status_code=400,
+    )
 
 
 async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
     """A path or a method that no route has."""
     assert isinstance(error, HTTPException)
-    reason = f"{request.method} {request.url.path} is not offered ({error.detail}); GET /docs lists what is"
+    reason = (
+        f"{request.method} {request.url.path} is not offered ({error.detail}); GET /docs lists "
+        "what is"
+    )
     return JSONResponse({"reason": reason}, status_code=error.status_code, headers=error.headers)
 
 
@@ -81,8 +95,17 @@ async def _leave(_request: Request, _error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> JSONResponse:
     """A mistake of ours: named in the log, and told in the same shape."""
-    log.error("rest.failed", method=request.method, path=request.url.path, error=repr(error), exc_info=error)
-    return JSONResponse({"reason": f"the broker has made a mistake ({type(error).__name__}); its log tells more"}, status_code=500)
+    log.error(
+        "rest.failed",
+        method=request.method,
+        path=request.url.path,
+        error=repr(error),
+        exc_info=error,
+    )
+    return JSONResponse(
+        {"reason": f"the broker has made a mistake ({type(error).__name__}); its log tells more"},
+        status_code=500,
+    )
 
 
 def topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicName:
@@ -96,7 +119,8 @@ def namespace_name(tenant: str, namespace: str) -> NamespaceName:
 
 
 def body(what: str, schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body with `body_of`: clients send JSON under any content type."""
+    """`openapi_extra` of a route that reads its body with `body_of`: clients send JSON under any
+    content type."""
     content = {"application/json": {"schema": dict(schema)}}
     return {"requestBody": {"description": what, "required": required, "content": content}}
 
@@ -107,7 +131,9 @@ async def _read(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > bytes_max:
-            raise BodyTooLarge(f"body: more than {bytes_max} bytes are too many; send at most {bytes_max}")
+            raise BodyTooLarge(
+                f"body: more than {bytes_max} bytes are too many; send at most {bytes_max}"
+            )
     return bytes(data)
 
 
@@ -119,7 +145,8 @@ def _json(data: bytes | str) -> Any:
 
 
 def _refuse_unwritable(value: Any, levels: int) -> None:
-    """Raises ValueError for what Python reads and no JSON in UTF-8 holds: NaN, infinities, half a surrogate pair; and for deeper nesting."""
+    """Raises ValueError for what Python reads and no JSON in UTF-8 holds: NaN, infinities, half
+    a surrogate pair; and for deeper nesting."""
     if isinstance(value, str):
         value.encode()
     elif isinstance(value, float) and not math.isfinite(value):
@@ -134,7 +161,8 @@ def _refuse_unwritable(value: Any, levels: int) -> None:
 
 
 async def text_of(request: Request) -> str | None:
-    """A request's body as a string, in JSON or bare as Java's client sends it; None without one. Raises InvalidRequest."""
+    """A request's body as a string, in JSON or bare as Java's client sends it; None without one.
+    Raises InvalidRequest."""
     try:
         text = (await _read(request)).decode().strip()
         found = _json(text) if text.startswith('"') else text
@@ -151,7 +179,9 @@ async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX) -> Any:
     try:
         return _json(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"body: {data[:80]!r} is not JSON ({error}); send a JSON value") from error
+        raise InvalidRequest(
+            f"body: {data[:80]!r} is not JSON ({error}); send a JSON value"
+        ) from error
 
 
 async def object_of(request: Request) -> dict[str, Any]:
@@ -172,8 +202,12 @@ def answer(value: Any) -> Response:
 def strings_of(field: str, found: Any) -> dict[str, str]:
     """An object whose values are strings. Raises InvalidRequest naming the field."""
     if not isinstance(found, dict):
-        raise InvalidRequest(f"{field}: {str(found)[:80]!r} is not an object; send one whose values are strings")
+        raise InvalidRequest(
+            f"{field}: {str(found)[:80]!r} is not an object; send one whose values are strings"
+        )
     for key, value in found.items():
         if not isinstance(value, str):
-            raise InvalidRequest(f"{field}.{key}: {str(value)[:80]!r} is not a string; send it in quotes")
+            raise InvalidRequest(
+                f"{field}.{key}: {str(value)[:80]!r} is not a string; send it in quotes"
+            )
     return found

@@ -1,8 +1,9 @@
 """The FastAPI application of a broker.
 
-Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI, ports, the routes by resource.
-Invariants: no handler raises anything but `MagnetarError` for what a peer can cause; what a path means never depends on the order of registration,
-but that a fixed word is matched before a name.
+Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI, ports, the
+routes by resource. Invariants: no handler raises anything but `MagnetarError` for what a peer can
+cause; what a path means never depends on the order of registration, but that a fixed word is
+matched before a name.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
     """All routes over `port`; `gate` is asked before each of them (None: nobody is)."""
     dependencies = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
-        title="Magnetar", version=__version__, openapi_url=None, dependencies=dependencies, redirect_slashes=False
+        title="Magnetar",
+        version=__version__,
+        openapi_url=None,
+        dependencies=dependencies,
+        redirect_slashes=False,
     )
     add_refusals(application)
     _add_probes(application, port)
@@ -105,7 +110,12 @@ def _add_lookup(application: FastAPI, port: AdminPort) -> None:
         namespace: str,
         topic: str,
         listener: Annotated[str, Query(alias="listenerName", max_length=LISTENER_LENGTH_MAX)] = "",
-        listener_header: Annotated[str, Header(alias="X-Pulsar-ListenerName", max_length=LISTENER_LENGTH_MAX)] = "",
+        listener_header: Annotated[
+            str, Header(alias="X-Pulsar-ListenerName", max_length=LISTENER_LENGTH_MAX)
+        ] = "",
     ) -> dict[str, str]:
-        """Tell which broker serves a topic, and its address on a listener; the query wins over the header."""
-        return await port.lookup(topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip())
+        """Tell which broker serves a topic, and its address on a listener; the query wins over
+        the header."""
+        return await port.lookup(
+            topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip()
+        )

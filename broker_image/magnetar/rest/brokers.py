@@ -1,8 +1,8 @@
 """Routes of brokers.
 
-Owns: `/admin/v2/brokers` and `/admin/v2/broker-stats`: who there is, health, settings, load and statistics. Imports: FastAPI, ports.
-Source: facts on protocol 3, priorities 0 and 1.
-Invariant: health is a message that was published and read, within a bound of time; ready asks nobody else.
+Owns: `/admin/v2/brokers` and `/admin/v2/broker-stats`: who there is, health, settings, load and
+statistics. Imports: FastAPI, ports. Source: facts on protocol 3, priorities 0 and 1. Invariant:
+health is a message that was published and read, within a bound of time; ready asks nobody else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 from magnetar.rest.answers import NO_CONTENT
 from magnetar.rest.ports import AdminPort
 
-FIXED = "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it (brokers/configuration/runtime lists them)"
+FIXED = (
+    "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it "
+    "(brokers/configuration/runtime lists them)"
+)
 
 
 def broker_router(port: AdminPort) -> APIRouter:
@@ -39,7 +42,9 @@ def _add_state(router: APIRouter, port: AdminPort) -> None:
     @router.get("/brokers/ready", response_class=PlainTextResponse, tags=["brokers"])
     async def ready() -> PlainTextResponse:
         """Tell whether clients should be sent here."""
-        return PlainTextResponse("ok" if port.ready() else "not ready", status_code=200 if port.ready() else 503)
+        return PlainTextResponse(
+            "ok" if port.ready() else "not ready", status_code=200 if port.ready() else 503
+        )
 
     @router.get("/brokers/version", response_class=PlainTextResponse, tags=["brokers"])
     async def version() -> str:
@@ -73,7 +78,9 @@ def _add_configuration(router: APIRouter, port: AdminPort) -> None:
         """Return the settings in force."""
         return port.configuration()
 
-    @router.post("/brokers/configuration/{name}/{value:path}", status_code=NO_CONTENT, tags=["brokers"])
+    @router.post(
+        "/brokers/configuration/{name}/{value:path}", status_code=NO_CONTENT, tags=["brokers"]
+    )
     async def change(name: str, value: str) -> None:
         """Refused with what to do instead: settings do not change while a broker runs."""
         del value
@@ -92,7 +99,9 @@ def _add_configuration(router: APIRouter, port: AdminPort) -> None:
 
 def _refuse_change(port: AdminPort, name: str) -> None:
     if name not in port.configuration():
-        raise TopicNotFound(f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them")
+        raise TopicNotFound(
+            f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
+        )
     raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
 
 
@@ -134,4 +143,7 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
     @router.get("/broker-stats/allocator-stats/{allocator}", tags=["broker statistics"])
     async def allocator(allocator: str) -> Response:
         """Refused: there is no Netty allocator."""
-        raise UnsupportedCommand(f"allocator-stats: there is no allocator {allocator!r}; memory is in broker-stats/load-report")
+        raise UnsupportedCommand(
+            f"allocator-stats: there is no allocator {allocator!r}; memory is in "
+            "broker-stats/load-report"
+        )

@@ -14,7 +14,10 @@ from fastapi import APIRouter, Request
 from magnetar.rest.answers import NO_CONTENT, body, object_of
 from magnetar.rest.ports import AdminPort
 
-CLUSTER = {"type": "object", "properties": {"serviceUrl": {"type": "string"}, "brokerServiceUrl": {"type": "string"}}}
+CLUSTER = {
+    "type": "object",
+    "properties": {"serviceUrl": {"type": "string"}, "brokerServiceUrl": {"type": "string"}},
+}
 NAMES = {"type": "array", "items": {"type": "string"}}
 TENANT = {"type": "object", "properties": {"adminRoles": NAMES, "allowedClusters": NAMES}}
 
@@ -38,12 +41,22 @@ def _add_clusters(router: APIRouter, port: AdminPort) -> None:
         """Return what is known about a cluster."""
         return await port.cluster(cluster)
 
-    @router.put("/clusters/{cluster}", status_code=NO_CONTENT, tags=["clusters"], openapi_extra=body("ClusterData", CLUSTER))
+    @router.put(
+        "/clusters/{cluster}",
+        status_code=NO_CONTENT,
+        tags=["clusters"],
+        openapi_extra=body("ClusterData", CLUSTER),
+    )
     async def create_cluster(cluster: str, request: Request) -> None:
         """Make a cluster known."""
         await port.write_cluster(cluster, await object_of(request), create=True)
 
-    @router.post("/clusters/{cluster}", status_code=NO_CONTENT, tags=["clusters"], openapi_extra=body("ClusterData", CLUSTER))
+    @router.post(
+        "/clusters/{cluster}",
+        status_code=NO_CONTENT,
+        tags=["clusters"],
+        openapi_extra=body("ClusterData", CLUSTER),
+    )
     async def update_cluster(cluster: str, request: Request) -> None:
         """Replace what is known about a cluster."""
         await port.write_cluster(cluster, await object_of(request), create=False)
@@ -65,12 +78,22 @@ def _add_tenants(router: APIRouter, port: AdminPort) -> None:
         """Return a tenant's roles and clusters."""
         return await port.tenant(tenant)
 
-    @router.put("/tenants/{tenant}", status_code=NO_CONTENT, tags=["tenants"], openapi_extra=body("TenantInfo", TENANT))
+    @router.put(
+        "/tenants/{tenant}",
+        status_code=NO_CONTENT,
+        tags=["tenants"],
+        openapi_extra=body("TenantInfo", TENANT),
+    )
     async def create_tenant(tenant: str, request: Request) -> None:
         """Create a tenant."""
         await port.write_tenant(tenant, await object_of(request), create=True)
 
-    @router.post("/tenants/{tenant}", status_code=NO_CONTENT, tags=["tenants"], openapi_extra=body("TenantInfo", TENANT))
+    @router.post(
+        "/tenants/{tenant}",
+        status_code=NO_CONTENT,
+        tags=["tenants"],
+        openapi_extra=body("TenantInfo", TENANT),
+    )
     async def update_tenant(tenant: str, request: Request) -> None:
         """Replace a tenant's roles and clusters."""
         await port.write_tenant(tenant, await object_of(request), create=False)

@@ -1,7 +1,8 @@
 """Routes of a transaction coordinator.
 
-Owns: `/internal/v1/coordinator`, by which brokers answer what administrators ask. Imports: FastAPI, ports.
-Invariant: they are in no table of rights, so they are for super users and processes of the cluster alone.
+Owns: `/internal/v1/coordinator`, by which brokers answer what administrators ask. Imports: FastAPI,
+ports. Invariant: they are in no table of rights, so they are for super users and processes of the
+cluster alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ INTERNAL = "/internal/v1/coordinator"
 LISTED = 1000
 """Transactions of a list, if nobody says how many."""
 LISTED_MAX = 10_000
-"""Transactions of a list at most; coordinators are asked for one more, so that whoever asks knows whether there are any."""
+"""Transactions of a list at most; coordinators are asked for one more, so that whoever asks
+knows whether there are any."""
 
 
 def coordinator_router(port: CoordinatorPort) -> APIRouter:
@@ -31,7 +33,9 @@ def coordinator_router(port: CoordinatorPort) -> APIRouter:
 
     @router.get("/{tcid}/transactions")
     async def transactions(
-        tcid: int, older_ms: Annotated[int, Query(ge=0)] = 0, limit: Annotated[int, Query(ge=1, le=LISTED_MAX + 1)] = LISTED
+        tcid: int,
+        older_ms: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=LISTED_MAX + 1)] = LISTED,
     ) -> list[dict[str, Any]]:
         """List transactions that have not ended everywhere, the oldest first."""
         return await port.transactions(tcid, older_ms, limit)

@@ -1,9 +1,9 @@
 """Routes of what administrators store and Magnetar only returns.
 
-Owns: peers, failure domains and isolation policies of clusters, resource quotas and groups, bookies: what Pulsar's tools set up and read back.
-Imports: FastAPI, ports.
-Source: facts on protocol 3, priority 1; names and JSON of Pulsar's admin API.
-Invariants: what was stored is durable when 204 is answered and returned as it came; nothing here has an effect on brokers.
+Owns: peers, failure domains and isolation policies of clusters, resource quotas and groups,
+bookies: what Pulsar's tools set up and read back. Imports: FastAPI, ports. Source: facts on
+protocol 3, priority 1; names and JSON of Pulsar's admin API. Invariants: what was stored is durable
+when 204 is answered and returned as it came; nothing here has an effect on brokers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def document_router(port: AdminPort) -> APIRouter:
     """Stored documents over `port`."""
     router = APIRouter(prefix="/admin/v2")
     _add_peers(router, port)
-    _add_isolated_brokers(router, port)  # before the policies by name, among which "brokers" cannot be
+    # before the policies by name, among which "brokers" cannot be
+    _add_isolated_brokers(router, port)
     for part in (DOMAINS, ISOLATION):
         _add_parts(router, port, part)
     _add_groups(router, port)
@@ -55,13 +56,20 @@ def _add_peers(router: APIRouter, port: AdminPort) -> None:
         await port.cluster(cluster)
         return list((await port.documents(f"{PEERS}/{cluster}")).get("names", []))
 
-    @router.post("/clusters/{cluster}/peers", status_code=NO_CONTENT, tags=["clusters"], openapi_extra=body("names", NAMES))
+    @router.post(
+        "/clusters/{cluster}/peers",
+        status_code=NO_CONTENT,
+        tags=["clusters"],
+        openapi_extra=body("names", NAMES),
+    )
     async def write(cluster: str, request: Request) -> None:
         """Store the names of a cluster's peers."""
         await port.cluster(cluster)
         names = await body_of(request)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidRequest(f"peers: {str(names)[:80]!r} is not a list of names; send names of clusters")
+            raise InvalidRequest(
+                f"peers: {str(names)[:80]!r} is not a list of names; send names of clusters"
+            )
         for name in names:
             await port.cluster(name)
         await port.write_document(f"{PEERS}/{cluster}", "names", names)
@@ -71,12 +79,19 @@ def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
     """Named documents of a cluster."""
     path = f"/clusters/{{cluster}}/{part}"
 
-    @router.get(path, tags=["clusters"], name=f"all_{part}", description=f"Return all {part} of a cluster.")
+    @router.get(
+        path, tags=["clusters"], name=f"all_{part}", description=f"Return all {part} of a cluster."
+    )
     async def documents(cluster: str) -> dict[str, Any]:
         await port.cluster(cluster)
         return await port.documents(f"{part}/{cluster}")
 
-    @router.get(f"{path}/{{name}}", tags=["clusters"], name=f"one_of_{part}", description=f"Return one of the {part} of a cluster.")
+    @router.get(
+        f"{path}/{{name}}",
+        tags=["clusters"],
+        name=f"one_of_{part}",
+        description=f"Return one of the {part} of a cluster.",
+    )
     async def document(cluster: str, name: str) -> Any:
         return await _one(port, f"{part}/{cluster}", name)
 
@@ -120,14 +135,17 @@ def _add_isolated_brokers(router: APIRouter, port: AdminPort) -> None:
 
     @router.get(path, tags=["clusters"])
     async def isolated(cluster: str) -> list[dict[str, Any]]:
-        """List the brokers without namespaces of their own: isolation policies have no effect here."""
+        """List the brokers without namespaces of their own: isolation policies have no effect
+        here."""
         return [said(name) for name in await port.brokers(cluster)]
 
     @router.get(f"{path}/{{broker}}", tags=["clusters"])
     async def isolated_broker(cluster: str, broker: str) -> dict[str, Any]:
         """Tell that a broker has no namespaces of its own."""
         if broker not in await port.brokers(cluster):
-            raise TopicNotFound(f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones")
+            raise TopicNotFound(
+                f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones"
+            )
         return said(broker)
 
     @router.get("/clusters/{cluster}/migrate", tags=["clusters"])
@@ -149,7 +167,10 @@ def _add_groups(router: APIRouter, port: AdminPort) -> None:
         return await _one(port, GROUPS, name)
 
     @router.put(
-        "/resourcegroups/{name}", status_code=NO_CONTENT, tags=["resource groups"], openapi_extra=body("its limits", OBJECT)
+        "/resourcegroups/{name}",
+        status_code=NO_CONTENT,
+        tags=["resource groups"],
+        openapi_extra=body("its limits", OBJECT),
     )
     async def write(name: str, request: Request) -> None:
         """Store a resource group."""
@@ -168,7 +189,12 @@ def _add_quotas(router: APIRouter, port: AdminPort) -> None:
         """Return the default quota of a bundle."""
         return (await port.documents(QUOTAS)).get("default", DEFAULT_QUOTA)
 
-    @router.post("/resource-quotas", status_code=NO_CONTENT, tags=["resource quotas"], openapi_extra=body("ResourceQuota", OBJECT))
+    @router.post(
+        "/resource-quotas",
+        status_code=NO_CONTENT,
+        tags=["resource quotas"],
+        openapi_extra=body("ResourceQuota", OBJECT),
+    )
     async def write_default(request: Request) -> None:
         """Store the default quota of a bundle."""
         await port.write_document(QUOTAS, "default", await object_of(request))
@@ -179,13 +205,22 @@ def _add_quotas(router: APIRouter, port: AdminPort) -> None:
     async def quota(tenant: str, namespace: str, bundle: str) -> Any:
         """Return the quota of a bundle."""
         stored = await port.documents(QUOTAS)
-        return stored.get(f"{namespace_name(tenant, namespace)}/{bundle}", stored.get("default", DEFAULT_QUOTA))
+        return stored.get(
+            f"{namespace_name(tenant, namespace)}/{bundle}", stored.get("default", DEFAULT_QUOTA)
+        )
 
-    @router.post(path, status_code=NO_CONTENT, tags=["resource quotas"], openapi_extra=body("ResourceQuota", OBJECT))
+    @router.post(
+        path,
+        status_code=NO_CONTENT,
+        tags=["resource quotas"],
+        openapi_extra=body("ResourceQuota", OBJECT),
+    )
     async def write(tenant: str, namespace: str, bundle: str, request: Request) -> None:
         """Store the quota of a bundle."""
         await port.namespace(namespace_name(tenant, namespace))
-        await port.write_document(QUOTAS, f"{tenant}/{namespace}/{bundle}", await object_of(request))
+        await port.write_document(
+            QUOTAS, f"{tenant}/{namespace}/{bundle}", await object_of(request)
+        )
 
     @router.delete(path, status_code=NO_CONTENT, tags=["resource quotas"])
     async def remove(tenant: str, namespace: str, bundle: str) -> None:

@@ -1,7 +1,7 @@
 """Routes that explain.
 
-Owns: `GET /magnetar/v1/explain` and, from broker to broker, `/magnetar/v1/explain/owned`. Imports: FastAPI, ports, names.
-Invariant: both only read.
+Owns: `GET /magnetar/v1/explain` and, from broker to broker, `/magnetar/v1/explain/owned`. Imports:
+FastAPI, ports, names. Invariant: both only read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def explain_router(port: AdminPort) -> APIRouter:
 
     @router.get("/explain")
     async def explain(topic: str = "", bundle: str = "") -> dict[str, Any]:
-        """Who serves a topic or a bundle, why, from which files, and what would happen if the owner died."""
+        """Who serves a topic or a bundle, why, from which files, and what would happen if the
+        owner died."""
         return await port.explain(_topic(topic), BundleName.parse(bundle) if bundle else None)
 
     @router.get("/explain/owned")

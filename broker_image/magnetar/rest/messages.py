@@ -1,9 +1,10 @@
 """Routes that show single messages.
 
-Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under `/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports.
-Source: facts on protocol 3, priority 1.
-Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; messages are uncompressed one at
-a time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
+Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under
+`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports. Source: facts on protocol 3, priority 1.
+Invariants: the body is the message's payload, uncompressed, as octets; its metadata are headers
+`X-Pulsar-...`; messages are uncompressed one at a time, and answers that peers have not read yet
+hold at most `ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from magnetar.rest.ports import AdminPort, FoundMessage
 from magnetar.rest.subscriptions import MESSAGE_ID, position_of
 
 ANSWERS_BYTES_MAX = 64 << 20
-"""Of all payloads that are being sent. One alone may be larger, and small ones find room beside those of peers that read nothing."""
+"""Of all payloads that are being sent. One alone may be larger, and small ones find room beside
+those of peers that read nothing."""
 LOOKS_MAX = 1
 """Messages that are read and uncompressed at a time: each takes a core."""
 PART_BYTES = 64 << 10
 """What is sent at once: others are served between two parts. A message of one part is small."""
 OCTETS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    200: {
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    }
 }
 
 
@@ -58,7 +62,8 @@ class _Shown(Response):
 
     def __init__(self, payloads: _Payloads, message: FoundMessage) -> None:
         super().__init__(
-            media_type="application/octet-stream", headers={**message.headers, "Content-Length": str(len(message.payload))}
+            media_type="application/octet-stream",
+            headers={**message.headers, "Content-Length": str(len(message.payload))},
         )
         self._payloads, self._payload = payloads, memoryview(message.payload)
 
@@ -66,16 +71,27 @@ class _Shown(Response):
         payloads, size = self._payloads, len(self._payload)
         if size > PART_BYTES and payloads.bytes and payloads.bytes + size > ANSWERS_BYTES_MAX:
             error = LimitExceeded(
-                f"messages of {payloads.bytes} bytes are being sent, {size} more are too many; try again in a moment"
+                f"messages of {payloads.bytes} bytes are being sent, {size} more are too many; try "
+                "again in a moment"
             )
             await JSONResponse({"reason": str(error)}, error.http_status)(scope, receive, send)
             return
         payloads.bytes += size
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             for start in range(0, size, PART_BYTES):
                 await send(
-                    {"type": "http.response.body", "body": bytes(self._payload[start : start + PART_BYTES]), "more_body": True}
+                    {
+                        "type": "http.response.body",
+                        "body": bytes(self._payload[start : start + PART_BYTES]),
+                        "more_body": True,
+                    }
                 )
                 await asyncio.sleep(0)  # sending waits for a peer that is slow only
             await send({"type": "http.response.body", "body": b""})
@@ -87,7 +103,9 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
     payloads = _Payloads()
 
     @router.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", responses=OCTETS)
-    async def peek(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, number: int) -> Response:
+    async def peek(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, number: int
+    ) -> Response:
         """Show the `number`-th message (from 1) that a subscription has not acknowledged."""
         name = topic_name(domain, tenant, namespace, topic)
         return await payloads.answer(lambda: port.peek(name, subscription, number))
@@ -98,15 +116,21 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
         tenant: str,
         namespace: str,
         topic: str,
-        origin: Annotated[str, Query(alias="initialPosition", description="earliest or latest")] = "latest",
-        number: Annotated[int, Query(alias="messagePosition", description="counted from there, from 1")] = 1,
+        origin: Annotated[
+            str, Query(alias="initialPosition", description="earliest or latest")
+        ] = "latest",
+        number: Annotated[
+            int, Query(alias="messagePosition", description="counted from there, from 1")
+        ] = 1,
     ) -> Response:
         """Show a message counted from the beginning or from the end of a topic."""
         name = topic_name(domain, tenant, namespace, topic)
         return await payloads.answer(lambda: port.examine(name, origin, number))
 
     @router.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", responses=OCTETS)
-    async def message(domain: Domain, tenant: str, namespace: str, topic: str, ledger: int, entry: int) -> Response:
+    async def message(
+        domain: Domain, tenant: str, namespace: str, topic: str, ledger: int, entry: int
+    ) -> Response:
         """Show the message with this id."""
         name = topic_name(domain, tenant, namespace, topic)
         return await payloads.answer(lambda: port.message(name, (ledger, entry)))
@@ -114,12 +138,16 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
 
 def _add_positions(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{TOPIC}/messageid/{{timestamp}}")
-    async def message_id(domain: Domain, tenant: str, namespace: str, topic: str, timestamp: int) -> dict[str, Any]:
+    async def message_id(
+        domain: Domain, tenant: str, namespace: str, topic: str, timestamp: int
+    ) -> dict[str, Any]:
         """Tell the id of the first message published at this time (milliseconds) or later."""
         return await port.message_id_at(topic_name(domain, tenant, namespace, topic), timestamp)
 
     @router.put(f"{TOPIC}/backlogSize", openapi_extra=body("a message id", MESSAGE_ID))
-    async def backlog_size(domain: Domain, tenant: str, namespace: str, topic: str, request: Request) -> int:
+    async def backlog_size(
+        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
+    ) -> int:
         """Tell about how many bytes follow a message id."""
         position = position_of(await object_of(request))
         if position is None:
@@ -127,8 +155,13 @@ def _add_positions(router: APIRouter, port: AdminPort) -> None:
         return await port.backlog_size(topic_name(domain, tenant, namespace, topic), position)
 
     @router.post(
-        f"{TOPIC}/subscription/{{subscription}}/analyzeBacklog", openapi_extra=body("where to begin", MESSAGE_ID, required=False)
+        f"{TOPIC}/subscription/{{subscription}}/analyzeBacklog",
+        openapi_extra=body("where to begin", MESSAGE_ID, required=False),
     )
-    async def analyze(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str) -> dict[str, Any]:
+    async def analyze(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
+    ) -> dict[str, Any]:
         """Count what a subscription has before it."""
-        return await port.analyze_backlog(topic_name(domain, tenant, namespace, topic), subscription)
+        return await port.analyze_backlog(
+            topic_name(domain, tenant, namespace, topic), subscription
+        )

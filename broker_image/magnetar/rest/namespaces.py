@@ -1,7 +1,8 @@
 """Routes of namespaces.
 
 Owns: `/admin/v2/namespaces` but its policies (`policy_routes`). Imports: FastAPI, ports, names.
-Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of its bundles is done at all their owners.
+Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of its
+bundles is done at all their owners.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from fastapi import APIRouter, Query, Request
 
 from magnetar.errors import InvalidRequest
 from magnetar.names import DEFAULT_BUNDLES, PERSISTENT, boundaries_given, initial_boundaries
-from magnetar.rest.answers import NAMESPACE, NO_CONTENT, Domain, body, body_of, namespace_name, object_of
+from magnetar.rest.answers import (
+    NAMESPACE,
+    NO_CONTENT,
+    Domain,
+    body,
+    body_of,
+    namespace_name,
+    object_of,
+)
 from magnetar.rest.ports import AdminPort, ListMode
 from magnetar.rest.topics import Destination
 
@@ -20,7 +29,10 @@ BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
 BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
 BUNDLES = {
     "type": "object",
-    "properties": {"numBundles": {"type": "integer"}, "boundaries": {"type": "array", "items": {"type": "string"}}},
+    "properties": {
+        "numBundles": {"type": "integer"},
+        "boundaries": {"type": "array", "items": {"type": "string"}},
+    },
 }
 POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
 
@@ -41,7 +53,11 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         """Return all policies of a namespace."""
         return await port.namespace(namespace_name(tenant, namespace))
 
-    @router.put(NAMESPACE, status_code=NO_CONTENT, openapi_extra=body("its first policies", POLICIES, required=False))
+    @router.put(
+        NAMESPACE,
+        status_code=NO_CONTENT,
+        openapi_extra=body("its first policies", POLICIES, required=False),
+    )
     async def create_namespace(tenant: str, namespace: str, request: Request) -> None:
         """Create a namespace."""
         settings = await object_of(request)
@@ -56,20 +72,27 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
 
 
 def _boundaries(bundles: Any) -> tuple[int, ...]:
-    """Where Pulsar's BundlesData divides a namespace: at its boundaries, else into as many equal parts as it says. Raises InvalidRequest."""
+    """Where Pulsar's BundlesData divides a namespace: at its boundaries, else into as many equal
+    parts as it says. Raises InvalidRequest."""
     if bundles is None:
         return initial_boundaries(DEFAULT_BUNDLES)
     if not isinstance(bundles, dict):
-        raise InvalidRequest(f"bundles: {str(bundles)[:80]!r} is not an object; send one with numBundles or boundaries")
+        raise InvalidRequest(
+            f"bundles: {str(bundles)[:80]!r} is not an object; send one with numBundles or "
+            "boundaries"
+        )
     boundaries, count = bundles.get("boundaries") or (), bundles.get("numBundles", DEFAULT_BUNDLES)
     if not isinstance(boundaries, list | tuple):
         raise InvalidRequest(
-            f"bundles.boundaries: {str(boundaries)[:80]!r} is not a list; send positions on the ring as 0x40000000"
+            f"bundles.boundaries: {str(boundaries)[:80]!r} is not a list; send positions on the "
+            "ring as 0x40000000"
         )
     if boundaries:
         return boundaries_given(boundaries)
     if type(count) is not int:
-        raise InvalidRequest(f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be")
+        raise InvalidRequest(
+            f"bundles.numBundles: {count!r} is not a number; send how many bundles there shall be"
+        )
     return initial_boundaries(count)
 
 
@@ -79,9 +102,12 @@ def _add_lists(router: APIRouter, port: AdminPort) -> None:
         """List the namespaces of a tenant."""
         return await port.namespaces(tenant)
 
-    @router.get("/admin/namespaces/{cluster}/antiAffinity/{group}", include_in_schema=False)  # where Java's client asks
+    # where Java's client asks
+    @router.get("/admin/namespaces/{cluster}/antiAffinity/{group}", include_in_schema=False)
     @router.get("/admin/v2/namespaces/{cluster}/antiAffinity/{group}")
-    async def anti_affinity(cluster: str, group: str, tenant: Annotated[str, Query(alias="property")] = "") -> list[str]:
+    async def anti_affinity(
+        cluster: str, group: str, tenant: Annotated[str, Query(alias="property")] = ""
+    ) -> list[str]:
         """List the namespaces (of a tenant) that belong to an anti-affinity group."""
         del cluster  # there is one
         return await port.anti_affinity_namespaces(tenant, group)
@@ -92,8 +118,11 @@ def _add_lists(router: APIRouter, port: AdminPort) -> None:
         return await port.topics(namespace_name(tenant, namespace), mode)
 
     @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}")
-    async def topics_of_domain(domain: Domain, tenant: str, namespace: str, bundle: str = "") -> list[str]:
-        """List the topics of a namespace that are persistent, or those that are not; of one bundle, if named."""
+    async def topics_of_domain(
+        domain: Domain, tenant: str, namespace: str, bundle: str = ""
+    ) -> list[str]:
+        """List the topics of a namespace that are persistent, or those that are not; of one
+        bundle, if named."""
         mode: ListMode = "PERSISTENT" if domain == PERSISTENT else "NON_PERSISTENT"
         name = namespace_name(tenant, namespace)
         found = await port.topics(name, mode)
@@ -123,7 +152,11 @@ def _add_bundles(router: APIRouter, port: AdminPort) -> None:
         """Tell where topics of a bundle lie in its range; of all of them unless some are named."""
         name = namespace_name(tenant, namespace)
         found = topics or port.topics_of_bundle(name, bundle, await port.topics(name, "ALL"))
-        return {"namespace": str(name), "bundle": bundle, "topicHashPositions": port.hash_positions(found)}
+        return {
+            "namespace": str(name),
+            "bundle": bundle,
+            "topicHashPositions": port.hash_positions(found),
+        }
 
 
 def _add_work(router: APIRouter, port: AdminPort) -> None:
@@ -133,12 +166,16 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
         await port.unload_namespace(namespace_name(tenant, namespace), destination)
 
     @router.put(f"{NAMESPACE}/{{bundle}}/unload", status_code=NO_CONTENT)
-    async def unload_bundle(tenant: str, namespace: str, bundle: str, destination: Destination = "") -> None:
+    async def unload_bundle(
+        tenant: str, namespace: str, bundle: str, destination: Destination = ""
+    ) -> None:
         """Hand one bundle to another broker."""
         await port.unload_bundle(namespace_name(tenant, namespace), bundle, destination)
 
     @router.put(
-        f"{NAMESPACE}/{{bundle}}/split", status_code=NO_CONTENT, openapi_extra=body("boundaries", BOUNDARIES, required=False)
+        f"{NAMESPACE}/{{bundle}}/split",
+        status_code=NO_CONTENT,
+        openapi_extra=body("boundaries", BOUNDARIES, required=False),
     )
     async def split_bundle(
         tenant: str,
@@ -150,22 +187,48 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Divide one bundle in two, or at the boundaries given."""
         positions = await body_of(request)
-        if not isinstance(positions, list | None) or any(type(found) is not int for found in positions or ()):
+        if not isinstance(positions, list | None) or any(
+            type(found) is not int for found in positions or ()
+        ):
             raise InvalidRequest(
-                f"body: {str(positions)[:80]} is not a list of whole numbers; send the boundaries to split at, or none"
+                f"body: {str(positions)[:80]} is not a list of whole numbers; send the boundaries "
+                "to split at, or none"
             )
-        await port.split_bundle(namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload)
+        await port.split_bundle(
+            namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload
+        )
 
     @router.post(f"{BUNDLE}/clearBacklog", status_code=NO_CONTENT, name="clear_bundle")
-    @router.post(f"{BUNDLE}/clearBacklog/{{subscription:path}}", status_code=NO_CONTENT, name="clear_bundle_subscription")
+    @router.post(
+        f"{BUNDLE}/clearBacklog/{{subscription:path}}",
+        status_code=NO_CONTENT,
+        name="clear_bundle_subscription",
+    )
     @router.post(f"{NAMESPACE}/clearBacklog", status_code=NO_CONTENT, name="clear_namespace")
-    @router.post(f"{NAMESPACE}/clearBacklog/{{subscription:path}}", status_code=NO_CONTENT, name="clear_namespace_subscription")
-    async def clear_backlog(tenant: str, namespace: str, bundle: str = "", subscription: str = "") -> None:
-        """Acknowledge everything in a namespace, or in one of its bundles, unread: for one subscription name, or for all."""
+    @router.post(
+        f"{NAMESPACE}/clearBacklog/{{subscription:path}}",
+        status_code=NO_CONTENT,
+        name="clear_namespace_subscription",
+    )
+    async def clear_backlog(
+        tenant: str, namespace: str, bundle: str = "", subscription: str = ""
+    ) -> None:
+        """Acknowledge everything in a namespace, or in one of its bundles, unread: for one
+        subscription name, or for all."""
         await port.clear_backlog(namespace_name(tenant, namespace), bundle, subscription)
 
-    @router.post(f"{BUNDLE}/unsubscribe/{{subscription:path}}", status_code=NO_CONTENT, name="unsubscribe_bundle")
-    @router.post(f"{NAMESPACE}/unsubscribe/{{subscription:path}}", status_code=NO_CONTENT, name="unsubscribe_namespace")
-    async def unsubscribe_all(tenant: str, namespace: str, subscription: str, bundle: str = "") -> None:
+    @router.post(
+        f"{BUNDLE}/unsubscribe/{{subscription:path}}",
+        status_code=NO_CONTENT,
+        name="unsubscribe_bundle",
+    )
+    @router.post(
+        f"{NAMESPACE}/unsubscribe/{{subscription:path}}",
+        status_code=NO_CONTENT,
+        name="unsubscribe_namespace",
+    )
+    async def unsubscribe_all(
+        tenant: str, namespace: str, subscription: str, bundle: str = ""
+    ) -> None:
         """Delete a subscription from all topics of a namespace, or of one of its bundles."""
         await port.unsubscribe_all(namespace_name(tenant, namespace), bundle, subscription)

@@ -1,9 +1,8 @@
 """Routes of our own, for whoever operates a cluster.
 
-Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a namespace's policies in one request, owners
-of namespaces.
-Imports: FastAPI, ports.
-Invariants: what is answered is durable; a change of policies leaves those alone that it does not name.
+Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a
+namespace's policies in one request, owners of namespaces. Imports: FastAPI, ports. Invariants: what
+is answered is durable; a change of policies leaves those alone that it does not name.
 """
 
 from __future__ import annotations
@@ -26,19 +25,31 @@ def operation_router(port: AdminPort) -> APIRouter:
 
     @router.get("/damage")
     async def damage(cluster: bool = False) -> dict[str, Any]:
-        """Damaged storage that this broker, or with `cluster` any broker, knows of now, and why it lacks space if it does."""
-        return await port.cluster_damage() if cluster else {"damage": port.damage(), "short_of_space": port.short_of_space()}
+        """Damaged storage that this broker, or with `cluster` any broker, knows of now, and why
+        it lacks space if it does."""
+        return (
+            await port.cluster_damage()
+            if cluster
+            else {"damage": port.damage(), "short_of_space": port.short_of_space()}
+        )
 
     @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def cordon(broker: str, request: Request) -> None:
         """Have a broker take no new bundles and, with `drain`, hand over those it has."""
         body = await object_of(request)
-        drain, force, reason = body.get("drain", True), body.get("force", False), body.get("reason", "cordoned by REST")
+        drain, force, reason = (
+            body.get("drain", True),
+            body.get("force", False),
+            body.get("reason", "cordoned by REST"),
+        )
         for name, value in (("drain", drain), ("force", force)):
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{name}: {value!r} is not true or false")
         if not isinstance(reason, str) or len(reason) > REASON_CHARACTERS_MAX:
-            raise InvalidRequest(f"reason: {str(reason)[:80]!r} is not a text of at most {REASON_CHARACTERS_MAX} characters")
+            raise InvalidRequest(
+                f"reason: {str(reason)[:80]!r} is not a text of at most {REASON_CHARACTERS_MAX} "
+                "characters"
+            )
         await port.cordon(broker, drain=drain, reason=reason, force=force)
 
     @router.delete("/brokers/{broker}/cordon", status_code=NO_CONTENT)
@@ -48,7 +59,10 @@ def operation_router(port: AdminPort) -> APIRouter:
 
     @router.put("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
     async def pin(
-        tenant: str, namespace: str, bundle: str, seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None
+        tenant: str,
+        namespace: str,
+        bundle: str,
+        seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None,
     ) -> None:
         """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told."""
         await port.pin_bundle(namespace_name(tenant, namespace), bundle, seconds)
@@ -62,7 +76,9 @@ def operation_router(port: AdminPort) -> APIRouter:
     async def edit(tenant: str, namespace: str, request: Request) -> None:
         """Set the policies named; null takes one away."""
         changes = await object_of(request)
-        await port.edit_policies(namespace_name(tenant, namespace), lambda policies: policies.update(changes))
+        await port.edit_policies(
+            namespace_name(tenant, namespace), lambda policies: policies.update(changes)
+        )
 
     _add_owners(router, port)
     return router
@@ -81,5 +97,6 @@ def _add_owners(router: APIRouter, port: AdminPort) -> None:
 
     @router.delete("/namespaces/{tenant}/{namespace}/owner", status_code=NO_CONTENT)
     async def release(tenant: str, namespace: str) -> None:
-        """Have no custom resource own a namespace: for one that is gone, since a living one takes the namespace again."""
+        """Have no custom resource own a namespace: for one that is gone, since a living one
+        takes the namespace again."""
         await port.release_namespace(namespace_name(tenant, namespace))

@@ -14,7 +14,16 @@ from fastapi import APIRouter, Request
 
 from magnetar.errors import InUse, InvalidRequest, TopicNotFound
 from magnetar.names import NamespaceName
-from magnetar.rest.answers import NAMESPACE, NO_CONTENT, TOPIC, Domain, body, body_of, namespace_name, topic_name
+from magnetar.rest.answers import (
+    NAMESPACE,
+    NO_CONTENT,
+    TOPIC,
+    Domain,
+    body,
+    body_of,
+    namespace_name,
+    topic_name,
+)
 from magnetar.rest.ports import AdminPort
 
 KEY = "auth_policies"
@@ -36,7 +45,9 @@ async def _granted(port: AdminPort, name: NamespaceName, part: str) -> Granted:
     return dict(((await port.policies(name, applied=False)).get(KEY) or {}).get(part) or {})
 
 
-async def _edit(port: AdminPort, name: NamespaceName, part: str, change: Callable[[Granted], None]) -> None:
+async def _edit(
+    port: AdminPort, name: NamespaceName, part: str, change: Callable[[Granted], None]
+) -> None:
     def edit(policies: dict[str, Any]) -> None:
         stored = dict(policies.get(KEY) or {})
         granted = dict(stored.get(part) or {})
@@ -50,7 +61,9 @@ async def _edit(port: AdminPort, name: NamespaceName, part: str, change: Callabl
 async def _names(request: Request, field: str) -> list[str]:
     found = await body_of(request)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise InvalidRequest(f"{field}: {str(found)[:80]!r} is not a list of names; send one in brackets")
+        raise InvalidRequest(
+            f"{field}: {str(found)[:80]!r} is not a list of names; send one in brackets"
+        )
     return found
 
 
@@ -63,20 +76,34 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
     path = f"{NAMESPACE}/permissions/subscription/{{subscription}}"
 
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("roles", NAMES))
-    async def grant_subscription(tenant: str, namespace: str, subscription: str, request: Request) -> None:
+    async def grant_subscription(
+        tenant: str, namespace: str, subscription: str, request: Request
+    ) -> None:
         """Let roles use a subscription."""
         roles = await _names(request, f"permissions.{subscription}")
-        await _edit(port, namespace_name(tenant, namespace), BY_SUBSCRIPTION, lambda granted: granted.update({subscription: roles}))
+        await _edit(
+            port,
+            namespace_name(tenant, namespace),
+            BY_SUBSCRIPTION,
+            lambda granted: granted.update({subscription: roles}),
+        )
 
     @router.delete(f"{NAMESPACE}/permissions/{{subscription}}/{{role}}", status_code=NO_CONTENT)
-    async def revoke_subscription(tenant: str, namespace: str, subscription: str, role: str) -> None:
+    async def revoke_subscription(
+        tenant: str, namespace: str, subscription: str, role: str
+    ) -> None:
         """Let a role not use a subscription any more."""
         name = namespace_name(tenant, namespace)
         if role not in (await _granted(port, name, BY_SUBSCRIPTION)).get(subscription, ()):
-            raise TopicNotFound(f"permissions: role {role!r} has none on subscription {subscription!r} of namespace {name}")
+            raise TopicNotFound(
+                f"permissions: role {role!r} has none on subscription {subscription!r} of "
+                f"namespace {name}"
+            )
 
         def change(granted: Granted) -> None:
-            granted[subscription] = [known for known in granted.get(subscription, ()) if known != role]
+            granted[subscription] = [
+                known for known in granted.get(subscription, ()) if known != role
+            ]
 
         await _edit(port, name, BY_SUBSCRIPTION, change)
 
@@ -87,11 +114,20 @@ def _add_namespaces(router: APIRouter, port: AdminPort) -> None:
         """Return what each role may do in a namespace."""
         return await _granted(port, namespace_name(tenant, namespace), BY_ROLE)
 
-    @router.post(f"{NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT, openapi_extra=body("actions", NAMES))
+    @router.post(
+        f"{NAMESPACE}/permissions/{{role}}",
+        status_code=NO_CONTENT,
+        openapi_extra=body("actions", NAMES),
+    )
     async def grant(tenant: str, namespace: str, role: str, request: Request) -> None:
         """Let a role do something in a namespace."""
         actions = await _names(request, f"permissions.{role}")
-        await _edit(port, namespace_name(tenant, namespace), BY_ROLE, lambda granted: granted.update({role: actions}))
+        await _edit(
+            port,
+            namespace_name(tenant, namespace),
+            BY_ROLE,
+            lambda granted: granted.update({role: actions}),
+        )
 
     @router.delete(f"{NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT)
     async def revoke(tenant: str, namespace: str, role: str) -> None:
@@ -105,14 +141,24 @@ def _add_namespaces(router: APIRouter, port: AdminPort) -> None:
 def _add_topics(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{TOPIC}/permissions")
     async def topic_permissions(domain: Domain, tenant: str, namespace: str, topic: str) -> Granted:
-        """Return what each role may do with a topic, by its own permissions and those of its namespace."""
+        """Return what each role may do with a topic, by its own permissions and those of its
+        namespace."""
         name = topic_name(domain, tenant, namespace, topic)
         own = (await _granted(port, name.namespace_name, BY_TOPIC)).get(str(name.base), {})
         of_namespace = await _granted(port, name.namespace_name, BY_ROLE)
-        return {role: sorted({*of_namespace.get(role, ()), *own.get(role, ())}) for role in {**of_namespace, **own}}
+        return {
+            role: sorted({*of_namespace.get(role, ()), *own.get(role, ())})
+            for role in {**of_namespace, **own}
+        }
 
-    @router.post(f"{TOPIC}/permissions/{{role}}", status_code=NO_CONTENT, openapi_extra=body("actions", NAMES))
-    async def grant_topic(domain: Domain, tenant: str, namespace: str, topic: str, role: str, request: Request) -> None:
+    @router.post(
+        f"{TOPIC}/permissions/{{role}}",
+        status_code=NO_CONTENT,
+        openapi_extra=body("actions", NAMES),
+    )
+    async def grant_topic(
+        domain: Domain, tenant: str, namespace: str, topic: str, role: str, request: Request
+    ) -> None:
         """Let a role do something with a topic."""
         name = topic_name(domain, tenant, namespace, topic)
         actions = await _names(request, f"permissions.{role}")
@@ -123,12 +169,17 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
         await _edit(port, name.namespace_name, BY_TOPIC, change)
 
     @router.delete(f"{TOPIC}/permissions/{{role}}", status_code=NO_CONTENT)
-    async def revoke_topic(domain: Domain, tenant: str, namespace: str, topic: str, role: str) -> None:
+    async def revoke_topic(
+        domain: Domain, tenant: str, namespace: str, topic: str, role: str
+    ) -> None:
         """Take from a role what it may do with a topic by the topic's own permissions."""
         name = topic_name(domain, tenant, namespace, topic)
-        if role not in (await _granted(port, name.namespace_name, BY_TOPIC)).get(str(name.base), {}):
+        if role not in (await _granted(port, name.namespace_name, BY_TOPIC)).get(
+            str(name.base), {}
+        ):
             raise InUse(
-                f"Permissions are not set at the topic level: role {role!r} has none on {name.base}; revoke it on the namespace"
+                f"Permissions are not set at the topic level: role {role!r} has none on "
+                f"{name.base}; revoke it on the namespace"
             )
 
         def change(granted: Granted) -> None:

@@ -1,10 +1,11 @@
 """Routes of policies.
 
-Owns: the table of policies under `/admin/v2/namespaces/T/N/<name>` and `/admin/v2/persistent/T/N/topic/<name>`, and the few routes that a row of it
-cannot say (quotas by type, properties by key). Imports: FastAPI, ports, policies.
-Source: facts on protocol 3; names and JSON of Pulsar's admin API.
-Invariants: one row per policy; what was PUT or POSTed is checked before it is stored, durable when 204 is answered, and returned as it came;
-GET of a policy that is not set is 204 unless Pulsar answers with a value.
+Owns: the table of policies under `/admin/v2/namespaces/T/N/<name>` and
+`/admin/v2/persistent/T/N/topic/<name>`, and the few routes that a row of it cannot say (quotas by
+type, properties by key). Imports: FastAPI, ports, policies. Source: facts on protocol 3; names and
+JSON of Pulsar's admin API. Invariants: one row per policy; what was PUT or POSTed is checked before
+it is stored, durable when 204 is answered, and returned as it came; GET of a policy that is not set
+is 204 unless Pulsar answers with a value.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ Target = Callable[..., NamespaceName | TopicName]
 
 @dataclass(frozen=True, slots=True)
 class PolicyRoute:
-    """One policy: its key in the record, what GET answers while it is not set (None: 204), and whether clients send it as bare text."""
+    """One policy: its key in the record, what GET answers while it is not set (None: 204), and
+    whether clients send it as bare text."""
 
     key: str
     unset: Any = None
@@ -70,7 +72,9 @@ BOTH_LEVELS: Mapping[str, PolicyRoute] = {
     "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy"),
     "schemaValidationEnforced": PolicyRoute("schema_validation_enforced"),
     "entryFilters": PolicyRoute("entryFilters"),
-    "dispatcherPauseOnAckStatePersistent": PolicyRoute("dispatcherPauseOnAckStatePersistentEnabled"),
+    "dispatcherPauseOnAckStatePersistent": PolicyRoute(
+        "dispatcherPauseOnAckStatePersistentEnabled"
+    ),
 }
 
 NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
@@ -80,14 +84,17 @@ NAMESPACE_POLICIES: Mapping[str, PolicyRoute] = {
     "autoTopicCreation": PolicyRoute("autoTopicCreationOverride"),
     "maxProducersPerTopic": PolicyRoute("max_producers_per_topic"),
     "maxConsumersPerTopic": PolicyRoute("max_consumers_per_topic"),
-    "maxTopicsPerNamespace": PolicyRoute("max_topics_per_namespace", 0),  # Java's client cannot take null
+    # Java's client cannot take null
+    "maxTopicsPerNamespace": PolicyRoute("max_topics_per_namespace", 0),
     "maxUnackedMessagesPerConsumer": PolicyRoute("max_unacked_messages_per_consumer"),
     "maxUnackedMessagesPerSubscription": PolicyRoute("max_unacked_messages_per_subscription"),
     "subscriptionExpirationTime": PolicyRoute("subscription_expiration_time_minutes"),
     "subscriptionAuthMode": PolicyRoute("subscription_auth_mode", "None"),
     "subscriptionTypesEnabled": PolicyRoute("subscription_types_enabled", []),
     "isAllowAutoUpdateSchema": PolicyRoute("is_allow_auto_update_schema", True),
-    "schemaAutoUpdateCompatibilityStrategy": PolicyRoute("schema_auto_update_compatibility_strategy"),
+    "schemaAutoUpdateCompatibilityStrategy": PolicyRoute(
+        "schema_auto_update_compatibility_strategy"
+    ),
     "schemaCompatibilityStrategy": PolicyRoute("schema_compatibility_strategy", "UNDEFINED"),
     "schemaValidationEnforced": PolicyRoute("schema_validation_enforced", False),
     "offloadThreshold": PolicyRoute("offload_threshold", -1),
@@ -118,10 +125,12 @@ ANY = {"description": "Pulsar's JSON of this policy"}
 
 
 def _convertor(names: Iterable[str]) -> Convertor[str]:
-    """Matches exactly the names of a table, so that any other path stays 404 and a wrong method 405."""
+    """Matches exactly the names of a table, so that any other path stays 404 and a wrong method
+    405."""
 
     class Named(Convertor[str]):
-        regex = "|".join(sorted(names, key=len, reverse=True))  # what is longer first: one name may begin another
+        # what is longer first: one name may begin another
+        regex = "|".join(sorted(names, key=len, reverse=True))
 
         def convert(self, value: str) -> str:
             return value
@@ -150,7 +159,7 @@ def policy_router(port: AdminPort) -> APIRouter:
     return router
 
 
-# --- one row each ---------------------------------------------------------------------------------------------------------------
+# --- one row each ---------------------------------------------------------------------------------
 
 
 async def _write(port: AdminPort, target: NamespaceName | TopicName, key: str, value: Any) -> None:
@@ -188,25 +197,40 @@ def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
         """Remove a policy of a namespace."""
         await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
 
-    @router.delete(f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False)
+    @router.delete(
+        f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False
+    )
     async def remove_offload(tenant: str, namespace: str) -> None:
         """Remove the offload policies of a namespace."""
-        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["offloadPolicies"].key, None)
+        await _write(
+            port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["offloadPolicies"].key, None
+        )
 
     @router.post(f"{NAMESPACE}/resourcegroup/{{group}}", status_code=NO_CONTENT)
     async def set_group(tenant: str, namespace: str, group: str) -> None:
         """Name the resource group of a namespace."""
-        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group)
+        await _write(
+            port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group
+        )
 
 
 def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
     path = f"{TOPIC}/{{policy:topic_policy}}"
 
     @router.get(path)
-    async def read(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy, applied: bool = False) -> Response:
+    async def read(
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        policy: TopicPolicy,
+        applied: bool = False,
+    ) -> Response:
         """Return a policy of a topic; with `applied` that of its namespace where it has none."""
         row = TOPIC_POLICIES[policy]
-        found = (await port.policies(topic_name(domain, tenant, namespace, topic), applied=applied)).get(row.key)
+        found = (
+            await port.policies(topic_name(domain, tenant, namespace, topic), applied=applied)
+        ).get(row.key)
         return answer(row.unset if found is None else found)
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
@@ -223,12 +247,18 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
         """Set a policy of a topic."""
         # The time to live of a topic travels as a query parameter, everything else as a body.
         value = ttl if ttl is not None and policy == "messageTTL" else await body_of(request)
-        await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value)
+        await _write(
+            port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value
+        )
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def remove(domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy) -> None:
+    async def remove(
+        domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy
+    ) -> None:
         """Remove a policy of a topic."""
-        await _write(port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None)
+        await _write(
+            port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None
+        )
 
 
 def _add_removal(router: APIRouter, port: AdminPort) -> None:
@@ -243,12 +273,16 @@ def _add_removal(router: APIRouter, port: AdminPort) -> None:
         await port.edit_policies(topic_name(domain, tenant, namespace, topic), edit)
 
 
-# --- what a row cannot say ------------------------------------------------------------------------------------------------------
+# --- what a row cannot say ------------------------------------------------------------------------
 
 
 def _of(request: Request, target: Target) -> NamespaceName | TopicName:
     """The namespace or topic of a path that both levels have."""
-    names = ("domain", "tenant", "namespace", "topic") if target is topic_name else ("tenant", "namespace")
+    names = (
+        ("domain", "tenant", "namespace", "topic")
+        if target is topic_name
+        else ("tenant", "namespace")
+    )
     return target(*(request.path_params[name] for name in names))
 
 
@@ -265,22 +299,41 @@ def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -
         openapi_extra=body("BacklogQuota", ANY),
         operation_id=f"{target.__name__}_set_quota",
     )
-    async def set_quota(request: Request, kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE) -> None:
+    async def set_quota(
+        request: Request,
+        kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE,
+    ) -> None:
         """Set a backlog quota."""
         quota = backlog_quota("backlogQuota", await body_of(request))
-        value = {"limit": quota.limit_bytes, "limitSize": quota.limit_bytes, "limitTime": quota.limit_s, "policy": quota.policy}
+        value = {
+            "limit": quota.limit_bytes,
+            "limitSize": quota.limit_bytes,
+            "limitTime": quota.limit_s,
+            "policy": quota.policy,
+        }
 
         def edit(policies: dict[str, Any]) -> None:
             policies[QUOTAS] = {**policies.get(QUOTAS, {}), _known_quota(kind): value}
 
         await port.edit_policies(_of(request, target), edit)
 
-    @router.delete(f"{base}/backlogQuota", status_code=NO_CONTENT, operation_id=f"{target.__name__}_remove_quota")
-    async def remove_quota(request: Request, kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE) -> None:
+    @router.delete(
+        f"{base}/backlogQuota",
+        status_code=NO_CONTENT,
+        operation_id=f"{target.__name__}_remove_quota",
+    )
+    async def remove_quota(
+        request: Request,
+        kind: Annotated[str, Query(alias="backlogQuotaType")] = DESTINATION_STORAGE,
+    ) -> None:
         """Remove a backlog quota."""
 
         def edit(policies: dict[str, Any]) -> None:
-            left = {name: quota for name, quota in policies.get(QUOTAS, {}).items() if name != _known_quota(kind)}
+            left = {
+                name: quota
+                for name, quota in policies.get(QUOTAS, {}).items()
+                if name != _known_quota(kind)
+            }
             policies[QUOTAS] = left or None
 
         await port.edit_policies(_of(request, target), edit)
@@ -288,7 +341,9 @@ def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -
 
 def _known_quota(kind: str) -> str:
     if kind not in (DESTINATION_STORAGE, MESSAGE_AGE):
-        raise InvalidRequest(f"backlogQuotaType: {kind!r} is not known; use {DESTINATION_STORAGE} or {MESSAGE_AGE}")
+        raise InvalidRequest(
+            f"backlogQuotaType: {kind!r} is not known; use {DESTINATION_STORAGE} or {MESSAGE_AGE}"
+        )
     return kind
 
 
@@ -306,13 +361,21 @@ def _add_properties(router: APIRouter, port: AdminPort, base: str, target: Targe
     )
     async def put(request: Request) -> None:
         """Add properties, or replace those of the same keys."""
-        await port.edit_properties(_of(request, target), strings_of("properties", await object_of(request)), ())
+        await port.edit_properties(
+            _of(request, target), strings_of("properties", await object_of(request)), ()
+        )
 
-    @router.delete(f"{base}/properties", status_code=NO_CONTENT, operation_id=f"{target.__name__}_remove_properties")
+    @router.delete(
+        f"{base}/properties",
+        status_code=NO_CONTENT,
+        operation_id=f"{target.__name__}_remove_properties",
+    )
     async def remove(request: Request, key: str = "") -> None:
         """Remove one property, or all."""
         found = _of(request, target)
-        await port.edit_properties(found, {}, (key,) if key else tuple(await port.properties(found)))
+        await port.edit_properties(
+            found, {}, (key,) if key else tuple(await port.properties(found))
+        )
 
     if target is namespace_name:
         _add_single_properties(router, port, base)

@@ -1,7 +1,8 @@
 """What the REST routes ask of a broker.
 
-Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports: names, transaction ids, Buffer.
-Invariant: every method raises errors of `magnetar.errors`, whose HTTP status the application sends with `{"reason": ...}`.
+Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports:
+names, transaction ids, Buffer. Invariant: every method raises errors of `magnetar.errors`, whose
+HTTP status the application sends with `{"reason": ...}`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class HealthPort(Protocol):
         ...
 
     def damage(self) -> list[dict[str, Any]]:
-        """What is wrong with the storage of this broker right now: file, offset, topic, entries, error, since when."""
+        """What is wrong with the storage of this broker right now: file, offset, topic, entries,
+        error, since when."""
         ...
 
     def short_of_space(self) -> str:
@@ -56,7 +58,8 @@ class HealthPort(Protocol):
     def version(self) -> str: ...
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
-        """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl, for clients of a listener ("" = the internal one)."""
+        """Pulsar's LookupData: brokerUrl, httpUrl, nativeUrl, for clients of a listener ("" =
+        the internal one)."""
         ...
 
     async def bundle_range(self, topic: TopicName) -> str:
@@ -72,13 +75,15 @@ class BrokerPort(Protocol):
         ...
 
     async def brokers(self, cluster: str) -> list[str]:
-        """host:port of every live broker's HTTP. Raises TopicNotFound for a cluster that is not known."""
+        """host:port of every live broker's HTTP. Raises TopicNotFound for a cluster that is not
+        known."""
         ...
 
     async def leader_broker(self) -> dict[str, str]: ...
 
     async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
-        """Pulsar's NamespaceOwnershipStatus by bundle. Raises TopicNotFound for a broker that is not there."""
+        """Pulsar's NamespaceOwnershipStatus by bundle. Raises TopicNotFound for a broker that is
+        not there."""
         ...
 
     async def check_backlog_quotas(self) -> None: ...
@@ -145,8 +150,11 @@ class NamespacePort(Protocol):
         """Pulsar's Policies. Raises NamespaceNotFound."""
         ...
 
-    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
-        """`boundaries` divide it into bundles. Raises TopicExists if it is there already, InvalidRequest for a policy that cannot be read."""
+    async def create_namespace(
+        self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]
+    ) -> None:
+        """`boundaries` divide it into bundles. Raises TopicExists if it is there already,
+        InvalidRequest for a policy that cannot be read."""
         ...
 
     async def delete_namespace(self, name: NamespaceName, force: bool) -> None:
@@ -154,7 +162,8 @@ class NamespacePort(Protocol):
         ...
 
     async def namespace_owner(self, name: NamespaceName) -> dict[str, Any]:
-        """The custom resource that owns the namespace ("" = none), and the fields that it sets. Raises NamespaceNotFound."""
+        """The custom resource that owns the namespace ("" = none), and the fields that it sets.
+        Raises NamespaceNotFound."""
         ...
 
     def namespace_owners(self) -> dict[str, str]:
@@ -162,7 +171,8 @@ class NamespacePort(Protocol):
         ...
 
     async def release_namespace(self, name: NamespaceName) -> None:
-        """Have its owner own neither the namespace nor its tenant any more; a custom resource that lives takes them (again)."""
+        """Have its owner own neither the namespace nor its tenant any more; a custom resource
+        that lives takes them (again)."""
         ...
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
@@ -170,9 +180,16 @@ class NamespacePort(Protocol):
         ...
 
     async def split_bundle(
-        self, name: NamespaceName, bundle: str, algorithm: str, positions: Sequence[int], *, unload: bool
+        self,
+        name: NamespaceName,
+        bundle: str,
+        algorithm: str,
+        positions: Sequence[int],
+        *,
+        unload: bool,
     ) -> None:
-        """Divide one bundle (by its range) as `algorithm` ("" = the default) says; `unload`: its children are then placed anew."""
+        """Divide one bundle (by its range) as `algorithm` ("" = the default) says; `unload`: its
+        children are then placed anew."""
         ...
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
@@ -180,11 +197,13 @@ class NamespacePort(Protocol):
         ...
 
     async def pin_bundle(self, name: NamespaceName, bundle: str, seconds: float | None) -> None:
-        """Have load balancing leave a bundle where it is, for so long (None = the default, 0 = no longer). Raises NotOwner, TopicNotFound."""
+        """Have load balancing leave a bundle where it is, for so long (None = the default, 0 =
+        no longer). Raises NotOwner, TopicNotFound."""
         ...
 
     async def clear_backlog(self, name: NamespaceName, bundle: str, subscription: str) -> None:
-        """Skip everything, for one subscription or ("") all, on all topics of a bundle or ("") of the namespace."""
+        """Skip everything, for one subscription or ("") all, on all topics of a bundle or ("")
+        of the namespace."""
         ...
 
     async def unsubscribe_all(self, name: NamespaceName, bundle: str, subscription: str) -> None:
@@ -193,23 +212,31 @@ class NamespacePort(Protocol):
 
     async def anti_affinity_namespaces(self, tenant: str, group: str) -> list[str]: ...
 
-    def topics_of_bundle(self, name: NamespaceName, bundle: str, topics: Sequence[str]) -> list[str]:
+    def topics_of_bundle(
+        self, name: NamespaceName, bundle: str, topics: Sequence[str]
+    ) -> list[str]:
         """Those of `topics` that fall into a bundle."""
         ...
 
     def hash_positions(self, topics: Sequence[str]) -> dict[str, int]: ...
 
     async def policies(self, target: NamespaceName | TopicName, applied: bool) -> dict[str, Any]:
-        """Policies as they were set, by key; of a topic, with `applied`, those of its namespace where it has none."""
+        """Policies as they were set, by key; of a topic, with `applied`, those of its namespace
+        where it has none."""
         ...
 
-    async def edit_policies(self, target: NamespaceName | TopicName, edit: Callable[[dict[str, Any]], None]) -> None:
-        """Apply `edit` to a copy, check it (InvalidRequest, OwnedByResource) and make it durable. `edit` may run more than once."""
+    async def edit_policies(
+        self, target: NamespaceName | TopicName, edit: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Apply `edit` to a copy, check it (InvalidRequest, OwnedByResource) and make it
+        durable. `edit` may run more than once."""
         ...
 
     async def properties(self, target: NamespaceName | TopicName) -> dict[str, str]: ...
 
-    async def edit_properties(self, target: NamespaceName | TopicName, put: Mapping[str, str], remove: Sequence[str]) -> None: ...
+    async def edit_properties(
+        self, target: NamespaceName | TopicName, put: Mapping[str, str], remove: Sequence[str]
+    ) -> None: ...
 
 
 class TopicPort(Protocol):
@@ -230,7 +257,8 @@ class TopicPort(Protocol):
         ...
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
-        """Number of partitions; 0 for a topic that is not partitioned, or that using it will create. Raises TopicNotFound."""
+        """Number of partitions; 0 for a topic that is not partitioned, or that using it will
+        create. Raises TopicNotFound."""
         ...
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
@@ -282,7 +310,8 @@ class TopicPort(Protocol):
         ...
 
     async def roll(self, topic: TopicName) -> tuple[int, int]:
-        """Make everything acknowledged so far readable from sealed, manifest-listed files; the last (ledger, entry)."""
+        """Make everything acknowledged so far readable from sealed, manifest-listed files; the
+        last (ledger, entry)."""
         ...
 
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
@@ -296,14 +325,22 @@ class SubscriptionPort(Protocol):
     async def subscriptions(self, topic: TopicName) -> list[str]: ...
 
     async def create_subscription(
-        self, topic: TopicName, subscription: str, position: tuple[int, int] | None, properties: dict[str, str]
+        self,
+        topic: TopicName,
+        subscription: str,
+        position: tuple[int, int] | None,
+        properties: dict[str, str],
     ) -> None:
         """Begins at `position`, or (None) behind the last message. Raises TopicExists."""
         ...
 
-    async def subscription_properties(self, topic: TopicName, subscription: str) -> dict[str, str]: ...
+    async def subscription_properties(
+        self, topic: TopicName, subscription: str
+    ) -> dict[str, str]: ...
 
-    async def replace_subscription_properties(self, topic: TopicName, subscription: str, properties: dict[str, str]) -> None: ...
+    async def replace_subscription_properties(
+        self, topic: TopicName, subscription: str, properties: dict[str, str]
+    ) -> None: ...
 
     async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
         """Raises InUse while it has consumers and `force` is not set."""
@@ -317,18 +354,25 @@ class SubscriptionPort(Protocol):
         """Skip what is older than `seconds`, for one subscription or (None) all."""
         ...
 
-    async def expire_to(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> None: ...
+    async def expire_to(
+        self, topic: TopicName, subscription: str, position: tuple[int, int]
+    ) -> None: ...
 
-    async def reset_to_position(self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool) -> None: ...
+    async def reset_to_position(
+        self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool
+    ) -> None: ...
 
-    async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None: ...
+    async def reset_to_time(
+        self, topic: TopicName, subscription: str, timestamp_ms: int
+    ) -> None: ...
 
 
 class OperationPort(Protocol):
     """Operating the cluster's brokers."""
 
     async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
-        """No new bundles for a broker; with `drain` it hands over those it has. Raises TopicNotFound, NotAllowed."""
+        """No new bundles for a broker; with `drain` it hands over those it has. Raises
+        TopicNotFound, NotAllowed."""
         ...
 
     async def uncordon(self, broker: str) -> None:
@@ -336,7 +380,8 @@ class OperationPort(Protocol):
         ...
 
     async def cluster_damage(self) -> dict[str, Any]:
-        """`damage` of every broker that answers, `short_of_space` by broker, and the names of those that do not, as `unreachable`."""
+        """`damage` of every broker that answers, `short_of_space` by broker, and the names of
+        those that do not, as `unreachable`."""
         ...
 
 
@@ -344,7 +389,8 @@ class MessagePort(Protocol):
     """Single messages. Positions are (ledger, entry), signed."""
 
     async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
-        """The `number`-th entry (from 1) that is not acknowledged. Raises TopicNotFound if there are fewer."""
+        """The `number`-th entry (from 1) that is not acknowledged. Raises TopicNotFound if there
+        are fewer."""
         ...
 
     async def examine(self, topic: TopicName, origin: str, number: int) -> FoundMessage:
@@ -366,7 +412,8 @@ class ExplainPort(Protocol):
     """Why things are as they are."""
 
     async def explain(self, topic: TopicName | None, bundle: BundleName | None) -> dict[str, Any]:
-        """Facts and sentences about a topic or (exactly one of both) a bundle. Raises NamespaceNotFound, InvalidRequest."""
+        """Facts and sentences about a topic or (exactly one of both) a bundle. Raises
+        NamespaceNotFound, InvalidRequest."""
         ...
 
     def explain_owned(self, topic: TopicName | None, bundle: BundleName) -> dict[str, Any]:
@@ -375,10 +422,12 @@ class ExplainPort(Protocol):
 
 
 class CoordinatorPort(Protocol):
-    """One transaction coordinator, which also answers for numbers that are gone if it is the first."""
+    """One transaction coordinator, which also answers for numbers that are gone if it is the
+    first."""
 
     async def stats(self, tcid: int) -> dict[str, Any]:
-        """tcid, state, incarnation, last, low_watermark, live, outcomes, recovery_began_ms, recovery_ended_ms, log."""
+        """tcid, state, incarnation, last, low_watermark, live, outcomes, recovery_began_ms,
+        recovery_ended_ms, log."""
         ...
 
     async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
@@ -386,7 +435,8 @@ class CoordinatorPort(Protocol):
         ...
 
     async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
-        """txn, most, least, status, owner, opened_ms, age_ms, timeout_ms, partitions, subscriptions, and those that are waited for."""
+        """txn, most, least, status, owner, opened_ms, age_ms, timeout_ms, partitions,
+        subscriptions, and those that are waited for."""
         ...
 
     async def abort(self, tcid: int, least: int) -> None:
@@ -399,7 +449,8 @@ class CoordinatorPort(Protocol):
 
 
 class TransactionPort(Protocol):
-    """Transactions of all coordinators. Raises ServiceNotReady if there are none, TransactionNotFound."""
+    """Transactions of all coordinators. Raises ServiceNotReady if there are none,
+    TransactionNotFound."""
 
     async def coordinators(self) -> list[dict[str, Any]]:
         """Pulsar's TransactionCoordinatorInfo of each."""
@@ -410,8 +461,8 @@ class TransactionPort(Protocol):
         ...
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
-        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), `more`: whether there are others, and `unreachable`:
-        numbers that do not answer.
+        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), `more`:
+        whether there are others, and `unreachable`: numbers that do not answer.
         """
         ...
 
@@ -427,7 +478,9 @@ class TransactionPort(Protocol):
         """As `CoordinatorPort.abort_of`, at all coordinators."""
         ...
 
-    async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:
+    async def transaction_buffer_stats(
+        self, topic: TopicName, low_watermarks: bool
+    ) -> dict[str, Any]:
         """Pulsar's TransactionBufferStats."""
         ...
 
@@ -435,15 +488,21 @@ class TransactionPort(Protocol):
         """Pulsar's TransactionInBufferStats."""
         ...
 
-    async def pending_ack_stats(self, topic: TopicName, subscription: str, low_watermarks: bool) -> dict[str, Any]:
+    async def pending_ack_stats(
+        self, topic: TopicName, subscription: str, low_watermarks: bool
+    ) -> dict[str, Any]:
         """Pulsar's TransactionPendingAckStats. Raises SubscriptionNotFound."""
         ...
 
-    async def transaction_in_pending_acks(self, topic: TopicName, subscription: str, txn: TxnId) -> dict[str, Any]:
+    async def transaction_in_pending_acks(
+        self, topic: TopicName, subscription: str, txn: TxnId
+    ) -> dict[str, Any]:
         """Pulsar's TransactionInPendingAckStats. Raises SubscriptionNotFound."""
         ...
 
-    async def position_in_pending_acks(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> dict[str, Any]:
+    async def position_in_pending_acks(
+        self, topic: TopicName, subscription: str, position: tuple[int, int]
+    ) -> dict[str, Any]:
         """Pulsar's PositionInPendingAckStats. Raises SubscriptionNotFound."""
         ...
 

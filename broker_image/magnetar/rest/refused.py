@@ -1,9 +1,9 @@
 """Routes that are known and not offered.
 
-Owns: typed refusals for schemas (but plain bytes), functions, connectors, packages, offloading, shadow topics and geo-replication.
-Imports: FastAPI, ports, errors.
-Source: facts on protocol 3: suites and tools call them; a refusal that they can read is better than "no such route".
-Invariants: nothing here changes anything; every refusal says what is there instead.
+Owns: typed refusals for schemas (but plain bytes), functions, connectors, packages, offloading,
+shadow topics and geo-replication. Imports: FastAPI, ports, errors. Source: facts on protocol 3:
+suites and tools call them; a refusal that they can read is better than "no such route". Invariants:
+nothing here changes anything; every refusal says what is there instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TOPIC_PARTS = (
     "subscription/{subscription}/replicatedSubscriptionStatus",
     "replicatedSubscriptionStatus",
 )
-"""The subscription's comes first: a topic's name may hold slashes, so that the topic's route would take it."""
+"""The subscription's comes first: a topic's name may hold slashes, so that the topic's route
+would take it."""
 SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 
@@ -60,13 +61,19 @@ def _add_schemas(router: APIRouter, port: AdminPort) -> None:
         """Refused: messages are plain bytes."""
         topic_name("persistent", tenant, namespace, topic)
         raise UnsupportedCommand(
-            "schemas are not offered by this version of Magnetar; messages are plain bytes, which any client can encode"
+            "schemas are not offered by this version of Magnetar; messages are plain bytes, which "
+            "any client can encode"
         )
 
     for work in SCHEMA_WORK:
         path = f"{SCHEMA}/{work}"
         router.add_api_route(
-            path, change, methods=["GET", "POST"], tags=["schemas"], name=f"schema_{work}", include_in_schema=False
+            path,
+            change,
+            methods=["GET", "POST"],
+            tags=["schemas"],
+            name=f"schema_{work}",
+            include_in_schema=False,
         )
 
 
@@ -74,13 +81,20 @@ def _add_functions(router: APIRouter) -> None:
     async def refuse(request: Request) -> None:
         """Refused: functions and connectors do not run here."""
         del request
-        raise NotAllowed("functions, connectors and packages are not offered by Magnetar; run them as clients of their own")
+        raise NotAllowed(
+            "functions, connectors and packages are not offered by Magnetar; run them as clients "
+            "of their own"
+        )
 
     for name in FUNCTIONS:
         for path in (f"/admin/v3/{name}", f"/admin/v3/{name}/{{rest:path}}"):
-            router.add_api_route(path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
+            router.add_api_route(
+                path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False
+            )
     for path in ("/admin/v2/worker/{rest:path}", "/admin/v2/worker-stats/{rest:path}"):
-        router.add_api_route(path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
+        router.add_api_route(
+            path, refuse, methods=ALL, tags=["not offered"], include_in_schema=False
+        )
 
 
 def _add_topic_parts(router: APIRouter) -> None:
@@ -88,8 +102,11 @@ def _add_topic_parts(router: APIRouter) -> None:
         """Refused: topics have neither tiers nor replicas elsewhere."""
         topic_name(domain, tenant, namespace, topic)
         raise UnsupportedCommand(
-            "offloading, shadow topics and replication are not offered by Magnetar: all brokers share one storage"
+            "offloading, shadow topics and replication are not offered by Magnetar: all brokers "
+            "share one storage"
         )
 
     for part in TOPIC_PARTS:
-        router.add_api_route(f"{TOPIC}/{part}", refuse, methods=ALL, tags=["not offered"], include_in_schema=False)
+        router.add_api_route(
+            f"{TOPIC}/{part}", refuse, methods=ALL, tags=["not offered"], include_in_schema=False
+        )

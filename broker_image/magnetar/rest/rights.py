@@ -1,11 +1,14 @@
 """The right that each route needs.
 
-Owns: the table of routes and rights, and asking the gate before a route runs. Imports: FastAPI, names, security.authorization.
-Source: Pulsar's admin resources (BrokersBase, TenantsBase, NamespacesBase, PersistentTopicsBase): clusters and brokers are for super users, what is
-below a tenant for its administrators, statistics and look-ups for who produces or consumes, subscriptions for who consumes. A peer that is not
-known gets 401 everywhere; a known role without the right gets what PulsarWebResource answers it: 403 where the right is checked for a namespace
-or a policy, and 401 where it is checked for the cluster, a tenant or a topic. Routes of our own answer it 403.
-Invariants: every route is in the table under its own path (a test walks them); one that is not is for super users alone.
+Owns: the table of routes and rights, and asking the gate before a route runs. Imports: FastAPI,
+names, security.authorization. Source: Pulsar's admin resources (BrokersBase, TenantsBase,
+NamespacesBase, PersistentTopicsBase): clusters and brokers are for super users, what is below a
+tenant for its administrators, statistics and look-ups for who produces or consumes, subscriptions
+for who consumes. A peer that is not known gets 401 everywhere; a known role without the right gets
+what PulsarWebResource answers it: 403 where the right is checked for a namespace or a policy, and
+401 where it is checked for the cluster, a tenant or a topic. Routes of our own answer it 403.
+Invariants: every route is in the table under its own path (a test walks them); one that is not is
+for super users alone.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ _LIST = "/admin/v2/{domain}/{tenant}/{namespace}"
 _TRANSACTIONS, _ON_TOPIC = "/admin/v3/transactions", "{tenant}/{namespace}/{topic}"
 READ = "GET"
 
-OPEN = ("/live", "/ready", "/docs", "/openapi.json", "/admin/v2/brokers/ready", "/admin/v2/brokers/version")
+OPEN = (
+    "/live",
+    "/ready",
+    "/docs",
+    "/openapi.json",
+    "/admin/v2/brokers/ready",
+    "/admin/v2/brokers/version",
+)
 METRICS = ("/metrics", "/metrics/")
 ANYBODY = ("/admin/v2/clusters",)
 SUPER = (
@@ -226,20 +236,33 @@ READ_RIGHTS: Mapping[str, Right] = {
     f"{_T}/partitions": Right.USE,
 }
 """Where GET needs less than the other methods do."""
-OTHER_RIGHTS: Mapping[str, Right] = {"/admin/v2/tenants/{tenant}": Right.SUPER, f"{_T}/partitions": Right.ADMINISTER}
+OTHER_RIGHTS: Mapping[str, Right] = {
+    "/admin/v2/tenants/{tenant}": Right.SUPER,
+    f"{_T}/partitions": Right.ADMINISTER,
+}
 
 
 _OURS = ("/magnetar/", "/internal/", "/metrics")
 _TENANTS_WORK = (f"{_N}/unload", f"{_N}/{{bundle}}/unload", f"{_N}/{{bundle}}/split")
 """Below the path of a namespace, but Pulsar asks for a right of the tenant or of the cluster."""
 _NAMESPACES_WORK = frozenset(
-    {_LIST, f"{_LIST}/partitioned", _T, f"{_T}/{{policy}}", f"{_T}/policies", f"{_T}/backlogQuota", f"{_T}/backlogQuotaMap"}
+    {
+        _LIST,
+        f"{_LIST}/partitioned",
+        _T,
+        f"{_T}/{{policy}}",
+        f"{_T}/policies",
+        f"{_T}/backlogQuota",
+        f"{_T}/backlogQuotaMap",
+    }
 )
-"""Below the path of a topic, but Pulsar asks for a right of the namespace, or for one on a policy."""
+"""Below the path of a topic, but Pulsar asks for a right of the namespace, or for one on a
+policy."""
 
 
 def answers_401(method: str, path: str) -> bool:
-    """Whether a known role without the right gets 401 from this route, by the path it was declared with, and not 403."""
+    """Whether a known role without the right gets 401 from this route, by the path it was
+    declared with, and not 403."""
     path = spelled(path)
     if path.startswith(_OURS):
         return False
@@ -261,8 +284,11 @@ def right_of(method: str, path: str) -> Right | None:
 class Gate(Protocol):
     """Decides who may have a request answered."""
 
-    async def admit(self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]) -> None:
-        """`place`: the namespace ("" = none, or a tenant alone) and topic that the request names; looked at once it is known who asks.
+    async def admit(
+        self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]
+    ) -> None:
+        """`place`: the namespace ("" = none, or a tenant alone) and topic that the request names;
+        looked at once it is known who asks.
 
         Raises AuthenticationFailed, NotAuthorized, and what `place` does.
         """
@@ -294,10 +320,15 @@ def gate_of(gate: Gate) -> Callable[[Request], Awaitable[None]]:
 
 
 def _place(names: Mapping[str, str]) -> tuple[str, Place]:
-    """The namespace ("" = none, or a tenant alone) and topic that a path names. Raises InvalidTopicName."""
+    """The namespace ("" = none, or a tenant alone) and topic that a path names. Raises
+    InvalidTopicName."""
     tenant, namespace = names.get("tenant", ""), names.get("namespace", "")
     if not namespace:
         return tenant, Place()
     topic = names.get("topic")
-    named = TopicName.parse(f"{names.get('domain', 'persistent')}://{tenant}/{namespace}/{topic}") if topic else None
+    named = (
+        TopicName.parse(f"{names.get('domain', 'persistent')}://{tenant}/{namespace}/{topic}")
+        if topic
+        else None
+    )
     return f"{tenant}/{namespace}", Place(named, names.get("subscription", ""))

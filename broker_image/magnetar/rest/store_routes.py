@@ -1,11 +1,12 @@
 """The metadata store over HTTP, for jobs on the same machine.
 
-Owns: `POST /internal/v1/store/{get,range,transact}`, the server side of `magnetar_jobs.remote_store` (which documents the shapes). A
-standalone broker holds the lock of its embedded store, so a job beside it commits through these routes; brokers over etcd do not mount
-them. Imports: FastAPI, pydantic, answers, errors, metadata.store.
-Invariants: only the loopback interface is answered, and only requests with the header `x-magnetar-internal` (which no foreign web page can
-make a browser send); a body is read after its sender was admitted, and up to a limit; values and binary operands travel as base64; the store's
-own errors leave as their declared status.
+Owns: `POST /internal/v1/store/{get,range,transact}`, the server side of
+`magnetar_jobs.remote_store` (which documents the shapes). A standalone broker holds the lock of its
+embedded store, so a job beside it commits through these routes; brokers over etcd do not mount
+them. Imports: FastAPI, pydantic, answers, errors, metadata.store. Invariants: only the loopback
+interface is answered, and only requests with the header `x-magnetar-internal` (which no foreign web
+page can make a browser send); a body is read after its sender was admitted, and up to a limit;
+values and binary operands travel as base64; the store's own errors leave as their declared status.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class CompareShape(_Shape):
 
     def compare(self) -> Compare:
         if (self.target == "value") != isinstance(self.operand, str):
-            raise InvalidRequest(f"compare of {self.key!r}: operand {self.operand!r} does not fit target {self.target!r}")
+            raise InvalidRequest(
+                f"compare of {self.key!r}: operand {self.operand!r} does not fit target "
+                f"{self.target!r}"
+            )
         operand = _decode(self.operand) if isinstance(self.operand, str) else self.operand
         return Compare(self.key, self.target, self.operator, operand)
 
@@ -98,7 +102,11 @@ class OperationShape(_Shape):
     prefix: bool = False
 
     def operation(self) -> Operation:
-        return Put(self.key, _decode(self.value), self.lease) if self.kind == "put" else Delete(self.key, self.prefix)
+        return (
+            Put(self.key, _decode(self.value), self.lease)
+            if self.kind == "put"
+            else Delete(self.key, self.prefix)
+        )
 
 
 class TransactRequest(_Shape):
@@ -116,13 +124,16 @@ Body = TypeVar("Body", bound=_Shape)
 
 
 async def _shaped(shape: type[Body], request: Request) -> Body:
-    """The body of a request. FastAPI would read one that it parses before it asks the gate. Raises InvalidRequest, BodyTooLarge."""
+    """The body of a request. FastAPI would read one that it parses before it asks the gate.
+    Raises InvalidRequest, BodyTooLarge."""
     try:
         return shape.model_validate(await body_of(request, BODY_BYTES_MAX))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in ("body", *first["loc"]))
-        raise InvalidRequest(f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})") from error
+        raise InvalidRequest(
+            f"{place}: {first['msg']} (got {str(first.get('input'))[:80]!r})"
+        ) from error
 
 
 def _decode(text: str) -> bytes:
@@ -132,7 +143,9 @@ def _decode(text: str) -> bytes:
         raise InvalidRequest(f"value {text[:40]!r} is not base64") from error
 
 
-async def require_loopback(request: Request, x_magnetar_internal: Annotated[str, Header()] = "") -> None:
+async def require_loopback(
+    request: Request, x_magnetar_internal: Annotated[str, Header()] = ""
+) -> None:
     """Refuse everybody but processes of this machine. Raises NotAllowed."""
     peer = request.client.host if request.client is not None else ""
     try:
@@ -140,12 +153,19 @@ async def require_loopback(request: Request, x_magnetar_internal: Annotated[str,
     except ValueError:
         local = False
     if not local or not x_magnetar_internal:
-        raise NotAllowed(f"the internal store routes answer processes on this machine only, not {peer or 'an unknown peer'}")
+        raise NotAllowed(
+            "the internal store routes answer processes on this machine only, not "
+            f"{peer or 'an unknown peer'}"
+        )
 
 
 def store_router(store: MetadataStore) -> APIRouter:
     """The three routes over `store`."""
-    router = APIRouter(prefix="/internal/v1/store", dependencies=[Depends(require_loopback)], include_in_schema=False)
+    router = APIRouter(
+        prefix="/internal/v1/store",
+        dependencies=[Depends(require_loopback)],
+        include_in_schema=False,
+    )
 
     @router.post("/get")
     async def get(request: Request) -> GetResponse:
@@ -165,7 +185,9 @@ def store_router(store: MetadataStore) -> APIRouter:
         compares = [shape.compare() for shape in body.compares]
         result = await store.transact(compares, [shape.operation() for shape in body.operations])
         return TransactResponse(
-            succeeded=result.succeeded, revision=result.revision, current=[Item.of(item) for item in result.current]
+            succeeded=result.succeeded,
+            revision=result.revision,
+            current=[Item.of(item) for item in result.current],
         )
 
     return router

@@ -1,8 +1,9 @@
 """Routes of subscriptions.
 
-Owns: `/admin/v2/persistent/T/N/topic/subscription(s)`: create, delete, skip, expire, reset, properties. Imports: FastAPI, ports.
-Source: facts on protocol 3, priority 1.
-Invariant: on a partitioned topic they act on all its partitions, but for a position, which is one of a single partition.
+Owns: `/admin/v2/persistent/T/N/topic/subscription(s)`: create, delete, skip, expire, reset,
+properties. Imports: FastAPI, ports. Source: facts on protocol 3, priority 1. Invariant: on a
+partitioned topic they act on all its partitions, but for a position, which is one of a single
+partition.
 """
 
 from __future__ import annotations
@@ -12,15 +13,31 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from magnetar.errors import InvalidRequest
-from magnetar.rest.answers import NO_CONTENT, TOPIC, Domain, body, body_of, object_of, strings_of, topic_name
+from magnetar.rest.answers import (
+    NO_CONTENT,
+    TOPIC,
+    Domain,
+    body,
+    body_of,
+    object_of,
+    strings_of,
+    topic_name,
+)
 from magnetar.rest.ports import AdminPort
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 MESSAGE_ID = {
     "type": "object",
-    "properties": {"ledgerId": {"type": "integer"}, "entryId": {"type": "integer"}, "partitionIndex": {"type": "integer"}},
+    "properties": {
+        "ledgerId": {"type": "integer"},
+        "entryId": {"type": "integer"},
+        "partitionIndex": {"type": "integer"},
+    },
 }
-NEW_SUBSCRIPTION = {"type": "object", "properties": {**MESSAGE_ID["properties"], "properties": {"type": "object"}}}  # type: ignore[dict-item]
+NEW_SUBSCRIPTION = {
+    "type": "object",
+    "properties": {**MESSAGE_ID["properties"], "properties": {"type": "object"}},
+}  # type: ignore[dict-item]
 PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
 
@@ -36,13 +53,16 @@ def subscription_router(port: AdminPort) -> APIRouter:
 
 
 def position_of(found: dict[str, Any]) -> tuple[int, int] | None:
-    """The position of a message id in JSON; None without one. Values that JavaScript or Go write as unsigned are taken as signed."""
+    """The position of a message id in JSON; None without one. Values that JavaScript or Go write
+    as unsigned are taken as signed."""
     if "ledgerId" not in found:
         return None
     ledger, entry = found["ledgerId"], found.get("entryId", -1)
     for name, value in (("ledgerId", ledger), ("entryId", entry)):
         if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 1 << 64:
-            raise InvalidRequest(f"{name}: {value!r} is not valid; send a message id with ledgerId and entryId")
+            raise InvalidRequest(
+                f"{name}: {value!r} is not valid; send a message id with ledgerId and entryId"
+            )
     return _signed(ledger), _signed(entry)
 
 
@@ -56,11 +76,16 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         """List the durable subscriptions of a topic."""
         return await port.subscriptions(topic_name(domain, tenant, namespace, topic))
 
-    @router.put(SUBSCRIPTION, status_code=NO_CONTENT, openapi_extra=body("where it begins", NEW_SUBSCRIPTION, required=False))
+    @router.put(
+        SUBSCRIPTION,
+        status_code=NO_CONTENT,
+        openapi_extra=body("where it begins", NEW_SUBSCRIPTION, required=False),
+    )
     async def create_subscription(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
     ) -> None:
-        """Create a subscription that begins at a message id, or (without one) behind the last message."""
+        """Create a subscription that begins at a message id, or (without one) behind the last
+        message."""
         found = await object_of(request)
         properties = strings_of("properties", found.get("properties") or {})
         name = topic_name(domain, tenant, namespace, topic)
@@ -68,34 +93,59 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
 
     @router.delete(SUBSCRIPTION, status_code=NO_CONTENT)
     async def delete_subscription(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, force: bool = False
+        domain: Domain,
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: str,
+        force: bool = False,
     ) -> None:
         """Delete a subscription; with consumers only by force."""
-        await port.delete_subscription(topic_name(domain, tenant, namespace, topic), subscription, force)
+        await port.delete_subscription(
+            topic_name(domain, tenant, namespace, topic), subscription, force
+        )
 
 
 def _add_properties(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{SUBSCRIPTION}/properties")
-    async def subscription_properties(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str) -> dict[str, str]:
+    async def subscription_properties(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
+    ) -> dict[str, str]:
         """Return the properties of a subscription."""
-        return await port.subscription_properties(topic_name(domain, tenant, namespace, topic), subscription)
+        return await port.subscription_properties(
+            topic_name(domain, tenant, namespace, topic), subscription
+        )
 
-    @router.put(f"{SUBSCRIPTION}/properties", status_code=NO_CONTENT, openapi_extra=body("all properties", PROPERTIES))
+    @router.put(
+        f"{SUBSCRIPTION}/properties",
+        status_code=NO_CONTENT,
+        openapi_extra=body("all properties", PROPERTIES),
+    )
     async def replace_subscription_properties(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
     ) -> None:
         """Replace the properties of a subscription."""
         properties = strings_of("properties", await object_of(request))
-        await port.replace_subscription_properties(topic_name(domain, tenant, namespace, topic), subscription, properties)
+        await port.replace_subscription_properties(
+            topic_name(domain, tenant, namespace, topic), subscription, properties
+        )
 
 
 def _add_resets(router: APIRouter, port: AdminPort) -> None:
     @router.post(f"{SUBSCRIPTION}/resetcursor/{{timestamp}}", status_code=NO_CONTENT)
-    async def reset_to_time(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, timestamp: int) -> None:
+    async def reset_to_time(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, timestamp: int
+    ) -> None:
         """Deliver again from the first message published at this time (milliseconds) on."""
-        await port.reset_to_time(topic_name(domain, tenant, namespace, topic), subscription, timestamp)
+        await port.reset_to_time(
+            topic_name(domain, tenant, namespace, topic), subscription, timestamp
+        )
 
-    @router.post(f"{SUBSCRIPTION}/resetcursor", status_code=NO_CONTENT, openapi_extra=body("a message id", MESSAGE_ID))
+    @router.post(
+        f"{SUBSCRIPTION}/resetcursor",
+        status_code=NO_CONTENT,
+        openapi_extra=body("a message id", MESSAGE_ID),
+    )
     async def reset_to_position(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
     ) -> None:
@@ -105,37 +155,55 @@ def _add_resets(router: APIRouter, port: AdminPort) -> None:
         if position is None:
             raise InvalidRequest("resetcursor: the body has no ledgerId; send a message id")
         excluded = found.get("isExcluded") is True
-        await port.reset_to_position(topic_name(domain, tenant, namespace, topic), subscription, position, excluded)
+        await port.reset_to_position(
+            topic_name(domain, tenant, namespace, topic), subscription, position, excluded
+        )
 
 
 def _add_skips(router: APIRouter, port: AdminPort) -> None:
     @router.post(f"{SUBSCRIPTION}/skip/{{count}}", status_code=NO_CONTENT)
-    async def skip(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, count: int) -> None:
+    async def skip(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, count: int
+    ) -> None:
         """Acknowledge the next `count` messages unread."""
         if count < 0:
             raise InvalidRequest(f"skip: {count} is out of range; skip 0 or more messages")
         await port.skip(topic_name(domain, tenant, namespace, topic), subscription, count)
 
     @router.post(f"{SUBSCRIPTION}/skip_all", status_code=NO_CONTENT)
-    async def skip_all(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str) -> None:
+    async def skip_all(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
+    ) -> None:
         """Acknowledge everything that is there now."""
         await port.skip(topic_name(domain, tenant, namespace, topic), subscription, None)
 
     @router.post(f"{SUBSCRIPTION}/expireMessages/{{seconds}}", status_code=NO_CONTENT)
-    async def expire(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, seconds: int) -> None:
+    async def expire(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, seconds: int
+    ) -> None:
         """Acknowledge what is older than this, for one subscription."""
         await port.expire(topic_name(domain, tenant, namespace, topic), subscription, seconds)
 
-    @router.post(f"{SUBSCRIPTION}/expireMessages", status_code=NO_CONTENT, openapi_extra=body("a message id", MESSAGE_ID))
-    async def expire_to(domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request) -> None:
+    @router.post(
+        f"{SUBSCRIPTION}/expireMessages",
+        status_code=NO_CONTENT,
+        openapi_extra=body("a message id", MESSAGE_ID),
+    )
+    async def expire_to(
+        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
+    ) -> None:
         """Acknowledge everything up to a message id."""
         found = await body_of(request)
         position = position_of(found) if isinstance(found, dict) else None
         if position is None:
-            raise InvalidRequest("expireMessages: the body has no ledgerId; send a message id, or a time in the path")
+            raise InvalidRequest(
+                "expireMessages: the body has no ledgerId; send a message id, or a time in the path"
+            )
         await port.expire_to(topic_name(domain, tenant, namespace, topic), subscription, position)
 
     @router.post(f"{TOPIC}/all_subscription/expireMessages/{{seconds}}", status_code=NO_CONTENT)
-    async def expire_all(domain: Domain, tenant: str, namespace: str, topic: str, seconds: int) -> None:
+    async def expire_all(
+        domain: Domain, tenant: str, namespace: str, topic: str, seconds: int
+    ) -> None:
         """Acknowledge what is older than this, for all subscriptions."""
         await port.expire(topic_name(domain, tenant, namespace, topic), None, seconds)

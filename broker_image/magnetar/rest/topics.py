@@ -1,8 +1,9 @@
 """Routes of topics.
 
-Owns: creation, deletion, partitions, statistics and the work on whole topics under `/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports.
-Source: facts on protocol 2.11 and 3.
-Invariants: a topic's routes answer at its owner, or redirect there; what is created twice is refused with 409.
+Owns: creation, deletion, partitions, statistics and the work on whole topics under
+`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports. Source: facts on protocol 2.11 and 3.
+Invariants: a topic's routes answer at its owner, or redirect there; what is created twice is
+refused with 409.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from magnetar.errors import InvalidRequest
-from magnetar.rest.answers import NO_CONTENT, TOPIC, Domain, answer, body, body_of, object_of, strings_of, topic_name
+from magnetar.rest.answers import (
+    NO_CONTENT,
+    TOPIC,
+    Domain,
+    answer,
+    body,
+    body_of,
+    object_of,
+    strings_of,
+    topic_name,
+)
 from magnetar.rest.ports import AdminPort
 from magnetar.rest.subscriptions import PROPERTIES
 
@@ -20,10 +31,18 @@ ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 COUNT = {
     "oneOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "object", "properties": {"partitions": {"type": "integer"}, "properties": PROPERTIES}},
+        {
+            "type": "object",
+            "properties": {"partitions": {"type": "integer"}, "properties": PROPERTIES},
+        },
     ]
 }
-Destination = Annotated[str, Query(alias="destinationBroker", description="name or host:port of the broker that is to serve it")]
+Destination = Annotated[
+    str,
+    Query(
+        alias="destinationBroker", description="name or host:port of the broker that is to serve it"
+    ),
+]
 
 
 def topic_router(port: AdminPort) -> APIRouter:
@@ -38,14 +57,22 @@ def topic_router(port: AdminPort) -> APIRouter:
 
 
 def _add_life(router: APIRouter, port: AdminPort) -> None:
-    @router.put(ONE_TOPIC, status_code=NO_CONTENT, openapi_extra=body("properties", PROPERTIES, required=False))
-    async def create_topic(domain: Domain, tenant: str, namespace: str, topic: str, request: Request) -> None:
+    @router.put(
+        ONE_TOPIC,
+        status_code=NO_CONTENT,
+        openapi_extra=body("properties", PROPERTIES, required=False),
+    )
+    async def create_topic(
+        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
+    ) -> None:
         """Create a topic without partitions."""
         properties = strings_of("properties", await object_of(request))
         await port.create_topic(topic_name(domain, tenant, namespace, topic), properties)
 
     @router.delete(ONE_TOPIC, status_code=NO_CONTENT)
-    async def delete_topic(domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False) -> None:
+    async def delete_topic(
+        domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
+    ) -> None:
         """Delete a topic with its subscriptions; with clients only by force."""
         await port.delete_topic(topic_name(domain, tenant, namespace, topic), force)
 
@@ -65,10 +92,20 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
         name = topic_name(domain, tenant, namespace, topic)
         count = await port.partitions(name, may_create)
         properties = await port.properties(name) if count else {}
-        return {"partitions": count, "deleted": False, **({"properties": properties} if properties else {})}
+        return {
+            "partitions": count,
+            "deleted": False,
+            **({"properties": properties} if properties else {}),
+        }
 
-    @router.put(path, status_code=NO_CONTENT, openapi_extra=body("how many, or PartitionedTopicMetadata", COUNT))
-    async def create_partitions(domain: Domain, tenant: str, namespace: str, topic: str, request: Request) -> None:
+    @router.put(
+        path,
+        status_code=NO_CONTENT,
+        openapi_extra=body("how many, or PartitionedTopicMetadata", COUNT),
+    )
+    async def create_partitions(
+        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
+    ) -> None:
         """Create a partitioned topic."""
         count, properties = await _metadata(request)
         name = topic_name(domain, tenant, namespace, topic)
@@ -77,13 +114,17 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
             await port.edit_properties(name, properties, ())
 
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("how many there shall be", COUNT))
-    async def grow_partitions(domain: Domain, tenant: str, namespace: str, topic: str, request: Request) -> None:
+    async def grow_partitions(
+        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
+    ) -> None:
         """Give a partitioned topic more partitions."""
         count, _ = await _metadata(request)
         await port.grow_partitions(topic_name(domain, tenant, namespace, topic), count)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def delete_partitions(domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False) -> None:
+    async def delete_partitions(
+        domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
+    ) -> None:
         """Delete a partitioned topic with all its partitions."""
         await port.delete_partitions(topic_name(domain, tenant, namespace, topic), force)
 
@@ -98,8 +139,12 @@ async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
     found = await body_of(request)
     count = found.get("partitions") if isinstance(found, dict) else found
     if isinstance(count, bool) or not isinstance(count, int):
-        raise InvalidRequest(f"partitions: {str(count)[:80]!r} is not a whole number; send how many there shall be")
-    return count, strings_of("properties", found.get("properties") or {}) if isinstance(found, dict) else {}
+        raise InvalidRequest(
+            f"partitions: {str(count)[:80]!r} is not a whole number; send how many there shall be"
+        )
+    return count, strings_of("properties", found.get("properties") or {}) if isinstance(
+        found, dict
+    ) else {}
 
 
 def _add_statistics(router: APIRouter, port: AdminPort) -> None:
@@ -109,15 +154,22 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
         return await port.stats(topic_name(domain, tenant, namespace, topic))
 
     @router.get(f"{TOPIC}/internalStats")
-    async def internal_stats(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def internal_stats(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> dict[str, Any]:
         """Tell what a topic holds: ledgers and cursors."""
         return await port.internal_stats(topic_name(domain, tenant, namespace, topic))
 
     @router.get(f"{TOPIC}/internal-info")
-    async def internal_info(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def internal_info(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> dict[str, Any]:
         """Tell what is stored of a topic: ledgers, and where cursors are."""
         found = await port.internal_stats(topic_name(domain, tenant, namespace, topic))
-        cursors = {name: {"markDelete": cursor["markDeletePosition"]} for name, cursor in found["cursors"].items()}
+        cursors = {
+            name: {"markDelete": cursor["markDeletePosition"]}
+            for name, cursor in found["cursors"].items()
+        }
         return {
             "version": 1,
             "ledgers": found["ledgers"],
@@ -134,28 +186,37 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
         per_partition: Annotated[bool, Query(alias="perPartition")] = True,
     ) -> dict[str, Any]:
         """Tell the sum of what the partitions of a topic have done, and each alone."""
-        return await port.partitioned_stats(topic_name(domain, tenant, namespace, topic), per_partition)
+        return await port.partitioned_stats(
+            topic_name(domain, tenant, namespace, topic), per_partition
+        )
 
     @router.get(f"{TOPIC}/partitioned-internalStats")
-    async def partitioned_internal_stats(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def partitioned_internal_stats(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> dict[str, Any]:
         """Tell what each partition of a topic holds."""
         return await port.partitioned_internal_stats(topic_name(domain, tenant, namespace, topic))
 
     @router.get(f"{TOPIC}/lastMessageId")
-    async def last_message_id(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def last_message_id(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> dict[str, Any]:
         """Tell the id of the last message."""
         return await port.last_message_id(topic_name(domain, tenant, namespace, topic))
 
 
 def _add_work(router: APIRouter, port: AdminPort) -> None:
     @router.put(f"{TOPIC}/unload", status_code=NO_CONTENT)
-    async def unload_topic(domain: Domain, tenant: str, namespace: str, topic: str, destination: Destination = "") -> None:
+    async def unload_topic(
+        domain: Domain, tenant: str, namespace: str, topic: str, destination: Destination = ""
+    ) -> None:
         """Hand a topic, with its bundle, to another broker."""
         await port.unload_topic(topic_name(domain, tenant, namespace, topic), destination)
 
     @router.post(f"{TOPIC}/roll")
     async def roll(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
-        """Make everything acknowledged so far readable from sealed files, for jobs; the last id among it."""
+        """Make everything acknowledged so far readable from sealed files, for jobs; the last id
+        among it."""
         ledger, entry = await port.roll(topic_name(domain, tenant, namespace, topic))
         return {"position": {"ledgerId": ledger, "entryId": entry}}
 
@@ -165,7 +226,9 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
         return await port.terminate(topic_name(domain, tenant, namespace, topic))
 
     @router.post(f"{TOPIC}/terminate/partitions")
-    async def terminate_partitions(domain: Domain, tenant: str, namespace: str, topic: str) -> Response:
+    async def terminate_partitions(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> Response:
         """Terminate all partitions of a topic; the last id of each."""
         return answer(await port.terminate_partitions(topic_name(domain, tenant, namespace, topic)))
 
@@ -182,7 +245,9 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
 
 def _add_compaction(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{TOPIC}/compaction")
-    async def compaction_status(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def compaction_status(
+        domain: Domain, tenant: str, namespace: str, topic: str
+    ) -> dict[str, Any]:
         """Tell whether a compaction of this topic has been committed."""
         return await port.compaction_status(topic_name(domain, tenant, namespace, topic))
 

@@ -1,9 +1,10 @@
 """Routes of transactions.
 
-Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which tells more. Imports: FastAPI, ports, ids.
-Source: Apache Pulsar 4.0's admin resource `Transactions` and the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...).
-Invariants: any broker answers for all coordinators; a number (TCID) that is gone is answered for by the first one, as for clients.
-What Pulsar calls `timeoutAt` is the timeout in milliseconds, there as here.
+Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which tells
+more. Imports: FastAPI, ports, ids. Source: Apache Pulsar 4.0's admin resource `Transactions` and
+the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...). Invariants: any
+broker answers for all coordinators; a number (TCID) that is gone is answered for by the first one,
+as for clients. What Pulsar calls `timeoutAt` is the timeout in milliseconds, there as here.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ def _add_coordinators(router: APIRouter, port: AdminPort) -> None:
 
     @router.post(f"{PULSAR}/transactionCoordinator/replicas", status_code=NO_CONTENT)
     async def scale(request: Request) -> None:
-        """Refused with what to do instead: the number of coordinators is a field of a custom resource."""
+        """Refused with what to do instead: the number of coordinators is a field of a custom
+        resource."""
         del request
         raise NotAllowed(
-            "replicas: coordinators are scaled with `kubectl scale transactioncoordinator NAME --replicas=N`, up and down; a standalone server "
+            "replicas: coordinators are scaled with `kubectl scale transactioncoordinator NAME "
+            "--replicas=N`, up and down; a standalone server "
             "has one"
         )
 
@@ -77,15 +80,18 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
 
     @router.get(f"{PULSAR}/slowTransactions/{{timeout}}")
     async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
-        """Return the transactions of one or of all coordinators that began so many milliseconds ago and have not ended."""
+        """Return the transactions of one or of all coordinators that began so many milliseconds
+        ago and have not ended."""
         found = await port.transactions(tcid, max(0, timeout), LISTED_MAX)
         if found["unreachable"]:  # Pulsar's shape has no place for it
             raise ServiceNotReady(
-                f"transaction coordinators {found['unreachable']} do not answer; ask for one by coordinatorId, or GET {OURS}"
+                f"transaction coordinators {found['unreachable']} do not answer; ask for one by "
+                f"coordinatorId, or GET {OURS}"
             )
         if found["more"]:
             raise InvalidRequest(
-                f"timeout: more than {LISTED_MAX} transactions began {timeout} ms ago or earlier; ask with a longer time or for one coordinatorId, "
+                f"timeout: more than {LISTED_MAX} transactions began {timeout} ms ago or earlier; "
+                "ask with a longer time or for one coordinatorId, "
                 f"or GET {OURS}, which lists the oldest"
             )
         return {row["txn"]: _metadata(row) for row in found["transactions"]}
@@ -99,34 +105,56 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
 def _add_topics(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{PULSAR}/transactionBufferStats/{_TOPIC}")
     async def buffer(
-        tenant: str, namespace: str, topic: str, low_watermarks: LowWatermarks = False, segments: Segments = False
+        tenant: str,
+        namespace: str,
+        topic: str,
+        low_watermarks: LowWatermarks = False,
+        segments: Segments = False,
     ) -> dict[str, Any]:
         """Return what a topic knows of transactions."""
         del segments  # snapshots have none here
-        return await port.transaction_buffer_stats(topic_name("persistent", tenant, namespace, topic), low_watermarks)
+        return await port.transaction_buffer_stats(
+            topic_name("persistent", tenant, namespace, topic), low_watermarks
+        )
 
     @router.get(f"{PULSAR}/transactionInBufferStats/{_TOPIC}/{{most}}/{{least}}")
-    async def in_buffer(tenant: str, namespace: str, topic: str, most: int, least: int) -> dict[str, Any]:
-        """Return where the messages of an open transaction begin in a topic's sidecar, and whether it was aborted."""
-        return await port.transaction_in_buffer(topic_name("persistent", tenant, namespace, topic), TxnId(most, least))
+    async def in_buffer(
+        tenant: str, namespace: str, topic: str, most: int, least: int
+    ) -> dict[str, Any]:
+        """Return where the messages of an open transaction begin in a topic's sidecar, and
+        whether it was aborted."""
+        return await port.transaction_in_buffer(
+            topic_name("persistent", tenant, namespace, topic), TxnId(most, least)
+        )
 
     @router.get(f"{PULSAR}/transactionBufferInternalStats/{_TOPIC}")
     async def internal(tenant: str, namespace: str, topic: str) -> None:
         """Refused: there are no snapshots in system topics."""
-        raise _without_ledgers("Transaction buffer", topic_name("persistent", tenant, namespace, topic))
+        raise _without_ledgers(
+            "Transaction buffer", topic_name("persistent", tenant, namespace, topic)
+        )
 
 
 def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{PULSAR}/pendingAckStats/{_SUBSCRIPTION}")
     async def pending(
-        tenant: str, namespace: str, topic: str, subscription: str, low_watermarks: LowWatermarks = False
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: str,
+        low_watermarks: LowWatermarks = False,
     ) -> dict[str, Any]:
         """Return what a subscription knows of transactions."""
-        return await port.pending_ack_stats(topic_name("persistent", tenant, namespace, topic), subscription, low_watermarks)
+        return await port.pending_ack_stats(
+            topic_name("persistent", tenant, namespace, topic), subscription, low_watermarks
+        )
 
     @router.get(f"{PULSAR}/transactionInPendingAckStats/{_SUBSCRIPTION}/{{most}}/{{least}}")
-    async def in_pending(tenant: str, namespace: str, topic: str, subscription: str, most: int, least: int) -> dict[str, Any]:
-        """Return a transaction's cumulative position on a subscription: none, since it holds ranges."""
+    async def in_pending(
+        tenant: str, namespace: str, topic: str, subscription: str, most: int, least: int
+    ) -> dict[str, Any]:
+        """Return a transaction's cumulative position on a subscription: none, since it holds
+        ranges."""
         name = topic_name("persistent", tenant, namespace, topic)
         return await port.transaction_in_pending_acks(name, subscription, TxnId(most, least))
 
@@ -149,13 +177,16 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
     async def internal(tenant: str, namespace: str, topic: str, subscription: str) -> None:
         """Refused: pending acknowledgements are in the log of all topics."""
         del subscription
-        raise _without_ledgers("Pending ack handle", topic_name("persistent", tenant, namespace, topic))
+        raise _without_ledgers(
+            "Pending ack handle", topic_name("persistent", tenant, namespace, topic)
+        )
 
 
 def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
     """In Pulsar's words."""
     return UnsupportedCommand(
-        f"{what} don't use managedLedger! Topic {topic} keeps it in its broker's log; `magnetar explain` tells which"
+        f"{what} don't use managedLedger! Topic {topic} keeps it in its broker's log; `magnetar "
+        "explain` tells which"
     )
 
 
@@ -166,21 +197,24 @@ def _add_ours(router: APIRouter, port: AdminPort) -> None:
         older_ms: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=LISTED_MAX)] = LISTED,
     ) -> dict[str, Any]:
-        """List transactions that have not ended everywhere, the oldest first, whether there are more, and the coordinators that do not answer."""
+        """List transactions that have not ended everywhere, the oldest first, whether there are
+        more, and the coordinators that do not answer."""
         return await port.transactions(tcid, older_ms, limit)
 
     @router.post(f"{OURS}/abort")
     async def abort_of(role: Annotated[str, Query(min_length=1)]) -> dict[str, Any]:
-        """Abort open transactions that a role began; `more` says that others are left for another call."""
+        """Abort open transactions that a role began; `more` says that others are left for
+        another call."""
         return await port.abort_transactions_of(role)
 
     @router.get(f"{OURS}/{{most}}/{{least}}")
     async def transaction(most: int, least: int) -> dict[str, Any]:
-        """Return a transaction with its participants and those that have not carried its end out, or how it has ended."""
+        """Return a transaction with its participants and those that have not carried its end
+        out, or how it has ended."""
         return await port.transaction(TxnId(most, least))
 
 
-# --- Pulsar's shapes ------------------------------------------------------------------------------------------------------------
+# --- Pulsar's shapes ------------------------------------------------------------------------------
 
 
 def _stats(found: dict[str, Any]) -> dict[str, Any]:
@@ -217,13 +251,18 @@ def _metadata(found: dict[str, Any]) -> dict[str, Any]:
     aborted = found["status"] in ("ABORTING", "ABORTED")
     acknowledged: dict[str, dict[str, Any]] = {}
     for named in found.get("subscriptions", ()):
-        acknowledged.setdefault(named["topic"], {})[named["subscription"]] = {"cumulativeAckPosition": None}
+        acknowledged.setdefault(named["topic"], {})[named["subscription"]] = {
+            "cumulativeAckPosition": None
+        }
     return {
         "txnId": found["txn"],
         "status": found["status"],
         "openTimestamp": found.get("opened_ms", 0),
         "timeoutAt": found.get("timeout_ms", 0),
-        "producedPartitions": {topic: {"startPosition": None, "aborted": aborted} for topic in found.get("partitions", ())},
+        "producedPartitions": {
+            topic: {"startPosition": None, "aborted": aborted}
+            for topic in found.get("partitions", ())
+        },
         "ackedPartitions": acknowledged,
         "owner": found["owner"] or None,
     }

@@ -1,9 +1,10 @@
 """What a role may do.
 
-Owns: rights, what namespaces grant, and the decision. Imports: names.
-Source: Pulsar's PulsarAuthorizationProvider: super users may do everything, administrators of a tenant everything below it; produce and consume are
-granted by namespace or by topic; a subscription may be limited to roles, or to a prefix. Facts on protocol 3.
-Invariants: a decision is a function of its arguments; what nobody granted is refused; behind a proxy both roles need the right.
+Owns: rights, what namespaces grant, and the decision. Imports: names. Source: Pulsar's
+PulsarAuthorizationProvider: super users may do everything, administrators of a tenant everything
+below it; produce and consume are granted by namespace or by topic; a subscription may be limited to
+roles, or to a prefix. Facts on protocol 3. Invariants: a decision is a function of its arguments;
+what nobody granted is refused; behind a proxy both roles need the right.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 from magnetar.names import TopicName
 
 PRODUCE, CONSUME = "produce", "consume"
-GRANTS, BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "auth_policies", "namespace_auth", "destination_auth", "subscription_auth_roles"
+GRANTS, BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = (
+    "auth_policies",
+    "namespace_auth",
+    "destination_auth",
+    "subscription_auth_roles",
+)
 AUTH_MODE, PREFIX = "subscription_auth_mode", "Prefix"
 CLUSTER_ROLES = "magnetar:"
 """How roles begin that no client may have."""
@@ -39,7 +45,8 @@ class Right(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a peer is. `original` is whom a proxy speaks for ("" = itself); `expires_s` the end of what it showed, in unix seconds."""
+    """Who a peer is. `original` is whom a proxy speaks for ("" = itself); `expires_s` the end of
+    what it showed, in unix seconds."""
 
     role: str
     original: str = ""
@@ -68,18 +75,27 @@ class Grants:
     def of(policies: Mapping[str, Any]) -> Grants:
         """From the policies of a namespace's record; what has another shape grants nothing."""
         stored = _mapping(policies.get(GRANTS))
-        topics = {topic: _actions(granted) for topic, granted in _mapping(stored.get(BY_TOPIC)).items()}
+        topics = {
+            topic: _actions(granted) for topic, granted in _mapping(stored.get(BY_TOPIC)).items()
+        }
         return Grants(
-            _actions(stored.get(BY_ROLE)), topics, _actions(stored.get(BY_SUBSCRIPTION)), policies.get(AUTH_MODE) == PREFIX
+            _actions(stored.get(BY_ROLE)),
+            topics,
+            _actions(stored.get(BY_SUBSCRIPTION)),
+            policies.get(AUTH_MODE) == PREFIX,
         )
 
     def allows(self, role: str, action: str, topic: TopicName | None) -> bool:
-        """Whether the namespace, or the topic (also as the partitioned one that it belongs to), lets a role do something."""
+        """Whether the namespace, or the topic (also as the partitioned one that it belongs to),
+        lets a role do something."""
         if action in self.by_role.get(role, ()):
             return True
         if topic is None or not self.by_topic:
             return False
-        return any(action in self.by_topic.get(name, {}).get(role, ()) for name in (str(topic), str(topic.base)))
+        return any(
+            action in self.by_topic.get(name, {}).get(role, ())
+            for name in (str(topic), str(topic.base))
+        )
 
     def names(self, role: str) -> bool:
         """Whether a role may do anything here: in the namespace, or in one of its topics."""
@@ -117,7 +133,9 @@ class Rules:
 
 def allowed(principal: Principal, right: Right, rules: Rules, place: Place = Place()) -> bool:
     """Whether `principal` has `right` there."""
-    return principal.internal or all(_role_allowed(role, right, rules, place) for role in principal.roles)
+    return principal.internal or all(
+        _role_allowed(role, right, rules, place) for role in principal.roles
+    )
 
 
 def _role_allowed(role: str, right: Right, rules: Rules, place: Place) -> bool:
@@ -131,7 +149,9 @@ def _role_allowed(role: str, right: Right, rules: Rules, place: Place) -> bool:
     if right is Right.PRODUCE:
         return grants.allows(role, PRODUCE, place.topic)
     if right is Right.CONSUME:
-        return grants.allows(role, CONSUME, place.topic) and _subscription_allowed(role, grants, place.subscription)
+        return grants.allows(role, CONSUME, place.topic) and _subscription_allowed(
+            role, grants, place.subscription
+        )
     if right is Right.USE:
         return any(grants.allows(role, action, place.topic) for action in (PRODUCE, CONSUME))
     return False

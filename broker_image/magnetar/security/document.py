@@ -1,8 +1,8 @@
 """The security document of a process.
 
 Owns: the shape of `--security FILE` and its errors. Imports: PyYAML, errors, authorization.
-Invariants: a field that is unknown, has the wrong type or contradicts another is refused by its full name, never ignored: a typing mistake must
-not open a cluster.
+Invariants: a field that is unknown, has the wrong type or contradicts another is refused by its
+full name, never ignored: a typing mistake must not open a cluster.
 """
 
 from __future__ import annotations
@@ -45,20 +45,29 @@ class SecurityDocument:
 
 
 def parse_document(text: str) -> SecurityDocument:
-    """The document in YAML. Raises InvalidRequest naming the field, what it holds and what it should hold."""
+    """The document in YAML. Raises InvalidRequest naming the field, what it holds and what it
+    should hold."""
     import yaml  # not for who only needs the shapes
 
     if len(text.encode()) > DOCUMENT_BYTES_MAX:
-        raise InvalidRequest(f"security: the document has more than {DOCUMENT_BYTES_MAX} bytes; shorten its lists of roles")
+        raise InvalidRequest(
+            f"security: the document has more than {DOCUMENT_BYTES_MAX} bytes; shorten its lists "
+            "of roles"
+        )
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise InvalidRequest(
-            f"security: the document is not YAML ({type(error).__name__}); see docs/security.md for its shape"
+            f"security: the document is not YAML ({type(error).__name__}); see docs/security.md "
+            "for its shape"
         ) from None
-    root = _Section("", found if found is not None else {}, ("authentication", "authorization", "internal"))
+    root = _Section(
+        "", found if found is not None else {}, ("authentication", "authorization", "internal")
+    )
     authentication = root.section("authentication", ("anonymousRole", "token", "tls"))
-    authorization = root.section("authorization", ("enabled", "superUserRoles", "proxyRoles", "openMetrics"))
+    authorization = root.section(
+        "authorization", ("enabled", "superUserRoles", "proxyRoles", "openMetrics")
+    )
     internal = root.section("internal", ("keyFile", "caFile"))
     document = SecurityDocument(
         anonymous_role=authentication.text("anonymousRole", ""),
@@ -78,16 +87,25 @@ def parse_document(text: str) -> SecurityDocument:
 def _token(authentication: _Section) -> TokenOptions | None:
     if not authentication.has("token"):
         return None
-    token = authentication.section("token", ("secretKeyFile", "publicKeyFile", "roleClaim", "audience"))
+    token = authentication.section(
+        "token", ("secretKeyFile", "publicKeyFile", "roleClaim", "audience")
+    )
     options = TokenOptions(
-        token.text("secretKeyFile", ""), token.text("publicKeyFile", ""), token.text("roleClaim", "sub"), token.text("audience", "")
+        token.text("secretKeyFile", ""),
+        token.text("publicKeyFile", ""),
+        token.text("roleClaim", "sub"),
+        token.text("audience", ""),
     )
     if bool(options.secret_key_file) == bool(options.public_key_file):
         raise InvalidRequest(
-            "security: authentication.token needs one of secretKeyFile and publicKeyFile, and not both; name one file"
+            "security: authentication.token needs one of secretKeyFile and publicKeyFile, and not "
+            "both; name one file"
         )
     if not options.role_claim:
-        raise InvalidRequest("security: authentication.token.roleClaim is empty; name a claim, or leave it out for sub")
+        raise InvalidRequest(
+            "security: authentication.token.roleClaim is empty; name a claim, or leave it out for "
+            "sub"
+        )
     return options
 
 
@@ -101,20 +119,24 @@ def _check(document: SecurityDocument) -> None:
         for role in roles:
             if role.startswith(CLUSTER_ROLES):
                 raise InvalidRequest(
-                    f"security: {field} names {role!r}; roles that begin with {CLUSTER_ROLES} are the cluster's own"
+                    f"security: {field} names {role!r}; roles that begin with {CLUSTER_ROLES} are "
+                    "the cluster's own"
                 )
     if both := document.proxy_roles & document.super_user_roles:
         raise InvalidRequest(
-            f"security: authorization.proxyRoles and superUserRoles both name {sorted(both)[0]!r}; a proxy needs no rights of its own"
+            f"security: authorization.proxyRoles and superUserRoles both name {sorted(both)[0]!r}; "
+            "a proxy needs no rights of its own"
         )
     if document.anonymous_role and document.anonymous_role in document.super_user_roles:
         raise InvalidRequest(
-            f"security: authentication.anonymousRole {document.anonymous_role!r} is one of authorization.superUserRoles: "
+            f"security: authentication.anonymousRole {document.anonymous_role!r} is one of "
+            "authorization.superUserRoles: "
             "that lets everybody do everything; choose another role"
         )
     if not (document.token or document.client_certificates or document.anonymous_role):
         raise InvalidRequest(
-            "security: authentication has neither token, tls nor anonymousRole: nobody could connect; set one of them"
+            "security: authentication has neither token, tls nor anonymousRole: nobody could "
+            "connect; set one of them"
         )
 
 
@@ -124,10 +146,15 @@ class _Section:
     def __init__(self, path: str, found: Any, fields: tuple[str, ...]) -> None:
         self._path = path
         if not isinstance(found, Mapping):
-            raise InvalidRequest(f"security: {path or 'the document'} is {_kind(found)}; write a mapping of {', '.join(fields)}")
+            raise InvalidRequest(
+                f"security: {path or 'the document'} is {_kind(found)}; write a mapping of "
+                f"{', '.join(fields)}"
+            )
         for name in found:
             if name not in fields:
-                raise InvalidRequest(f"security: {self._name(str(name)[:80])} is not known; use {', '.join(fields)}")
+                raise InvalidRequest(
+                    f"security: {self._name(str(name)[:80])} is not known; use {', '.join(fields)}"
+                )
         self._found: Mapping[str, Any] = found
 
     def _name(self, field: str) -> str:
@@ -143,28 +170,39 @@ class _Section:
     def text(self, field: str, default: str) -> str:
         found = self._found.get(field, default)
         if not isinstance(found, str):
-            raise InvalidRequest(f"security: {self._name(field)} is {_kind(found)}; write text, in quotes if need be")
+            raise InvalidRequest(
+                f"security: {self._name(field)} is {_kind(found)}; write text, in quotes if need be"
+            )
         return found
 
     def flag(self, field: str, default: bool) -> bool:
         found = self._found.get(field, default)
         if not isinstance(found, bool):
-            raise InvalidRequest(f"security: {self._name(field)} is {_kind(found)}; write true or false")
+            raise InvalidRequest(
+                f"security: {self._name(field)} is {_kind(found)}; write true or false"
+            )
         return found
 
     def roles(self, field: str) -> frozenset[str]:
         found = self._found.get(field)
         if found is None:
             return frozenset()
-        if not isinstance(found, list) or not all(isinstance(role, str) and 0 < len(role) <= ROLE_LENGTH_MAX for role in found):
+        if not isinstance(found, list) or not all(
+            isinstance(role, str) and 0 < len(role) <= ROLE_LENGTH_MAX for role in found
+        ):
             raise InvalidRequest(
-                f"security: {self._name(field)} is not a list of roles; write [role, role], each with 1 to 512 characters"
+                f"security: {self._name(field)} is not a list of roles; write [role, role], each "
+                "with 1 to 512 characters"
             )
         if len(found) > ROLES_MAX:
-            raise InvalidRequest(f"security: {self._name(field)} has {len(found)} roles, more than {ROLES_MAX}; leave some out")
+            raise InvalidRequest(
+                f"security: {self._name(field)} has {len(found)} roles, more than {ROLES_MAX}; "
+                "leave some out"
+            )
         return frozenset(found)
 
 
 def _kind(found: Any) -> str:
-    """The type of a value for a message; never the value, which may be a secret that was put into the wrong place."""
+    """The type of a value for a message; never the value, which may be a secret that was put
+    into the wrong place."""
     return "empty" if found is None else f"of type {type(found).__name__}"

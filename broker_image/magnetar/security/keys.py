@@ -1,9 +1,9 @@
 """Keys that tokens are signed with.
 
-Owns: the forms in which key files come, and which algorithms a key takes. Imports: errors; `signatures` for public keys.
-Source: Pulsar's tokenSecretKey and tokenPublicKey (raw bytes, or `data:;base64,...`); RFC 7518 section 3.
-Invariants: the key decides which algorithms a token may name, never the token; an HMAC key that is a public key or too short to resist guessing
-is refused.
+Owns: the forms in which key files come, and which algorithms a key takes. Imports: errors;
+`signatures` for public keys. Source: Pulsar's tokenSecretKey and tokenPublicKey (raw bytes, or
+`data:;base64,...`); RFC 7518 section 3. Invariants: the key decides which algorithms a token may
+name, never the token; an HMAC key that is a public key or too short to resist guessing is refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class SecretKey:
 
 
 def file_content(field: str, data: bytes) -> bytes:
-    """The bytes of a key file, decoded if it is in Pulsar's `data:` form. Raises InvalidRequest naming `field`."""
+    """The bytes of a key file, decoded if it is in Pulsar's `data:` form. Raises InvalidRequest
+    naming `field`."""
     if not data.startswith(_DATA):
         return data
     head, separator, text = data.partition(_BASE64)
@@ -74,16 +75,20 @@ def file_content(field: str, data: bytes) -> bytes:
         return base64.b64decode(text.strip(), validate=True)
     except (ValueError, binascii.Error):
         raise InvalidRequest(
-            f"{field}: its file begins with data: but is not data:;base64,...; write it in that form, or as raw bytes"
+            f"{field}: its file begins with data: but is not data:;base64,...; write it in that "
+            "form, or as raw bytes"
         ) from None
 
 
 def secret_keys(field: str, data: bytes) -> tuple[SecretKey, ...]:
-    """The keys of a file with one, or with several as lines of `data:;base64,...`: the first one signs, all are believed. Raises InvalidRequest
-    naming `field`."""
+    """The keys of a file with one, or with several as lines of `data:;base64,...`: the first one
+    signs, all are believed. Raises InvalidRequest naming `field`."""
     lines = data.split() if data.startswith(_DATA) else [data]
     if len(lines) > KEYS_MAX:
-        raise InvalidRequest(f"{field}: its file has {len(lines)} keys, more than {KEYS_MAX}; keep those that are in use")
+        raise InvalidRequest(
+            f"{field}: its file has {len(lines)} keys, more than {KEYS_MAX}; keep those that are "
+            "in use"
+        )
     return tuple(secret_key(field, line) for line in lines)
 
 
@@ -93,7 +98,8 @@ def key_lines(keys: Iterable[bytes]) -> bytes:
 
 
 def _is_public(secret: bytes) -> bool:
-    """Whether bytes are a public key or certificate in DER: anybody who has it could sign tokens."""
+    """Whether bytes are a public key or certificate in DER: anybody who has it could sign
+    tokens."""
     if secret[:1] != b"\x30":  # what every structure in DER begins with
         return False
     from cryptography import x509
@@ -113,12 +119,17 @@ def secret_key(field: str, data: bytes) -> SecretKey:
     secret = file_content(field, data)
     if b"-----BEGIN " in secret[:200]:
         raise InvalidRequest(
-            f"{field}: its file holds a key in PEM; everybody who knows a public key could sign tokens with it: use publicKeyFile for it"
+            f"{field}: its file holds a key in PEM; everybody who knows a public key could sign "
+            "tokens with it: use publicKeyFile for it"
         )
     if _is_public(secret):
-        raise InvalidRequest(f"{field}: its file holds a public key in DER, which is no secret: use publicKeyFile for it")
+        raise InvalidRequest(
+            f"{field}: its file holds a public key in DER, which is no secret: use publicKeyFile "
+            "for it"
+        )
     if len(secret) < SECRET_BYTES_MIN:
         raise InvalidRequest(
-            f"{field}: its file has {len(secret)} bytes, fewer than {SECRET_BYTES_MIN}; make one with magnetar token create-secret-key"
+            f"{field}: its file has {len(secret)} bytes, fewer than {SECRET_BYTES_MIN}; make one "
+            "with magnetar token create-secret-key"
         )
     return SecretKey(secret)

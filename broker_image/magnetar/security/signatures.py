@@ -1,9 +1,9 @@
 """Public keys that tokens are checked with, and private ones that sign them.
 
-Owns: reading keys for RS256/384/512 and ES256/384/512 by the package `cryptography`, which is imported only when such a key is loaded.
-Imports: errors, keys.
-Source: RFC 7518 sections 3.3 and 3.4.
-Invariants: an EC key takes the one algorithm of its curve; RSA keys below 2048 bits are refused.
+Owns: reading keys for RS256/384/512 and ES256/384/512 by the package `cryptography`, which is
+imported only when such a key is loaded. Imports: errors, keys. Source: RFC 7518 sections 3.3 and
+3.4. Invariants: an EC key takes the one algorithm of its curve; RSA keys below 2048 bits are
+refused.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def public_key(field: str, data: bytes) -> PublicKey:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     content = file_content(field, data)
-    load = serialization.load_pem_public_key if b"-----BEGIN " in content[:200] else serialization.load_der_public_key
+    load = (
+        serialization.load_pem_public_key
+        if b"-----BEGIN " in content[:200]
+        else serialization.load_der_public_key
+    )
     try:
         key = load(content)
     except Exception:  # its exceptions quote what they were given
         raise InvalidRequest(
-            f"{field}: its file holds no public key in PEM or DER; write the public half of the signing key"
+            f"{field}: its file holds no public key in PEM or DER; write the public half of the "
+            "signing key"
         ) from None
     return _verifying(field, key, ec.EllipticCurvePublicKey, rsa.RSAPublicKey)
 
@@ -46,11 +51,16 @@ def public_key(field: str, data: bytes) -> PublicKey:
 def _verifying(field: str, key: Any, elliptic: type[Any], rsa: type[Any]) -> PublicKey:
     if isinstance(key, rsa):
         if key.key_size < RSA_BITS_MIN:
-            raise InvalidRequest(f"{field}: an RSA key of {key.key_size} bits is too short; use {RSA_BITS_MIN} or more")
+            raise InvalidRequest(
+                f"{field}: an RSA key of {key.key_size} bits is too short; use {RSA_BITS_MIN} or "
+                "more"
+            )
         return PublicKey(key, _RSA_ALGORITHMS)
     if isinstance(key, elliptic) and key.curve.name in _CURVES:
         return PublicKey(key, frozenset({_CURVES[key.curve.name]}))
-    raise InvalidRequest(f"{field}: its key is neither RSA nor of the curves P-256, P-384 and P-521; use one of them")
+    raise InvalidRequest(
+        f"{field}: its key is neither RSA nor of the curves P-256, P-384 and P-521; use one of them"
+    )
 
 
 class PrivateKey:
@@ -62,12 +72,19 @@ class PrivateKey:
         from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
         content = file_content(field, data)
-        load = serialization.load_pem_private_key if b"-----BEGIN " in content[:200] else serialization.load_der_private_key
+        load = (
+            serialization.load_pem_private_key
+            if b"-----BEGIN " in content[:200]
+            else serialization.load_der_private_key
+        )
         try:
             self.material: Any = load(content, None)
         except Exception:  # its exceptions quote what they were given
             raise InvalidRequest(
-                f"{field}: its file holds no unencrypted private key in PEM or DER; write one with openssl genpkey"
+                f"{field}: its file holds no unencrypted private key in PEM or DER; write one with "
+                "openssl genpkey"
             ) from None
-        public = _verifying(field, self.material.public_key(), ec.EllipticCurvePublicKey, rsa.RSAPublicKey)
+        public = _verifying(
+            field, self.material.public_key(), ec.EllipticCurvePublicKey, rsa.RSAPublicKey
+        )
         self.algorithm = min(public.algorithms)

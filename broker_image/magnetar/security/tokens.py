@@ -1,10 +1,11 @@
 """Tokens: JSON Web Tokens in their compact form.
 
-Owns: checking one, and making one. Imports: keys, errors; PyJWT, which is imported only when there is a token to look at.
-Source: RFC 7515, 7519; Pulsar's AuthenticationProviderToken: the role is a claim (its first item if it is a list), the audience is checked if one is
-configured, `exp` and `nbf` are seconds.
-Invariants: nothing of a token is believed before its signature is verified; the key decides which algorithms there are; an unsigned token, or one
-with extensions that must be understood, is refused; times are those of our clock; no part of a token is in an error's text.
+Owns: checking one, and making one. Imports: keys, errors; PyJWT, which is imported only when there
+is a token to look at. Source: RFC 7515, 7519; Pulsar's AuthenticationProviderToken: the role is a
+claim (its first item if it is a list), the audience is checked if one is configured, `exp` and
+`nbf` are seconds. Invariants: nothing of a token is believed before its signature is verified; the
+key decides which algorithms there are; an unsigned token, or one with extensions that must be
+understood, is refused; times are those of our clock; no part of a token is in an error's text.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def verify(token: bytes, rules: TokenRules, now_s: float) -> Claims:
     import jwt
 
     try:
-        found = jwt.PyJWS().decode_complete(token, rules.key.material, algorithms=sorted(rules.key.algorithms))
+        found = jwt.PyJWS().decode_complete(
+            token, rules.key.material, algorithms=sorted(rules.key.algorithms)
+        )
     except jwt.InvalidAlgorithmError:
         raise _refused("JWT is not signed by an algorithm of the configured key") from None
     except jwt.InvalidSignatureError:
@@ -108,4 +111,6 @@ def make(key: SigningKey, algorithm: str, payload: dict[str, Any]) -> str:
     """A token with these claims."""
     import jwt
 
-    return jwt.PyJWS().encode(json.dumps(payload, separators=(",", ":")).encode(), key.material, algorithm)
+    return jwt.PyJWS().encode(
+        json.dumps(payload, separators=(",", ":")).encode(), key.material, algorithm
+    )

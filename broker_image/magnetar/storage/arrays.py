@@ -1,7 +1,7 @@
 """Arrays of fixed-width numbers as the formats store them.
 
-Owns: the conversion between number sequences and little-endian bytes. Imports: the standard library. Pure.
-Invariant: the bytes are the same on every machine.
+Owns: the conversion between number sequences and little-endian bytes. Imports: the standard
+library. Pure. Invariant: the bytes are the same on every machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ assert array(U64).itemsize == 8, "this platform has no 64-bit unsigned long long
 
 
 def packed(typecode: str, values: Iterable[int]) -> array[int]:
-    """`values` as an array whose buffer is little-endian. Raises OverflowError for a value outside the type."""
+    """`values` as an array whose buffer is little-endian. Raises OverflowError for a value
+    outside the type."""
     numbers = array(typecode, values)
     if _SWAPPED:
         numbers.byteswap()
@@ -31,7 +32,8 @@ def packed(typecode: str, values: Iterable[int]) -> array[int]:
 
 
 def unpacked(typecode: str, data: Buffer) -> array[int]:
-    """The numbers that `data` holds in little-endian order; its length must be a multiple of the type's size."""
+    """The numbers that `data` holds in little-endian order; its length must be a multiple of the
+    type's size."""
     numbers = array(typecode)
     numbers.frombytes(data)
     if _SWAPPED:

@@ -1,8 +1,9 @@
 """Checkpoints of a bundle (version 2).
 
-Owns: the object that holds a bundle's topics, ledgers and cursors as of a log position. Imports: errors, names, metadata records, volume.
-Invariants: an object is written once under a name of its own; it holds everything of its bundle up to its position, perhaps more, and applying
-the log from there again changes nothing.
+Owns: the object that holds a bundle's topics, ledgers and cursors as of a log position. Imports:
+errors, names, metadata records, volume. Invariants: an object is written once under a name of its
+own; it holds everything of its bundle up to its position, perhaps more, and applying the log from
+there again changes nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ class CursorValues(Protocol):
 
 
 class TopicValues(Protocol):
-    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences` (producer, highest sequence id).
+    """What a checkpoint keeps of a topic: `ledgers` are (ledger, entry count) in order, `sequences`
+    (producer, highest sequence id).
 
-    `sizes` is (bytes dropped, bytes appended, messages appended), `marks` are (ledger, entry, elapsed ms of `Checkpoint.incarnation`, bytes
-    appended) of how old its entries are.
-    `chunks` are (producer, sequence id, number, checksum, ledger, entry) of the chunks of messages stored last. `transactions` is None for a topic
-    that was never used with any.
+    `sizes` is (bytes dropped, bytes appended, messages appended), `marks` are (ledger, entry,
+    elapsed ms of `Checkpoint.incarnation`, bytes appended) of how old its entries are. `chunks` are
+    (producer, sequence id, number, checksum, ledger, entry) of the chunks of messages stored last.
+    `transactions` is None for a topic that was never used with any.
     """
 
     @property
@@ -107,8 +109,9 @@ class Checkpoint:
 class CheckpointEncoder:
     """A checkpoint's bytes, topic by topic: one of many topics need not be made in one go.
 
-    Cursors and topics are lists, not objects with keys, since there may be very many. Topics are added once each, by rising name. Each may be of
-    another moment, all of them behind `position`: what the log has from there on is applied to each anyway.
+    Cursors and topics are lists, not objects with keys, since there may be very many. Topics are
+    added once each, by rising name. Each may be of another moment, all of them behind `position`:
+    what the log has from there on is applied to each anyway.
     """
 
     def __init__(self, bundle: str, epoch: int, incarnation: str, position: LogPosition) -> None:
@@ -132,7 +135,8 @@ class CheckpointEncoder:
             pass
 
     def add_in_pieces(self, name: str, topic: TopicValues) -> Iterator[None]:
-        """As `add`, to be gone through to its end: a topic that was much used with transactions takes long."""
+        """As `add`, to be gone through to its end: a topic that was much used with transactions
+        takes long."""
         assert name > self._last or len(self._parts) == 2, (name, self._last)
         separator = b"," if len(self._parts) > 2 else b""
         self._last = name
@@ -188,7 +192,8 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
 
 
 class _StoredTopics(Mapping[str, TopicCheckpoint]):
-    """Topics as they lie in the object `name`. There may be very many: whoever needs them all pauses between them."""
+    """Topics as they lie in the object `name`. There may be very many: whoever needs them all
+    pauses between them."""
 
     def __init__(self, name: str, fields: dict[str, list[Any]]) -> None:
         self._name, self._fields = name, fields
@@ -231,13 +236,16 @@ def _topic(
         (sizes[0], sizes[1], sizes[2]),
         tuple((ledger, entry, elapsed_ms, total) for ledger, entry, elapsed_ms, total in marks),
         tuple(
-            (producer, sequence, number, checksum, ledger, entry) for producer, sequence, number, checksum, ledger, entry in chunks
+            (producer, sequence, number, checksum, ledger, entry)
+            for producer, sequence, number, checksum, ledger, entry in chunks
         ),
         None if transactions is None else participant_state(transactions),
     )
 
 
-def _cursor(mark_delete: list[int], ranges: list[Any], partial: list[Any], properties: dict[str, str]) -> CursorCheckpoint:
+def _cursor(
+    mark_delete: list[int], ranges: list[Any], partial: list[Any], properties: dict[str, str]
+) -> CursorCheckpoint:
     return CursorCheckpoint(
         (mark_delete[0], mark_delete[1]),
         tuple((ledger, first, last) for ledger, first, last in ranges),
@@ -246,12 +254,17 @@ def _cursor(mark_delete: list[int], ranges: list[Any], partial: list[Any], prope
     )
 
 
-async def write_checkpoint(volume: Volume, encoder: CheckpointEncoder, sequence: int) -> tuple[str, int]:
-    """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name and bytes. Raises StorageError, also if that one exists."""
+async def write_checkpoint(
+    volume: Volume, encoder: CheckpointEncoder, sequence: int
+) -> tuple[str, int]:
+    """Write the `sequence`-th checkpoint of this bundle and epoch; its object's name and bytes.
+    Raises StorageError, also if that one exists."""
     name = names.checkpoint(BundleName.parse(encoder.bundle), encoder.epoch, sequence)
     encoded = encoder.finish()
     if not await volume.put_if_absent(name, encoded):
-        raise StorageError(f"{name} exists already: epoch {encoder.epoch} of {encoder.bundle} was served twice")
+        raise StorageError(
+            f"{name} exists already: epoch {encoder.epoch} of {encoder.bundle} was served twice"
+        )
     return name, len(encoded)
 
 

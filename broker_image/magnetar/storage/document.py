@@ -1,8 +1,9 @@
 """Small JSON files that prove their own integrity (version 1).
 
-Owns: the framing shared by claims, seals, manifests, checkpoints and the storage id: one line of canonical JSON with `kind` and `version`, then
-one line `crc32c=xxxxxxxx` over the first, newline included. Imports: errors, crc32c, json. Pure.
-Invariants: equal bodies have equal bytes; a file of another kind or version, cut short or altered is refused, never guessed at.
+Owns: the framing shared by claims, seals, manifests, checkpoints and the storage id: one line of
+canonical JSON with `kind` and `version`, then one line `crc32c=xxxxxxxx` over the first, newline
+included. Imports: errors, crc32c, json. Pure. Invariants: equal bodies have equal bytes; a file of
+another kind or version, cut short or altered is refused, never guessed at.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ def encode_document(kind: str, version: int, body: dict[str, Any]) -> bytes:
 
 
 def document_json(value: Any) -> bytes:
-    """A value as documents have it, for whoever makes a large one in pieces: keys sorted, no spaces."""
+    """A value as documents have it, for whoever makes a large one in pieces: keys sorted, no
+    spaces."""
     return _ENCODER.encode(value).encode()
 
 
 def json_items(values: Sequence[T], plain: Callable[[T], Any]) -> Iterator[bytes]:
-    """The inside of a list of `plain` values, in pieces that take a millisecond or so each, for whoever has other things to do in between."""
+    """The inside of a list of `plain` values, in pieces that take a millisecond or so each, for
+    whoever has other things to do in between."""
     for at in range(0, len(values), PIECE_ITEMS):
         piece = document_json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
         yield b"," + piece if at else piece
 
 
 def close_document(pieces: Iterable[bytes]) -> bytes:
-    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys, as `document_json` has them."""
+    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys,
+    as `document_json` has them."""
     line = [*pieces, b"\n"]
     checksum = 0
     for piece in line:
@@ -51,13 +55,19 @@ def close_document(pieces: Iterable[bytes]) -> bytes:
 
 
 def decode_document(kind: str, version: int, data: bytes, name: str) -> dict[str, Any]:
-    """The body of file `name`, without `kind` and `version`. Raises CorruptData naming the file and what is wrong."""
+    """The body of file `name`, without `kind` and `version`. Raises CorruptData naming the file
+    and what is wrong."""
     line, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if not line.endswith(b"\n") or trailer != b"%s%08x\n" % (_TRAILER, crc32c(line)):
-        raise CorruptData(f"{name}: {len(data)} bytes fail their checksum; restore this file from a backup")
+        raise CorruptData(
+            f"{name}: {len(data)} bytes fail their checksum; restore this file from a backup"
+        )
     body = json.loads(line)
     found = (body.pop("kind", None), body.pop("version", None))
     if found != (kind, version):
-        raise CorruptData(f"{name}: holds {found[0]} version {found[1]}, not {kind} version {version}; upgrade this component")
+        raise CorruptData(
+            f"{name}: holds {found[0]} version {found[1]}, not {kind} version {version}; upgrade "
+            "this component"
+        )
     assert isinstance(body, dict)
     return body

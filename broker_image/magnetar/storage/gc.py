@@ -1,11 +1,13 @@
 """Which files nobody needs any more.
 
-Owns: the decisions of the collector, as functions of durable facts: log files that every bundle and every coordinator has passed, checkpoints,
-manifests and segments that were superseded or never committed. Imports: metadata records, names of files, manifest. Pure.
-Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
-Invariants: a file is given up only on facts that stay true once they are true (what a manifest has covered is never listed again, a chain only
-moves on, an epoch that is over points to nothing new), so it does not matter how old the facts are when the file goes; facts that are missing
-or contradict each other keep the file. Of a bundle's objects the last ones go by its record, which says Deleted, never by there being none.
+Owns: the decisions of the collector, as functions of durable facts: log files that every bundle and
+every coordinator has passed, checkpoints, manifests and segments that were superseded or never
+committed. Imports: metadata records, names of files, manifest. Pure. Source: DESIGN 5 (recovery
+chain) and 6 (manifest granularity, rewriting). Invariants: a file is given up only on facts that
+stay true once they are true (what a manifest has covered is never listed again, a chain only moves
+on, an epoch that is over points to nothing new), so it does not matter how old the facts are when
+the file goes; facts that are missing or contradict each other keep the file. Of a bundle's objects
+the last ones go by its record, which says Deleted, never by there being none.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from magnetar.metadata.records import BundleRecord, BundleState, CoordinatorRecord, IntentRecord, LogFileRecord, LogRange
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CoordinatorRecord,
+    IntentRecord,
+    LogFileRecord,
+    LogRange,
+)
 from magnetar.names import BundleName
 from magnetar.storage import names
 from magnetar.storage.manifest import Manifest, SegmentReference
@@ -24,7 +33,8 @@ LogFile = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """What the store says of one bundle: its record (None: there is none) and its manifest (None: it cannot be read).
+    """What the store says of one bundle: its record (None: there is none) and its manifest (None:
+    it cannot be read).
 
     `deleted` as `is_over` says. `children` are the bundles that splits have made of it.
     """
@@ -36,33 +46,47 @@ class BundleFacts:
 
     def lists(self, file: LogFile) -> bool:
         """Whether the bundle's manifest names the log file, or may do so."""
-        return self.manifest is None or any((entry.incarnation, entry.file) == file for entry in self.manifest.level0)
+        return self.manifest is None or any(
+            (entry.incarnation, entry.file) == file for entry in self.manifest.level0
+        )
 
     def replays(self, file: LogFile) -> bool:
-        """Whether whoever recovers the bundle reads the log file: it lies in the chain since the checkpoint pointed to."""
+        """Whether whoever recovers the bundle reads the log file: it lies in the chain since the
+        checkpoint pointed to."""
         return self.record is not None and is_replayed(self.record.chain, file)
 
     def covered(self, number: int, epochs: Iterable[int]) -> bool:
-        """Whether the manifest has taken in everything that these terms wrote into file `number` of their incarnation."""
+        """Whether the manifest has taken in everything that these terms wrote into file `number`
+        of their incarnation."""
         reached = self.manifest.covered if self.manifest is not None else None
         return reached is not None and all((epoch, number) < reached for epoch in epochs)
 
 
 def is_over(
-    bundle: BundleName, record: BundleRecord | None, current: Collection[BundleName] | None, records: Mapping[str, BundleRecord]
+    bundle: BundleName,
+    record: BundleRecord | None,
+    current: Collection[BundleName] | None,
+    records: Mapping[str, BundleRecord],
 ) -> bool:
-    """Whether all that sealed files hold of `bundle` is of an earlier life of its namespace, or of one that is deleted: nobody asks for it.
+    """Whether all that sealed files hold of `bundle` is of an earlier life of its namespace, or of
+    one that is deleted: nobody asks for it.
 
-    `record` is its own, one of all `records`; `current` are the bundles of its namespace as it is (None: there is none), read after the records.
+    `record` is its own, one of all `records`; `current` are the bundles of its namespace as it is
+    (None: there is none), read after the records.
 
-    Why that stays true. Without a record, or with a Deleted one, every term that wrote into the files has ended, and one that begins later starts
-    behind them, with topics of its own. A bundle ends in two ways. It was split: then its children have what it wrote, and its namespace, for as
-    long as it exists, has bundles that leave no gap in its range (`children_of`). Or it was retired with its namespace. So it is over when the
-    namespace is gone, or has neither such children nor, by a record that is not there (nobody may have looked the bundle up yet), the bundle
-    itself. A namespace may also have lost its record while topics of it exist, and have got it back with other boundaries: then children that
-    hold them have records, and keep what their parent wrote.
+    Why that stays true. Without a record, or with a Deleted one, every term that wrote into the
+    files has ended, and one that begins later starts behind them, with topics of its own. A bundle
+    ends in two ways. It was split: then its children have what it wrote, and its namespace, for as
+    long as it exists, has bundles that leave no gap in its range (`children_of`). Or it was retired
+    with its namespace. So it is over when the namespace is gone, or has neither such children nor,
+    by a record that is not there (nobody may have looked the bundle up yet), the bundle itself. A
+    namespace may also have lost its record while topics of it exist, and have got it back with
+    other boundaries: then children that hold them have records, and keep what their parent wrote.
     """
-    if any(other.state is not BundleState.DELETED and _within(name, bundle) for name, other in records.items()):
+    if any(
+        other.state is not BundleState.DELETED and _within(name, bundle)
+        for name, other in records.items()
+    ):
         return False
     if current is None:
         return True
@@ -74,33 +98,48 @@ def _within(name: str, bundle: BundleName) -> bool:
     if not name.startswith(f"{bundle.namespace}/"):
         return False
     other = BundleName.parse(name)
-    return other.namespace == bundle.namespace and bundle.low <= other.low and other.high <= bundle.high
+    return (
+        other.namespace == bundle.namespace
+        and bundle.low <= other.low
+        and other.high <= bundle.high
+    )
 
 
 def is_replayed(chain: Iterable[LogRange], file: LogFile) -> bool:
     """Whether the log file lies in a recovery chain."""
     incarnation, number = file
     return any(
-        span.incarnation == incarnation and span.start.file <= number and (span.end is None or number <= span.end.file)
+        span.incarnation == incarnation
+        and span.start.file <= number
+        and (span.end is None or number <= span.end.file)
         for span in chain
     )
 
 
-def has_passed(bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]) -> bool:
-    """Whether neither recovery nor a reader of `bundle` will ask for the log file, in which these terms of it wrote."""
+def has_passed(
+    bundle: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]
+) -> bool:
+    """Whether neither recovery nor a reader of `bundle` will ask for the log file, in which
+    these terms of it wrote."""
     found = facts.get(bundle)
     if found is None or found.replays(file) or found.lists(file):
         return False
     if found.deleted:
         return True
     if found.children or (found.record is not None and found.record.state is BundleState.DELETED):
-        # Split: what it wrote is its children's, whose manifests began with what its own listed of theirs; all of them must have passed.
-        return bool(found.children) and all(_child_has_passed(child, facts, file, epochs) for child in found.children)
+        # Split: what it wrote is its children's, whose manifests began with what its own listed of
+        # theirs; all of them must have passed.
+        return bool(found.children) and all(
+            _child_has_passed(child, facts, file, epochs) for child in found.children
+        )
     return found.covered(file[1], epochs)
 
 
-def _child_has_passed(child: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]) -> bool:
-    """As `has_passed`; a child has a record from the first: without it the facts are of different moments."""
+def _child_has_passed(
+    child: str, facts: Mapping[str, BundleFacts], file: LogFile, epochs: Collection[int]
+) -> bool:
+    """As `has_passed`; a child has a record from the first: without it the facts are of
+    different moments."""
     found = facts.get(child)
     return found is not None and found.record is not None and has_passed(child, facts, file, epochs)
 
@@ -114,10 +153,12 @@ def dead_log_files(
     beginning: Collection[str] = (),
     coordinators: Iterable[CoordinatorRecord] = (),
 ) -> list[LogFile]:
-    """Of the sealed log files those that every bundle listed in their record has passed, no coordinator replays and no reader pins, in order.
+    """Of the sealed log files those that every bundle listed in their record has passed, no
+    coordinator replays and no reader pins, in order.
 
-    `facts` are of every bundle that has a record, and of every one that a file lists. `pinned_bundles` are those of which somebody (a job
-    under its intent) may be reading any file. Of the incarnations in `beginning` nothing is given up, see `destinations`.
+    `facts` are of every bundle that has a record, and of every one that a file lists.
+    `pinned_bundles` are those of which somebody (a job under its intent) may be reading any file.
+    Of the incarnations in `beginning` nothing is given up, see `destinations`.
     """
     pinned = set(pinned_bundles)
     chain = [span for record in coordinators for span in record.chain]
@@ -127,42 +168,61 @@ def dead_log_files(
         if file not in pinned_files
         and file[0] not in beginning
         and pinned.isdisjoint(record.bundles)
-        # The record lists bundles with entries in the file; those with nothing but cursors or topics there replay it all the same.
+        # The record lists bundles with entries in the file; those with nothing but cursors or
+        # topics there replay it all the same.
         and not any(found.replays(file) for found in facts.values())
         and not is_replayed(chain, file)
-        and all(has_passed(bundle, facts, file, epochs) for bundle, epochs in record.bundles.items())
+        and all(
+            has_passed(bundle, facts, file, epochs) for bundle, epochs in record.bundles.items()
+        )
     )
 
 
 def destinations(facts: Iterable[BundleFacts]) -> set[str]:
-    """Incarnations that a bundle is assigned to. Also a dead one may be about to say that its term has begun, in whichever of its files.
+    """Incarnations that a bundle is assigned to. Also a dead one may be about to say that its term
+    has begun, in whichever of its files.
 
-    It looks for its claim after it has seen the assignment: one that was fenced before does not get that far.
+    It looks for its claim after it has seen the assignment: one that was fenced before does not get
+    that far.
     """
     records = (found.record for found in facts)
-    return {record.incarnation for record in records if record is not None and record.state is BundleState.ASSIGNING}
+    return {
+        record.incarnation
+        for record in records
+        if record is not None and record.state is BundleState.ASSIGNING
+    }
 
 
-# --- objects of a bundle --------------------------------------------------------------------------------------------------------
+# --- objects of a bundle --------------------------------------------------------------------------
 
 
-def superseded_checkpoints(listed: Iterable[str], record: BundleRecord | None, pointed_to: Collection[str] = ()) -> list[str]:
-    """Of the checkpoint objects of a bundle, listed before the records were read, those that nobody will point to any more.
+def superseded_checkpoints(
+    listed: Iterable[str], record: BundleRecord | None, pointed_to: Collection[str] = ()
+) -> list[str]:
+    """Of the checkpoint objects of a bundle, listed before the records were read, those that nobody
+    will point to any more.
 
-    One that is newer than the one pointed to may be on its way into the record, as long as the term that wrote it has not ended.
-    `pointed_to` are those that any record names: bundles that were split from this one begin with its checkpoint.
+    One that is newer than the one pointed to may be on its way into the record, as long as the term
+    that wrote it has not ended. `pointed_to` are those that any record names: bundles that were
+    split from this one begin with its checkpoint.
     """
     if record is None:
         return []
     free = [name for name in listed if name not in pointed_to]
     if record.state is BundleState.DELETED:
-        return sorted(free)  # its last term is over, and its children, which exist if it was split, do not name them
+        # its last term is over, and its children, which exist if it was split, do not name them
+        return sorted(free)
     pointed = record.checkpoint.object if record.checkpoint is not None else ""
-    directory = pointed.rpartition("/")[0]  # of the bundle that this one was split from, until it has a checkpoint of its own
+    # of the bundle that this one was split from, until it has a checkpoint of its own
+    directory = pointed.rpartition("/")[0]
     return sorted(
         name
         for name in free
-        if name != pointed and ((name.rpartition("/")[0] == directory and name < pointed) or _epoch_of(name) < record.epoch)
+        if name != pointed
+        and (
+            (name.rpartition("/")[0] == directory and name < pointed)
+            or _epoch_of(name) < record.epoch
+        )
     )
 
 
@@ -177,36 +237,58 @@ def manifests_of_the_dead(
     records: Mapping[str, BundleRecord],
     pointed_to: Collection[str],
 ) -> list[str]:
-    """Of the manifest objects by bundle those of Deleted ones, which can never become current. `pointed_to`: bundles that have a manifest.
+    """Of the manifest objects by bundle those of Deleted ones, which can never become current.
+    `pointed_to`: bundles that have a manifest.
 
-    Read in this order: the lists, then the intents, then the records, then the pointers. A Deleted bundle has nothing to be read from a manifest:
-    it was split, and the children's took over its list in the transaction that made it Deleted, or it was retired with its namespace, whose
-    deletion took its topics first. A next life of it, if there is one, starts with the manifest that the store points to. So nothing is lost if the
-    store can never point to one of these objects. Whoever writes one reads the pointer first, and commits by comparing that; with a manifest at
-    hand, by comparing a pointer that is gone. Who found none (a paused former owner, a job that was planned long ago, a split) compares more:
+    Read in this order: the lists, then the intents, then the records, then the pointers. A Deleted
+    bundle has nothing to be read from a manifest: it was split, and the children's took over its
+    list in the transaction that made it Deleted, or it was retired with its namespace, whose
+    deletion took its topics first. A next life of it, if there is one, starts with the manifest
+    that the store points to. So nothing is lost if the store can never point to one of these
+    objects. Whoever writes one reads the pointer first, and commits by comparing that; with a
+    manifest at hand, by comparing a pointer that is gone. Who found none (a paused former owner, a
+    job that was planned long ago, a split) compares more:
 
-    - a broker that covers log files: its bundle's record as it was when its own term was in it, which the Deleted one has replaced;
-    - a rewrite, and a job: its intent, which was there before the object, and is not there any more (bundles with intents keep everything);
-    - a split, which writes for children to come: the Splitting record of the parent, which was there before the object (namespaces in which a
+    - a broker that covers log files: its bundle's record as it was when its own term was in it,
+      which the Deleted one has replaced;
+    - a rewrite, and a job: its intent, which was there before the object, and is not there any more
+      (bundles with intents keep everything);
+    - a split, which writes for children to come: the Splitting record of the parent, which was
+      there before the object (namespaces in which a
       bundle is being split keep everything).
 
-    A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison (`Collector`), and until then everything is kept. What
-    a life that began after the records were read writes is not in the lists. In a store that is being filled, or was lost, nothing is Deleted.
+    A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison
+    (`Collector`), and until then everything is kept. What a life that began after the records were
+    read writes is not in the lists. In a store that is being filled, or was lost, nothing is
+    Deleted.
     """
-    splitting = {BundleName.parse(name).namespace for name, record in records.items() if record.state is BundleState.SPLITTING}
+    splitting = {
+        BundleName.parse(name).namespace
+        for name, record in records.items()
+        if record.state is BundleState.SPLITTING
+    }
     kept = {intent.bundle for intent in intents} | set(pointed_to)
     dead = [
         name
         for name in by_bundle
-        if name not in kept and (record := records.get(name)) is not None and record.state is BundleState.DELETED
+        if name not in kept
+        and (record := records.get(name)) is not None
+        and record.state is BundleState.DELETED
     ]
-    return sorted(found for name in dead if BundleName.parse(name).namespace not in splitting for found in by_bundle[name])
+    return sorted(
+        found
+        for name in dead
+        if BundleName.parse(name).namespace not in splitting
+        for found in by_bundle[name]
+    )
 
 
 def superseded_manifests(listed: Iterable[str], pointed: str, generation: int) -> list[str]:
-    """Of the manifest objects of a bundle, listed before its pointer (object, generation) was read, those that cannot become current.
+    """Of the manifest objects of a bundle, listed before its pointer (object, generation) was read,
+    those that cannot become current.
 
-    One of a later generation may be on its way; one of this generation or before lost, or was superseded.
+    One of a later generation may be on its way; one of this generation or before lost, or was
+    superseded.
     """
     return sorted(name for name in listed if name != pointed and _generation_of(name) <= generation)
 
@@ -215,15 +297,21 @@ def _generation_of(manifest: str) -> int:
     return int(manifest.rpartition("/")[2].partition("-")[0])
 
 
-def orphaned_segments(listed: Iterable[str], intents: Collection[str], manifests: Iterable[Manifest]) -> list[str]:
+def orphaned_segments(
+    listed: Iterable[str], intents: Collection[str], manifests: Iterable[Manifest]
+) -> list[str]:
     """Of the segments of a bundle, those that no manifest refers to and no intent may still commit.
 
-    Read in this order: the list, then the intents (their ids), then the manifests. A segment's name begins with the id of its intent, which
-    was there before it: an intent that is gone has been committed, which the manifests then show, or can never be.
+    Read in this order: the list, then the intents (their ids), then the manifests. A segment's name
+    begins with the id of its intent, which was there before it: an intent that is gone has been
+    committed, which the manifests then show, or can never be.
     """
     referred = {segment.object for manifest in manifests for segment in segments_of(manifest)}
     return sorted(
-        name for name in listed if name not in referred and not any(name.rpartition("/")[2].startswith(known) for known in intents)
+        name
+        for name in listed
+        if name not in referred
+        and not any(name.rpartition("/")[2].startswith(known) for known in intents)
     )
 
 
@@ -242,11 +330,15 @@ def listed_in(manifest: Manifest) -> frozenset[str]:
 
 
 def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, ...]:
-    """The bundles that a split has made of `bundle`: those of its namespace within its range. () if they leave a gap."""
+    """The bundles that a split has made of `bundle`: those of its namespace within its range. ()
+    if they leave a gap."""
     within = sorted(
         (other.low, other.high, str(other))
         for other in others
-        if other.namespace == bundle.namespace and other != bundle and bundle.low <= other.low and other.high <= bundle.high
+        if other.namespace == bundle.namespace
+        and other != bundle
+        and bundle.low <= other.low
+        and other.high <= bundle.high
     )
     reached = bundle.low
     for low, high, _ in within:
@@ -256,12 +348,13 @@ def children_of(bundle: BundleName, others: Iterable[BundleName]) -> tuple[str, 
     return tuple(name for _, _, name in within) if reached >= bundle.high else ()
 
 
-# --- time ------------------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Grace:
-    """Lets things go only after they were seen to be given up for `kept_ms`, of the collector's own `clock.elapsed_ms`.
+    """Lets things go only after they were seen to be given up for `kept_ms`, of the collector's own
+    `clock.elapsed_ms`.
 
     Remembered in memory only: a collector that starts anew waits again.
     """

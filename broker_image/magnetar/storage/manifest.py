@@ -1,10 +1,11 @@
 """Manifests of a bundle (version 1).
 
-Owns: the immutable object that says which files hold a bundle's entries, and its commit through the metadata store. Imports: errors, clock, names,
-metadata, volume.
-Invariants: an object is never changed and its name never used twice; the store's pointer moves only by compare-and-swap, generation by
-generation; a rewrite is committed only while its inputs are still listed, its topic's compaction generation is what it started from, and its
-intent stands, which the same transaction removes; however many topics and segments there are, the loop serves others meanwhile.
+Owns: the immutable object that says which files hold a bundle's entries, and its commit through the
+metadata store. Imports: errors, clock, names, metadata, volume. Invariants: an object is never
+changed and its name never used twice; the store's pointer moves only by compare-and-swap,
+generation by generation; a rewrite is committed only while its inputs are still listed, its topic's
+compaction generation is what it started from, and its intent stands, which the same transaction
+removes; however many topics and segments there are, the loop serves others meanwhile.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ KIND, VERSION = "manifest", 1
 COMMIT_ATTEMPTS_MAX = 64
 TURN_BYTES = 32 << 10
 TURN_PARSED = 200
-"""A manifest is written in turns of so many bytes and parsed in turns of so many topics and segments, one or two milliseconds each."""
+"""A manifest is written in turns of so many bytes and parsed in turns of so many topics and
+segments, one or two milliseconds each."""
 _UNUSED = "parent"
-"""A field of version 1 that is always null: children of a split have lists of their own. It goes with the next version."""
+"""A field of version 1 that is always null: children of a split have lists of their own. It goes
+with the next version."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelZero:
-    """A sealed log file that holds entries of this bundle, written in these epochs. Which topics: its index says."""
+    """A sealed log file that holds entries of this bundle, written in these epochs. Which
+    topics: its index says."""
 
     incarnation: str
     file: int
@@ -49,9 +53,11 @@ class LevelZero:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReference:
-    """A level-1 segment: object name and length in bytes, what it holds, (ledger, entry) of its first and last row.
+    """A level-1 segment: object name and length in bytes, what it holds, (ledger, entry) of its
+    first and last row.
 
-    Segments of several small topics share one object: then each begins at its own `offset`, and is read as if it were alone.
+    Segments of several small topics share one object: then each begins at its own `offset`, and is
+    read as if it were alone.
     """
 
     object: str
@@ -65,7 +71,8 @@ class SegmentReference:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The compacted view: the newest entry per key up to and including `horizon`. `generation` grows by one per compaction."""
+    """The compacted view: the newest entry per key up to and including `horizon`. `generation`
+    grows by one per compaction."""
 
     generation: int
     horizon: tuple[int, int]
@@ -74,10 +81,12 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class TopicSegments:
-    """One topic: segments in position order; `trimmed` is the last position that retention or a deletion took away.
+    """One topic: segments in position order; `trimmed` is the last position that retention or a
+    deletion took away.
 
-    `complete`, of a topic that was used with transactions: what they have published up to and including this position is in segments, as entries
-    of the topic; what lies behind it may still have its bytes in the sidecar only. It never goes back. None: nobody has said.
+    `complete`, of a topic that was used with transactions: what they have published up to and
+    including this position is in segments, as entries of the topic; what lies behind it may still
+    have its bytes in the sidecar only. It never goes back. None: nobody has said.
     """
 
     level1: tuple[SegmentReference, ...] = ()
@@ -90,8 +99,9 @@ class TopicSegments:
 class Manifest:
     """All files of `bundle` (its full name).
 
-    `covered` is (epoch, file number): everything of terms before that epoch, and of that term in files before that number, has been taken in
-    here; it only grows. What is taken in and not listed any more was rewritten, or trimmed: it is never listed again.
+    `covered` is (epoch, file number): everything of terms before that epoch, and of that term in
+    files before that number, has been taken in here; it only grows. What is taken in and not listed
+    any more was rewritten, or trimmed: it is never listed again.
     """
 
     bundle: str
@@ -105,22 +115,38 @@ class Manifest:
         return self.topics.get(name, TopicSegments())
 
     def with_files(self, files: Sequence[LevelZero], reached: tuple[int, int]) -> Manifest:
-        """This manifest with sealed log files taken in, up to `reached` (as `covered`); what was covered before is left as it is."""
+        """This manifest with sealed log files taken in, up to `reached` (as `covered`); what was
+        covered before is left as it is."""
         before = self.covered
         known = {(entry.incarnation, entry.file): entry for entry in self.level0}
         for file in files:
             listed = known.get((file.incarnation, file.file))
-            epochs = {epoch for epoch in file.epochs if before is None or (epoch, file.file) >= before}
+            epochs = {
+                epoch for epoch in file.epochs if before is None or (epoch, file.file) >= before
+            }
             if epochs:
                 merged = tuple(sorted(epochs.union(listed.epochs if listed is not None else ())))
                 known[file.incarnation, file.file] = dataclasses.replace(file, epochs=merged)
-        return dataclasses.replace(self, level0=tuple(known.values()), covered=reached if before is None else max(before, reached))
+        return dataclasses.replace(
+            self,
+            level0=tuple(known.values()),
+            covered=reached if before is None else max(before, reached),
+        )
 
-    def for_child(self, child: BundleName, generation: int, without: Collection[LevelZero]) -> Manifest:
-        """What a bundle that is split from this one begins with: its topics, and all log files but those `without` entries of it."""
-        topics = {name: found for name, found in self.topics.items() if child.contains(TopicName.parse(name))}
+    def for_child(
+        self, child: BundleName, generation: int, without: Collection[LevelZero]
+    ) -> Manifest:
+        """What a bundle that is split from this one begins with: its topics, and all log files
+        but those `without` entries of it."""
+        topics = {
+            name: found
+            for name, found in self.topics.items()
+            if child.contains(TopicName.parse(name))
+        }
         level0 = tuple(file for file in self.level0 if file not in without)
-        return dataclasses.replace(self, bundle=str(child), generation=generation, level0=level0, topics=topics)
+        return dataclasses.replace(
+            self, bundle=str(child), generation=generation, level0=level0, topics=topics
+        )
 
     def with_topic(self, name: str, segments: TopicSegments) -> Manifest:
         """This manifest with one topic replaced."""
@@ -130,8 +156,8 @@ class Manifest:
 async def encode_manifest(manifest: Manifest) -> bytes:
     """The object's bytes, made in turns.
 
-    How far a topic is complete stands where its sidecar would be trimmed: up to there nothing is in the sidecar only. Brokers of before it was
-    written read that, keep it, and have no use for it.
+    How far a topic is complete stands where its sidecar would be trimmed: up to there nothing is in
+    the sidecar only. Brokers of before it was written read that, keep it, and have no use for it.
     """
     turns: list[bytes] = []
     pieces, made = [], 0
@@ -153,7 +179,9 @@ def _pieces(manifest: Manifest) -> Iterator[bytes]:
         if found.complete is not None:
             topics[sidecar_of(name)] = TopicSegments(trimmed=found.complete)
     level0 = list(map(members, manifest.level0))
-    yield document_json({**head, "kind": KIND, "level0": level0, _UNUSED: None})[:-1] + b',"topics":{'
+    yield (
+        document_json({**head, "kind": KIND, "level0": level0, _UNUSED: None})[:-1] + b',"topics":{'
+    )
     separator = b""
     for name in sorted(topics):
         found = topics[name]
@@ -170,7 +198,10 @@ def _compacted_pieces(view: Compacted | None) -> Iterator[bytes]:
     if view is None:
         yield b"null"
         return
-    yield b'{"generation":%d,"horizon":%s,"segments":[' % (view.generation, document_json(view.horizon))
+    yield b'{"generation":%d,"horizon":%s,"segments":[' % (
+        view.generation,
+        document_json(view.horizon),
+    )
     yield from json_items(view.segments, members)
     yield b"]}"
 
@@ -179,10 +210,14 @@ async def decode_manifest(data: bytes, name: str) -> Manifest:
     """Parse the object `name`, in turns. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
     if body.pop(_UNUSED, None) is not None:
-        raise CorruptData(f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file from a backup")
+        raise CorruptData(
+            f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file "
+            "from a backup"
+        )
     try:
         listed = built(dict[str, Any], body.pop("topics", {}))
-        manifest: Manifest = built(Manifest, body)  # checks the type of every field, as all that follows
+        # checks the type of every field, as all that follows
+        manifest: Manifest = built(Manifest, body)
         topics = await _topics(listed)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{name}: does not hold a manifest: {error!r}") from error
@@ -191,12 +226,19 @@ async def decode_manifest(data: bytes, name: str) -> Manifest:
 
 async def _topics(listed: dict[str, Any]) -> dict[str, TopicSegments]:
     turns = Turns(TURN_PARSED)
-    read = {topic: await _topic(built(dict[str, Any], fields), turns) for topic, fields in listed.items()}
-    topics = {found: segments for found, segments in read.items() if topic_of_sidecar(found) is None}
+    read = {
+        topic: await _topic(built(dict[str, Any], fields), turns)
+        for topic, fields in listed.items()
+    }
+    topics = {
+        found: segments for found, segments in read.items() if topic_of_sidecar(found) is None
+    }
     for found, sidecar in read.items():
         topic = topic_of_sidecar(found)
         if topic is not None:
-            topics[topic] = dataclasses.replace(topics.get(topic, TopicSegments()), complete=sidecar.trimmed)
+            topics[topic] = dataclasses.replace(
+                topics.get(topic, TopicSegments()), complete=sidecar.trimmed
+            )
     return topics
 
 
@@ -208,7 +250,9 @@ async def _topic(fields: dict[str, Any], turns: Turns) -> TopicSegments:
     compacted = None
     if view is not None:
         segments = await _segments(view["segments"], turns)
-        compacted = dataclasses.replace(built(Compacted, {**view, "segments": ()}), segments=segments)
+        compacted = dataclasses.replace(
+            built(Compacted, {**view, "segments": ()}), segments=segments
+        )
     return dataclasses.replace(found, level1=level1, compacted=compacted)
 
 
@@ -236,7 +280,7 @@ async def read_manifest(volume: Volume, name: str) -> Manifest:
     return await decode_manifest(await volume.read(name), name)
 
 
-# --- commits ------------------------------------------------------------------------------------------------------------------
+# --- commits --------------------------------------------------------------------------------------
 
 
 class Outcome(StrEnum):
@@ -249,7 +293,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Outcome of a commit, with the manifest that holds after it and its object's name ("" if the bundle has none yet)."""
+    """Outcome of a commit, with the manifest that holds after it and its object's name ("" if
+    the bundle has none yet)."""
 
     outcome: Outcome
     manifest: Manifest
@@ -262,10 +307,14 @@ async def committed_generation(store: MetadataStore, bundle: BundleName) -> int:
     return ManifestPointer.decode(item.value).generation if item is not None else 0
 
 
-async def load_manifest(store: MetadataStore, volume: Volume, bundle: BundleName) -> tuple[Manifest, str, int]:
-    """The bundle's manifest, its object's name and the pointer's mod_revision; an empty one of generation 0, "" and 0 if there is none.
+async def load_manifest(
+    store: MetadataStore, volume: Volume, bundle: BundleName
+) -> tuple[Manifest, str, int]:
+    """The bundle's manifest, its object's name and the pointer's mod_revision; an empty one of
+    generation 0, "" and 0 if there is none.
 
-    A pointer that moves on while its object is collected is read again. Raises StoreError, StorageError, CorruptData.
+    A pointer that moves on while its object is collected is read again. Raises StoreError,
+    StorageError, CorruptData.
     """
     seen = -1
     while True:
@@ -277,7 +326,9 @@ async def load_manifest(store: MetadataStore, volume: Volume, bundle: BundleName
             return await read_manifest(volume, pointer.object), pointer.object, item.mod_revision
         except FileNotFoundError as error:
             if item.mod_revision == seen:
-                raise CorruptData(f"{pointer.object} is missing; restore it from a backup", file=pointer.object) from error
+                raise CorruptData(
+                    f"{pointer.object} is missing; restore it from a backup", file=pointer.object
+                ) from error
             seen = item.mod_revision
 
 
@@ -292,16 +343,18 @@ async def commit_manifest(
 ) -> CommitResult:
     """Replace the bundle's manifest by `edit` of it, again and again until nobody came in between.
 
-    `edit` returns None to decline; it is called afresh for every attempt and must decline what it finds already done. `generation` is set
-    here. `extra_operations` are part of the transaction. Raises StoreUnavailable when the outcome is unknown, StoreError after
-    COMMIT_ATTEMPTS_MAX conflicts, StorageError.
+    `edit` returns None to decline; it is called afresh for every attempt and must decline what it
+    finds already done. `generation` is set here. `extra_operations` are part of the transaction.
+    Raises StoreUnavailable when the outcome is unknown, StoreError after COMMIT_ATTEMPTS_MAX
+    conflicts, StorageError.
     """
     key = keys.manifest(bundle)
     written: set[str] = set()
     for _ in range(COMMIT_ATTEMPTS_MAX):
         manifest, name, revision = await load_manifest(store, volume, bundle)
         if name in written:
-            return CommitResult(Outcome.COMMITTED, manifest, name)  # the answer to an earlier attempt was lost
+            # the answer to an earlier attempt was lost
+            return CommitResult(Outcome.COMMITTED, manifest, name)
         edited = edit(manifest)
         if edited is None:
             return CommitResult(Outcome.DECLINED, manifest, name)
@@ -311,10 +364,12 @@ async def commit_manifest(
         pointer = ManifestPointer(edited.generation, new_name)
         try:
             result = await store.transact(
-                [Compare(key, "mod", "=", revision), *extra_compares], [Put(key, pointer.encode()), *extra_operations]
+                [Compare(key, "mod", "=", revision), *extra_compares],
+                [Put(key, pointer.encode()), *extra_operations],
             )
         except StoreUnavailable as unknown:
-            # By the pointer alone: a read of the object may fail as well, and whoever hears of that error takes it for a commit that failed.
+            # By the pointer alone: a read of the object may fail as well, and whoever hears of that
+            # error takes it for a commit that failed.
             try:
                 found = await store.get(key)
             except StoreError:
@@ -327,7 +382,10 @@ async def commit_manifest(
         current = next((item.mod_revision for item in result.current if item.key == key), 0)
         if current == revision:
             return CommitResult(Outcome.REFUSED, manifest, name)
-    raise StoreError(f"manifest of {bundle}: {COMMIT_ATTEMPTS_MAX} commits in a row met a conflict; try again later")
+    raise StoreError(
+        f"manifest of {bundle}: {COMMIT_ATTEMPTS_MAX} commits in a row met a conflict; try again "
+        "later"
+    )
 
 
 class AnyRewrite(Protocol):
@@ -345,8 +403,9 @@ class AnyRewrite(Protocol):
 class Rewrite:
     """A rewriting of one topic: what it read, what it wrote, and the intent under which it wrote.
 
-    `level0` and `segments` are the inputs; they must still be listed. `replaced` are level-1 segments (by object name) that `level1`
-    replaces; `compacted`, if given, becomes the compacted view, with the generation after `compaction_generation` (0 = none yet).
+    `level0` and `segments` are the inputs; they must still be listed. `replaced` are level-1
+    segments (by object name) that `level1` replaces; `compacted`, if given, becomes the compacted
+    view, with the generation after `compaction_generation` (0 = none yet).
     """
 
     topic: str
@@ -359,14 +418,19 @@ class Rewrite:
     compacted: Compacted | None = None
 
     def apply(self, manifest: Manifest) -> Manifest | None:
-        """The manifest with this rewrite in it, or None if its inputs are gone or another compaction came first."""
+        """The manifest with this rewrite in it, or None if its inputs are gone or another
+        compaction came first."""
         found = manifest.topic(self.topic)
         listed = {segment.object for segment in found.level1}
         if found.compacted is not None:
             listed |= {segment.object for segment in found.compacted.segments}
         files = {(entry.incarnation, entry.file) for entry in manifest.level0}
         generation = found.compacted.generation if found.compacted is not None else 0
-        if not (listed.issuperset(self.segments) and listed.issuperset(self.replaced) and files.issuperset(self.level0)):
+        if not (
+            listed.issuperset(self.segments)
+            and listed.issuperset(self.replaced)
+            and files.issuperset(self.level0)
+        ):
             return None
         if generation != self.compaction_generation:
             return None
@@ -374,19 +438,32 @@ class Rewrite:
         level1 = tuple(sorted([*kept, *self.level1], key=lambda segment: segment.first))
         compacted = found.compacted
         if self.compacted is not None:
-            assert self.compacted.generation == generation + 1, (self.compacted.generation, generation)
+            assert self.compacted.generation == generation + 1, (
+                self.compacted.generation,
+                generation,
+            )
             compacted = self.compacted
-        return manifest.with_topic(self.topic, dataclasses.replace(found, level1=level1, compacted=compacted))
+        return manifest.with_topic(
+            self.topic, dataclasses.replace(found, level1=level1, compacted=compacted)
+        )
 
 
 async def commit_rewrite(
     store: MetadataStore, volume: Volume, clock: Clock, bundle: BundleName, rewrite: AnyRewrite
 ) -> CommitResult:
-    """Commit a rewrite; compares and deletes its intent in the same transaction, so that a collected intent means no commit.
+    """Commit a rewrite; compares and deletes its intent in the same transaction, so that a
+    collected intent means no commit.
 
-    DECLINED: start again from the manifest in the result. REFUSED: the intent is gone, the outputs may be deleted any time.
+    DECLINED: start again from the manifest in the result. REFUSED: the intent is gone, the outputs
+    may be deleted any time.
     """
     intent = keys.intent(rewrite.intent)
     return await commit_manifest(
-        store, volume, clock, bundle, rewrite.apply, [Compare(intent, "create", "!=", 0)], [Delete(intent)]
+        store,
+        volume,
+        clock,
+        bundle,
+        rewrite.apply,
+        [Compare(intent, "create", "!=", 0)],
+        [Delete(intent)],
     )

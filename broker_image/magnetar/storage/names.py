@@ -1,7 +1,8 @@
 """Names of files in the volume.
 
-Owns: every file's spelling; nobody else writes one as a literal. Imports: names. Pure.
-Invariants: a name is created once and never means two things; numbers in names are padded, so that sorted names are in order.
+Owns: every file's spelling; nobody else writes one as a literal. Imports: names. Pure. Invariants:
+a name is created once and never means two things; numbers in names are padded, so that sorted names
+are in order.
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ def restore_number(name: str) -> int | None:
 
 
 def backup(restore_number: int, revision: int) -> str:
-    """A copy of the metadata store as of one revision; sorted names are in order, whatever clocks said."""
+    """A copy of the metadata store as of one revision; sorted names are in order, whatever
+    clocks said."""
     return f"{BACKUPS}/{restore_number:08d}-{revision:020d}"
 
 
 def backup_place(name: str) -> tuple[int, int] | None:
     """(restore number, revision) of a copy of the metadata store, or None if `name` is not one."""
     number, dash, revision = name.rpartition("/")[2].partition("-")
-    return (int(number), int(revision)) if dash and number.isdecimal() and revision.isdecimal() else None
+    return (
+        (int(number), int(revision))
+        if dash and number.isdecimal() and revision.isdecimal()
+        else None
+    )
 
 
 def checkpoint_epoch(name: str) -> int | None:
@@ -139,7 +145,8 @@ def coordinator_checkpoints(tcid: int) -> str:
 
 
 def coordinator_of(name: str) -> int | None:
-    """The number of the transaction coordinator whose checkpoint this is, or None if `name` is not one."""
+    """The number of the transaction coordinator whose checkpoint this is, or None if `name` is
+    not one."""
     digits = name.removeprefix(f"{COORDINATORS}/").partition("/")[0]
     return int(digits) if name.startswith(f"{COORDINATORS}/") and digits.isdecimal() else None
 

@@ -1,8 +1,8 @@
 """The identity of a cluster's storage.
 
-Owns: `cluster/storage-id`, by which a broker notices that another volume is mounted than its metadata store expects. Imports: volume, names,
-document, clock.
-Invariant: once written it never changes; of concurrent creators one wins and all return its id.
+Owns: `cluster/storage-id`, by which a broker notices that another volume is mounted than its
+metadata store expects. Imports: volume, names, document, clock. Invariant: once written it never
+changes; of concurrent creators one wins and all return its id.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ async def read_storage_id(volume: Volume) -> str | None:
 
 
 async def read_or_create_storage_id(volume: Volume, clock: Clock) -> str:
-    """The volume's id, 32 hexadecimal digits, drawn now if this is an empty volume. Raises StorageError, CorruptData."""
+    """The volume's id, 32 hexadecimal digits, drawn now if this is an empty volume. Raises
+    StorageError, CorruptData."""
     identifier = await read_storage_id(volume) or f"{clock.random_bits(128):032x}"
-    # Also when it is there: its creator may not have synced the name yet, and a cluster that goes by an id which a power loss takes is lost.
+    # Also when it is there: its creator may not have synced the name yet, and a cluster that goes
+    # by an id which a power loss takes is lost.
     await volume.put_if_absent(names.STORAGE_ID, encode_document(KIND, VERSION, {"id": identifier}))
     found = await read_storage_id(volume)
     assert found is not None, "the storage id vanished after it was written"

@@ -10,7 +10,8 @@ import asyncio
 
 
 class Turns:
-    """One piece of work; whoever does it says after each part how much that was, and pauses once `limit` is reached."""
+    """One piece of work; whoever does it says after each part how much that was, and pauses once
+    `limit` is reached."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._done = limit, 0

@@ -1,10 +1,11 @@
 """What one subscription has acknowledged.
 
-Owns: the mark-delete, acknowledged ranges above it, partial acknowledgements of batches, and what of them is not in the log yet.
-Imports: intervals, ledgers, state, acksets. Pure.
-Source: Pulsar's ACK (individual, cumulative, ack_set ANDed, all zero = acknowledged), seek by id.
-Invariants: everything below `mark_delete` is acknowledged and the entry at it is not; nothing acknowledged is ever forgotten except
-by `reset`; restoring a state and applying the deltas taken since gives an equal cursor; a delta fits into a block of the log.
+Owns: the mark-delete, acknowledged ranges above it, partial acknowledgements of batches, and what
+of them is not in the log yet. Imports: intervals, ledgers, state, acksets. Pure. Source: Pulsar's
+ACK (individual, cumulative, ack_set ANDed, all zero = acknowledged), seek by id. Invariants:
+everything below `mark_delete` is acknowledged and the entry at it is not; nothing acknowledged is
+ever forgotten except by `reset`; restoring a state and applying the deltas taken since gives an
+equal cursor; a delta fits into a block of the log.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ ACKNOWLEDGED_RANGES_MAX = 200_000
 MASK_BITS_MAX = 64 << 23
 """Of all masks of a subscription together (64 MiB)."""
 DELTA_BYTES_MAX = 1 << 20
-"""What a delta has of ranges, and of masks besides the last one, unless told otherwise; what is left comes with the next one."""
+"""What a delta has of ranges, and of masks besides the last one, unless told otherwise; what is
+left comes with the next one."""
 RANGE_BYTES = 24
 
 
 class Cursor:
     """Acknowledgements of one subscription, by ordinal.
 
-    `acknowledged_ranges_max` bounds the holes kept, and the partly acknowledged batches: at it the cursor is `saturated`, and dispatch stops
-    reading new entries until holes are filled. (Pulsar instead forgets ranges beyond 10 000 at a restart, which would undo confirmed
-    acknowledgements.) Who acknowledges what was never delivered may open more: at twice the bound, or with too many bits in masks, the cursor
-    is `crowded`, and `admits` says what it still takes.
+    `acknowledged_ranges_max` bounds the holes kept, and the partly acknowledged batches: at it the
+    cursor is `saturated`, and dispatch stops reading new entries until holes are filled. (Pulsar
+    instead forgets ranges beyond 10 000 at a restart, which would undo confirmed acknowledgements.)
+    Who acknowledges what was never delivered may open more: at twice the bound, or with too many
+    bits in masks, the cursor is `crowded`, and `admits` says what it still takes.
     """
 
     __slots__ = (
@@ -48,8 +51,15 @@ class Cursor:
         "_taken_mark",
     )
 
-    def __init__(self, ledgers: LedgerTable, mark_delete: int, *, acknowledged_ranges_max: int = ACKNOWLEDGED_RANGES_MAX) -> None:
-        """A new cursor whose first unacknowledged entry is `mark_delete`; its first delta creates it (`reset` is set)."""
+    def __init__(
+        self,
+        ledgers: LedgerTable,
+        mark_delete: int,
+        *,
+        acknowledged_ranges_max: int = ACKNOWLEDGED_RANGES_MAX,
+    ) -> None:
+        """A new cursor whose first unacknowledged entry is `mark_delete`; its first delta
+        creates it (`reset` is set)."""
         self._ledgers = ledgers
         self._ranges_max = acknowledged_ranges_max
         self._acknowledged = IntervalSet()
@@ -61,7 +71,7 @@ class Cursor:
         self._mark = self._taken_mark = self._bounded(mark_delete)
         self._reset = True
 
-    # --- questions --------------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     @property
     def mark_delete(self) -> int:
@@ -70,7 +80,8 @@ class Cursor:
 
     @property
     def mark_delete_position(self) -> Position:
-        """The mark-delete as the wire and the log have it: the last entry of the acknowledged beginning."""
+        """The mark-delete as the wire and the log have it: the last entry of the acknowledged
+        beginning."""
         return self._ledgers.position_before(self._mark)
 
     @property
@@ -80,7 +91,8 @@ class Cursor:
 
     @property
     def acknowledged_end(self) -> int:
-        """One more than the greatest ordinal that is acknowledged, wholly or partly (or was partly, lately)."""
+        """One more than the greatest ordinal that is acknowledged, wholly or partly (or was
+        partly, lately)."""
         return max(self._acknowledged.end if self._acknowledged else self._mark, self._partial_end)
 
     @property
@@ -90,8 +102,12 @@ class Cursor:
 
     @property
     def saturated(self) -> bool:
-        """No more holes may be opened, or batches begun: only entries below `acknowledged_end` may be delivered."""
-        return self._acknowledged.interval_count >= self._ranges_max or len(self._partial) >= self._ranges_max
+        """No more holes may be opened, or batches begun: only entries below `acknowledged_end`
+        may be delivered."""
+        return (
+            self._acknowledged.interval_count >= self._ranges_max
+            or len(self._partial) >= self._ranges_max
+        )
 
     @property
     def crowded(self) -> bool:
@@ -103,10 +119,18 @@ class Cursor:
         )
 
     def admits(self, start: int, end: int) -> bool:
-        """Whether acknowledging the entries [start, end) opens no hole, or at least frees a mask for each."""
-        if start <= self._mark or start - 1 in self._acknowledged or end in self._acknowledged or start in self._acknowledged:
+        """Whether acknowledging the entries [start, end) opens no hole, or at least frees a mask
+        for each."""
+        if (
+            start <= self._mark
+            or start - 1 in self._acknowledged
+            or end in self._acknowledged
+            or start in self._acknowledged
+        ):
             return True
-        if self._acknowledged.interval_count >= 2 * self._ranges_max or end - start > len(self._partial):
+        if self._acknowledged.interval_count >= 2 * self._ranges_max or end - start > len(
+            self._partial
+        ):
             return False
         return all(ordinal in self._partial for ordinal in range(start, end))
 
@@ -116,7 +140,8 @@ class Cursor:
 
     @property
     def partial(self) -> dict[int, int]:
-        """Masks of the messages still unacknowledged, by ordinal of partly acknowledged entries; read only."""
+        """Masks of the messages still unacknowledged, by ordinal of partly acknowledged entries;
+        read only."""
         return self._partial
 
     @property
@@ -127,7 +152,12 @@ class Cursor:
     @property
     def dirty(self) -> bool:
         """Whether `take_delta` would return something."""
-        return self._reset or self._mark != self._taken_mark or bool(self._fresh) or bool(self._fresh_partial)
+        return (
+            self._reset
+            or self._mark != self._taken_mark
+            or bool(self._fresh)
+            or bool(self._fresh_partial)
+        )
 
     @property
     def unwritten(self) -> int:
@@ -147,10 +177,11 @@ class Cursor:
         return self._acknowledged.first_gap(max(ordinal, self._mark))
 
     def unacknowledged(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of [start, end) is not acknowledged, in order; the cursor must not change meanwhile."""
+        """What of [start, end) is not acknowledged, in order; the cursor must not change
+        meanwhile."""
         return self._acknowledged.missing(max(start, self._mark), end)
 
-    # --- acknowledging ----------------------------------------------------------------------------------------------------------
+    # --- acknowledging ----------------------------------------------------------------------------
 
     def acknowledge(self, start: int, end: int) -> int:
         """Acknowledge the entries [start, end).
@@ -173,7 +204,8 @@ class Cursor:
         return added
 
     def acknowledge_cumulative(self, ordinal: int) -> int:
-        """Acknowledge everything up to and including `ordinal`. Returns how many were not acknowledged yet."""
+        """Acknowledge everything up to and including `ordinal`. Returns how many were not
+        acknowledged yet."""
         return self.acknowledge(self._mark, ordinal + 1)
 
     def acknowledge_partial(self, ordinal: int, mask: int) -> int:
@@ -189,13 +221,16 @@ class Cursor:
             self.acknowledge(ordinal, ordinal + 1)
         elif remaining != known:
             self._partial[ordinal] = remaining
-            self._mask_bits += remaining.bit_length() - (known.bit_length() if known is not None else 0)
+            self._mask_bits += remaining.bit_length() - (
+                known.bit_length() if known is not None else 0
+            )
             self._partial_end = max(self._partial_end, ordinal + 1)
             self._fresh_partial.add(ordinal)
         return remaining
 
     def reset(self, ordinal: int, mask: int | None = None) -> None:
-        """Seek: make `ordinal` the first unacknowledged entry and forget all else; `mask` keeps part of that entry acknowledged."""
+        """Seek: make `ordinal` the first unacknowledged entry and forget all else; `mask` keeps
+        part of that entry acknowledged."""
         self._mark = self._bounded(ordinal)
         self._acknowledged.clear()
         self._fresh.clear()
@@ -211,7 +246,9 @@ class Cursor:
 
     def _drop_partial(self, start: int, end: int) -> None:
         if end - start <= len(self._partial):
-            gone: Iterable[int] = [ordinal for ordinal in range(start, end) if ordinal in self._partial]
+            gone: Iterable[int] = [
+                ordinal for ordinal in range(start, end) if ordinal in self._partial
+            ]
         else:
             gone = [ordinal for ordinal in self._partial if start <= ordinal < end]
         for ordinal in gone:
@@ -220,10 +257,11 @@ class Cursor:
         if not self._partial:
             self._partial_end = 0
 
-    # --- the log ----------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def take_delta(self, room_bytes: int = DELTA_BYTES_MAX) -> CursorDelta | None:
-        """What changed since the last call (or since creation or restoration), as much as there is room for; None if nothing did.
+        """What changed since the last call (or since creation or restoration), as much as there is
+        room for; None if nothing did.
 
         Call it until the cursor is not `dirty` any more.
         """
@@ -245,7 +283,8 @@ class Cursor:
         return delta
 
     def _first_masks(self, room_bytes: int) -> list[int]:
-        """As many of the partly acknowledged entries that were not written as there is room for, in order; the last one need not fit."""
+        """As many of the partly acknowledged entries that were not written as there is room for,
+        in order; the last one need not fit."""
         used, found = 0, list[int]()
         for ordinal in sorted(self._fresh_partial):
             if used >= room_bytes:
@@ -264,7 +303,8 @@ class Cursor:
         self._taken_mark = -1
 
     def apply_delta(self, delta: CursorDelta) -> None:
-        """Replay one record of the log, or a checkpoint's state as a delta. The ledgers must hold what was in them then."""
+        """Replay one record of the log, or a checkpoint's state as a delta. The ledgers must
+        hold what was in them then."""
         mark = self._ledgers.ordinal_after(delta.mark_delete)
         if delta.reset:
             self.reset(mark)
@@ -296,4 +336,7 @@ class Cursor:
         return tuple(run for start, end in intervals for run in self._ledgers.runs(start, end))
 
     def _as_partial(self, ordinals: Sequence[int]) -> tuple[PartialAck, ...]:
-        return tuple((*self._ledgers.position(ordinal), words_of_mask(self._partial[ordinal])) for ordinal in ordinals)
+        return tuple(
+            (*self._ledgers.position(ordinal), words_of_mask(self._partial[ordinal]))
+            for ordinal in ordinals
+        )

@@ -1,12 +1,13 @@
 """What deduplication knows of a topic's producers.
 
-Owns: the highest sequence ids pushed (given to the log) and persisted (durable) of each producer name, and which names are forgotten. Imports:
-nothing. Pure.
-Source: Pulsar's deduplication: a message whose lowest sequence id is not above the highest persisted one is stored already; one between pushed
-and persisted may still fail with its broker; of a chunked message only the last chunk is tested and recorded.
-Invariants: persisted <= pushed; what is admitted has a lowest id above everything admitted before under its name; at most `remembered_max` names
-are kept besides those of connected producers; replay forgets nobody, and for RETURN_MS after it too many names are no reason to: the log does not
-say who was connected; a producer that was forgotten starts again.
+Owns: the highest sequence ids pushed (given to the log) and persisted (durable) of each producer
+name, and which names are forgotten. Imports: nothing. Pure. Source: Pulsar's deduplication: a
+message whose lowest sequence id is not above the highest persisted one is stored already; one
+between pushed and persisted may still fail with its broker; of a chunked message only the last
+chunk is tested and recorded. Invariants: persisted <= pushed; what is admitted has a lowest id
+above everything admitted before under its name; at most `remembered_max` names are kept besides
+those of connected producers; replay forgets nobody, and for RETURN_MS after it too many names are
+no reason to: the log does not say who was connected; a producer that was forgotten starts again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 NO_SEQUENCE = (1 << 64) - 1
-"""In the log, the sequence id of an entry that deduplication does not record: a chunk before the last of its message."""
+"""In the log, the sequence id of an entry that deduplication does not record: a chunk before the
+last of its message."""
 NOTHING = -1
 RETURN_MS = 120_000
-"""Producers that were connected to the former owner are back by then: official clients wait for a minute at most before they try again."""
+"""Producers that were connected to the former owner are back by then: official clients wait for
+a minute at most before they try again."""
 
 
 class Verdict(enum.Enum):
-    """NEW: publish. DUPLICATE: durable already, a success. UNKNOWN: on its way to storage; the client is to try again."""
+    """NEW: publish. DUPLICATE: durable already, a success. UNKNOWN: on its way to storage; the
+    client is to try again."""
 
     NEW = enum.auto()
     DUPLICATE = enum.auto()
@@ -40,7 +44,8 @@ class DeduplicationLimits:
 
 
 class Deduplication:
-    """The sequence ids of one topic while deduplication is on. Times are in ms of one clock that never goes back."""
+    """The sequence ids of one topic while deduplication is on. Times are in ms of one clock that
+    never goes back."""
 
     def __init__(self, limits: DeduplicationLimits | None = None) -> None:
         self.limits = limits or DeduplicationLimits()
@@ -52,20 +57,23 @@ class Deduplication:
     def __len__(self) -> int:
         return len(self._pushed)
 
-    # --- publishing -------------------------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     def judge(self, name: str, sequence: int) -> Verdict:
         """What to do with an entry whose lowest sequence id is this."""
         if sequence > self._pushed.get(name, NOTHING):
             return Verdict.NEW
-        return Verdict.DUPLICATE if sequence <= self._persisted.get(name, NOTHING) else Verdict.UNKNOWN
+        return (
+            Verdict.DUPLICATE if sequence <= self._persisted.get(name, NOTHING) else Verdict.UNKNOWN
+        )
 
     def push(self, name: str, highest: int) -> None:
         """An entry that is NEW goes to the log; `highest` is its highest sequence id."""
         self._pushed[name] = highest
 
     def push_run(self, name: str, lowest: Sequence[int], highest: Sequence[int]) -> bool:
-        """Push a whole run if every entry is NEW; False, having changed nothing, if each must be judged alone."""
+        """Push a whole run if every entry is NEW; False, having changed nothing, if each must be
+        judged alone."""
         last = self._pushed.get(name, NOTHING)
         for low, high in zip(lowest, highest, strict=True):
             if low <= last:
@@ -75,21 +83,24 @@ class Deduplication:
         return True
 
     def persist(self, name: str, highest: int) -> None:
-        """An entry pushed before is durable. Comes in the order of `push`; means nothing for a name forgotten meanwhile."""
+        """An entry pushed before is durable. Comes in the order of `push`; means nothing for a
+        name forgotten meanwhile."""
         if name in self._pushed:
             self._persisted[name] = highest
 
-    # --- producers come and go --------------------------------------------------------------------------------------------------
+    # --- producers come and go --------------------------------------------------------------------
 
     def connected(self, name: str, now_ms: int) -> None:
-        """A producer of this name is here: it is remembered while it stays, unless it has been away for too long."""
+        """A producer of this name is here: it is remembered while it stays, unless it has been
+        away for too long."""
         since = self._inactive.pop(name, None)
         if since is not None and now_ms - since >= self.limits.inactive_ms:
             self._forget(name)
         self._expire(now_ms)
 
     def disconnected(self, name: str, now_ms: int) -> None:
-        """The producer of this name has left. Forgets all that have been away for too long, and of too many those that have been away longest."""
+        """The producer of this name has left. Forgets all that have been away for too long, and
+        of too many those that have been away longest."""
         if name in self._pushed:
             self._inactive.pop(name, None)
             self._inactive[name] = now_ms
@@ -119,7 +130,7 @@ class Deduplication:
         self._pushed.pop(name, None)
         self._persisted.pop(name, None)
 
-    # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
+    # --- checkpoint and recovery ------------------------------------------------------------------
 
     def to_state(self) -> tuple[tuple[str, int], ...]:
         """(name, highest durable sequence id), those that have been away longest first."""
@@ -128,9 +139,11 @@ class Deduplication:
         return tuple((name, self._persisted[name]) for name in (*away, *here))
 
     def apply(self, name: str, sequences: Iterable[int]) -> None:
-        """Replay a run of entries (the highest sequence id of each, NO_SEQUENCE where it does not count), or a name of a checkpoint.
+        """Replay a run of entries (the highest sequence id of each, NO_SEQUENCE where it does not
+        count), or a name of a checkpoint.
 
-        The last one counts, also if it is lower than before: then the name had been forgotten in between.
+        The last one counts, also if it is lower than before: then the name had been forgotten in
+        between.
         """
         last = NOTHING
         for sequence in sequences:

@@ -1,10 +1,12 @@
 """Sets of integers kept as intervals.
 
-Owns: `IntervalSet`, and what is known of ranges of integers. Imports: nothing. Pure.
-Invariants: intervals are half-open, sorted, not empty, and neither overlap nor touch; `size` is the number of integers in the set; no block is
-empty or has more than 2 * `BLOCK_MAX` intervals, two neighbours are not both nearly empty, and `_firsts` has the start of each.
-Why: acknowledgements and pending entries are mostly runs, so the cost follows the number of holes, not of entries. The intervals lie in blocks,
-because an insertion into one long list moves everything behind it: peers choose the order in which they acknowledge.
+Owns: `IntervalSet`, and what is known of ranges of integers. Imports: nothing. Pure. Invariants:
+intervals are half-open, sorted, not empty, and neither overlap nor touch; `size` is the number of
+integers in the set; no block is empty or has more than 2 * `BLOCK_MAX` intervals, two neighbours
+are not both nearly empty, and `_firsts` has the start of each. Why: acknowledgements and pending
+entries are mostly runs, so the cost follows the number of holes, not of entries. The intervals lie
+in blocks, because an insertion into one long list moves everything behind it: peers choose the
+order in which they acknowledge.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ BLOCK_MAX = 1024
 class IntervalSet:
     """A set of integers as intervals [start, end).
 
-    Every operation is a bisection, the intervals it touches, and moves within one block. `remove` may add one interval, others only take away.
+    Every operation is a bisection, the intervals it touches, and moves within one block. `remove`
+    may add one interval, others only take away.
     """
 
     __slots__ = ("_count", "_ends", "_firsts", "_size", "_starts")
@@ -106,7 +109,9 @@ class IntervalSet:
                     added = merged_end - merged_start - (ends[low] - starts[low])
                     starts[low], ends[low] = merged_start, merged_end
                 else:
-                    added = merged_end - merged_start - (sum(ends[low:high]) - sum(starts[low:high]))
+                    added = (
+                        merged_end - merged_start - (sum(ends[low:high]) - sum(starts[low:high]))
+                    )
                     starts[low:high] = [merged_start]
                     ends[low:high] = [merged_end]
                     self._count -= high - low - 1
@@ -179,7 +184,8 @@ class IntervalSet:
         return max(start, self._ends[at][bisect_right(self._starts[at], start) - 1])
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of [start, end) is not in the set, as intervals in order; the set must not change meanwhile."""
+        """What of [start, end) is not in the set, as intervals in order; the set must not change
+        meanwhile."""
         firsts = self._firsts
         at = max(0, bisect_right(firsts, start) - 1) if len(firsts) > 1 else 0
         for block in range(at, len(firsts)):
@@ -198,7 +204,8 @@ class IntervalSet:
             yield start, end
 
     def overlap(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of [start, end) is in the set, as intervals in order; the set must not change meanwhile."""
+        """What of [start, end) is in the set, as intervals in order; the set must not change
+        meanwhile."""
         firsts = self._firsts
         at = max(0, bisect_right(firsts, start) - 1) if len(firsts) > 1 else 0
         for block in range(at, len(firsts)):
@@ -209,12 +216,17 @@ class IntervalSet:
                 yield max(start, starts[index]), min(end, ends[index])
 
     def _join(self, first: int, last: int) -> None:
-        """Make one block of the blocks first..last, for an operation that touches all of them and thereby most of their intervals."""
+        """Make one block of the blocks first..last, for an operation that touches all of them
+        and thereby most of their intervals."""
         starts, ends = self._starts, self._ends
         for block in range(first + 1, last + 1):
             starts[first] += starts[block]
             ends[first] += ends[block]
-        del starts[first + 1 : last + 1], ends[first + 1 : last + 1], self._firsts[first + 1 : last + 1]
+        del (
+            starts[first + 1 : last + 1],
+            ends[first + 1 : last + 1],
+            self._firsts[first + 1 : last + 1],
+        )
 
     def _split(self, at: int) -> None:
         """Divide a block that has become too long."""
@@ -233,7 +245,8 @@ def known_within(known: Mapping[int, object], start: int, end: int) -> list[int]
 
 
 def joined(numbers: list[int]) -> list[tuple[int, int]]:
-    """The integers of a list, which is sorted on the way, as intervals [start, end) that neither overlap nor touch."""
+    """The integers of a list, which is sorted on the way, as intervals [start, end) that neither
+    overlap nor touch."""
     numbers.sort()
     found: list[tuple[int, int]] = []
     start = end = -1

@@ -1,12 +1,16 @@
 """What a ledger id is made of, and who gets which.
 
-Owns: the layout of ledger ids, and `LedgerIds`, which gives those of one term. Imports: errors, metadata.records (what epochs are). Pure.
-Layout, 63 bits from the highest: epoch (44: restore number 8, store revision 36), number (18), 1 for a partition and 0 for its transaction sidecar.
-Why a number: clients keep track of unacknowledged messages by (ledger, entry) without the topic, so no two topics may share a ledger id.
+Owns: the layout of ledger ids, and `LedgerIds`, which gives those of one term. Imports: errors,
+metadata.records (what epochs are). Pure. Layout, 63 bits from the highest: epoch (44: restore
+number 8, store revision 36), number (18), 1 for a partition and 0 for its transaction sidecar. Why
+a number: clients keep track of unacknowledged messages by (ledger, entry) without the topic, so no
+two topics may share a ledger id.
 
-Invariants: an epoch is of one term of one bundle in one incarnation, or of the children of one split, which share their `LedgerIds`: so an id is
-given once in a cluster, and a number needs no memory beyond its term. A topic takes one number per term, at the first entry of its partition or
-sidecar; deleted and created again, it takes another, greater one. Ids of a later term are greater. No id is that of LATEST, which is all ones.
+Invariants: an epoch is of one term of one bundle in one incarnation, or of the children of one
+split, which share their `LedgerIds`: so an id is given once in a cluster, and a number needs no
+memory beyond its term. A topic takes one number per term, at the first entry of its partition or
+sidecar; deleted and created again, it takes another, greater one. Ids of a later term are greater.
+No id is that of LATEST, which is all ones.
 """
 
 from __future__ import annotations
@@ -45,9 +49,11 @@ def epoch_of(ledger: int) -> int:
 
 
 class LedgerIds:
-    """The ledger ids of one term. `floor`: those of this term are not below it, and those of earlier terms are.
+    """The ledger ids of one term. `floor`: those of this term are not below it, and those of
+    earlier terms are.
 
-    `running_low` is called with each id that is wanted once three quarters of them are given: a new epoch is needed.
+    `running_low` is called with each id that is wanted once three quarters of them are given: a new
+    epoch is needed.
     """
 
     __slots__ = ("_limit", "_low", "_taken", "epoch", "floor", "running_low")
@@ -56,7 +62,8 @@ class LedgerIds:
         """Raises LimitExceeded for an epoch that ids have no room for."""
         if not 0 <= epoch < EPOCH_END:
             raise LimitExceeded(
-                f"epoch {epoch} does not fit into ledger ids, {EPOCH_END - 1} is the last one; move the topics to a cluster of new storage"
+                f"epoch {epoch} does not fit into ledger ids, {EPOCH_END - 1} is the last one; "
+                "move the topics to a cluster of new storage"
             )
         self.epoch, self.floor = epoch, epoch << _EPOCH_SHIFT
         self._limit, self._low = NUMBERS_MAX, NUMBERS_MAX * 3 // 4
@@ -69,7 +76,8 @@ class LedgerIds:
             self.running_low(self)
         if self._taken == self._limit:
             raise LedgerIdsExhausted(
-                f"this bundle is being unloaded: all {self._limit} ledger ids of its epoch {self.epoch} are given; send again after a lookup"
+                f"this bundle is being unloaded: all {self._limit} ledger ids of its epoch "
+                f"{self.epoch} are given; send again after a lookup"
             )
         number = self._taken
         self._taken = number + 1

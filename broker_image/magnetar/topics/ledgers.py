@@ -1,10 +1,11 @@
 """The ledgers of one topic, and the numbering of its entries.
 
 Owns: `Position`, `LedgerTable` and the map between positions and ordinals. Imports: errors. Pure.
-Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without gaps; an entry's ordinal (its place
-in the topic, an int) never changes while the table lives; ordinals live in memory only: the wire and the log carry positions; what
-was dropped from the front is never found again, and its ids are never given to other entries.
-Why: cursors and dispatch work on runs of ordinals, so that crossing a ledger costs them nothing.
+Invariants: ledger ids strictly increase; entries of a ledger are numbered 0, 1, 2, ... without
+gaps; an entry's ordinal (its place in the topic, an int) never changes while the table lives;
+ordinals live in memory only: the wire and the log carry positions; what was dropped from the front
+is never found again, and its ids are never given to other entries. Why: cursors and dispatch work
+on runs of ordinals, so that crossing a ledger costs them nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from magnetar.errors import CorruptData
 
 
 class Position(NamedTuple):
-    """Where an entry is: ledger id and entry id, both signed (the wire's unsigned 2^64-1 is -1 here)."""
+    """Where an entry is: ledger id and entry id, both signed (the wire's unsigned 2^64-1 is -1
+    here)."""
 
     ledger: int
     entry: int
@@ -28,9 +30,11 @@ LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
 
 
 class LedgerTable:
-    """All entries that can be read, in order: ledgers with their entry counts. Grows at the end, is dropped from the front.
+    """All entries that can be read, in order: ledgers with their entry counts. Grows at the end, is
+    dropped from the front.
 
-    Entries are dropped one by one, ledgers when all of theirs are: a ledger is a term of a bundle's ownership, and may be huge.
+    Entries are dropped one by one, ledgers when all of theirs are: a ledger is a term of a bundle's
+    ownership, and may be huge.
     """
 
     __slots__ = ("_bases", "_end", "_first", "_ids")
@@ -66,14 +70,19 @@ class LedgerTable:
         return Position(self._ids[-1], self._end - self._bases[-1] - 1) if self._ids else EARLIEST
 
     def ledgers(self) -> list[tuple[int, int]]:
-        """(ledger id, entry count) in order; the dropped beginning of the first one counted as well."""
+        """(ledger id, entry count) in order; the dropped beginning of the first one counted as
+        well."""
         bounds = [*self._bases[1:], self._end] if self._bases else []
-        return [(ledger, bound - base) for ledger, base, bound in zip(self._ids, self._bases, bounds, strict=True)]
+        return [
+            (ledger, bound - base)
+            for ledger, base, bound in zip(self._ids, self._bases, bounds, strict=True)
+        ]
 
     def append(self, ledger: int, first: int, count: int) -> int:
         """Add entries first .. first+count-1 of `ledger`; returns the ordinal of the first one.
 
-        A new ledger must have the greatest id and begin with entry 0. Raises CorruptData for anything that leaves a hole.
+        A new ledger must have the greatest id and begin with entry 0. Raises CorruptData for
+        anything that leaves a hole.
         """
         assert count > 0, count
         if not self._ids or ledger != self._ids[-1]:
@@ -90,11 +99,13 @@ class LedgerTable:
     def _hole(self, ledger: int, first: int) -> CorruptData:
         last = self.last_position
         return CorruptData(
-            f"entry ({ledger}, {first}) does not follow ({last.ledger}, {last.entry}): records before it are missing"
+            f"entry ({ledger}, {first}) does not follow ({last.ledger}, {last.entry}): records "
+            "before it are missing"
         )
 
     def extend(self, ledger: int, first: int, count: int) -> int:
-        """Like `append`, for replay: entries that are there (or trimmed) already are passed over. Returns how many were new."""
+        """Like `append`, for replay: entries that are there (or trimmed) already are passed
+        over. Returns how many were new."""
         if ledger == self.last_ledger:
             known = self._end - self._bases[-1]
             if first + count <= known:
@@ -119,8 +130,8 @@ class LedgerTable:
     def drop_before(self, ordinal: int) -> int:
         """Drop the entries below `ordinal`; returns how many were dropped.
 
-        Ledgers all of whose entries are dropped are forgotten, the last one excepted: so the topic remembers its last position, and
-        replay knows what it has seen.
+        Ledgers all of whose entries are dropped are forgotten, the last one excepted: so the topic
+        remembers its last position, and replay knows what it has seen.
         """
         first = min(max(ordinal, self._first), self._end)
         dropped, self._first = first - self._first, first
@@ -137,7 +148,8 @@ class LedgerTable:
         return Position(self._ids[index], ordinal - bases[index])
 
     def position_before(self, ordinal: int) -> Position:
-        """Position of the entry before `ordinal`: how a mark-delete is written. Without one, that before the first entry, or EARLIEST."""
+        """Position of the entry before `ordinal`: how a mark-delete is written. Without one,
+        that before the first entry, or EARLIEST."""
         if ordinal > self._first:
             return self.position(ordinal - 1)
         if not self._ids:
@@ -146,7 +158,8 @@ class LedgerTable:
         return Position(self._ids[index], self._first - 1 - self._bases[index])
 
     def ordinal_after(self, position: tuple[int, int]) -> int:
-        """Ordinal of the first entry after `position`: how a mark-delete is read; `position` need not exist."""
+        """Ordinal of the first entry after `position`: how a mark-delete is read; `position`
+        need not exist."""
         return self.clamp((position[0], position[1] + 1))
 
     def find(self, position: tuple[int, int]) -> int | None:
@@ -159,7 +172,8 @@ class LedgerTable:
         return ordinal if self._first <= ordinal < self._bound(index) else None
 
     def clamp(self, position: tuple[int, int]) -> int:
-        """Ordinal of `position`, or of the next entry that exists; `end` if there is none after it."""
+        """Ordinal of `position`, or of the next entry that exists; `end` if there is none after
+        it."""
         ledger, entry = position
         index = bisect_right(self._ids, ledger) - 1
         if index < 0:
@@ -170,12 +184,16 @@ class LedgerTable:
         return max(self._first, min(self._bases[index] + max(entry, 0), bound))
 
     def span(self, ledger: int, first: int, last: int) -> tuple[int, int]:
-        """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger` that exist."""
+        """The ordinals [start, end) of those of the entries first..last (inclusive) of `ledger`
+        that exist."""
         index = bisect_right(self._ids, ledger) - 1
         if index < 0 or self._ids[index] != ledger:
             return 0, 0
         base = self._bases[index]
-        start, end = max(self._first, base + max(first, 0)), min(base + last + 1, self._bound(index))
+        start, end = (
+            max(self._first, base + max(first, 0)),
+            min(base + last + 1, self._bound(index)),
+        )
         return (start, end) if start < end else (0, 0)
 
     def next(self, position: tuple[int, int]) -> Position | None:
@@ -189,8 +207,14 @@ class LedgerTable:
         return self.position(ordinal) if ordinal >= self.first else None
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The ordinals [start, end) as (ledger, first entry, last entry inclusive), one per ledger touched."""
-        assert start >= end or (self.first <= start and end <= self._end), (start, end, self.first, self._end)
+        """The ordinals [start, end) as (ledger, first entry, last entry inclusive), one per
+        ledger touched."""
+        assert start >= end or (self.first <= start and end <= self._end), (
+            start,
+            end,
+            self.first,
+            self._end,
+        )
         index = bisect_right(self._bases, start) - 1
         while start < end:
             base = self._bases[index]

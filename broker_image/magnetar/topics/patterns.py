@@ -1,9 +1,10 @@
 """Topic patterns: regular expressions that a client sends, matched in bounded time.
 
-Owns: the dialect (what RE2 and Java agree on), its parser, and a lazily built automaton. Imports: errors. Pure.
-Source: facts on protocol semantics 2.13.
-Invariants: matching takes time linear in the name, whatever the pattern (there is no back-tracking), and memory and work are bounded; what the
-dialect cannot say (look-around, back-references, possessive repetition) is refused, never guessed at.
+Owns: the dialect (what RE2 and Java agree on), its parser, and a lazily built automaton. Imports:
+errors. Pure. Source: facts on protocol semantics 2.13. Invariants: matching takes time linear in
+the name, whatever the pattern (there is no back-tracking), and memory and work are bounded; what
+the dialect cannot say (look-around, back-references, possessive repetition) is refused, never
+guessed at.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ REPEAT_MAX = 1_000
 CACHED_STATES_MAX = 500
 CACHED_TRANSITIONS_MAX = 20_000
 WORK_MAX = 1_000_000
-"""Steps of the automaton that one list of names may cost beyond what is cached: some tenths of a second."""
+"""Steps of the automaton that one list of names may cost beyond what is cached: some tenths of a
+second."""
 
 
-# --- syntax tree --------------------------------------------------------------------------------------------------------------
+# --- syntax tree ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class _Set:
 
     def holds(self, char: str) -> bool:
         cases = (char, char.lower(), char.upper()) if self.any_case else (char,)
-        return any(low <= case <= high for case in cases for low, high in self.ranges) != self.negated
+        return (
+            any(low <= case <= high for case in cases for low, high in self.ranges) != self.negated
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,10 @@ class _Parser:
         return node
 
     def _refuse(self, what: str) -> NoReturn:
-        raise NotAllowed(f"topics_pattern: {self._text!r} at {self._at}: {what}; use a pattern that RE2 and Java both understand")
+        raise NotAllowed(
+            f"topics_pattern: {self._text!r} at {self._at}: {what}; use a pattern that RE2 and "
+            "Java both understand"
+        )
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -186,7 +193,9 @@ class _Parser:
                 return _Sequence(())
             if self._take("i:"):
                 self._any_case = True
-            elif self._take("P<") or (self._peek() == "<" and self._text[self._at + 1 : self._at + 2] not in ("=", "!")):
+            elif self._take("P<") or (
+                self._peek() == "<" and self._text[self._at + 1 : self._at + 2] not in ("=", "!")
+            ):
                 self._take("<")
                 while self._next() != ">":
                     pass
@@ -249,12 +258,13 @@ class _Parser:
         return self._escaped(char)
 
 
-# --- automaton ----------------------------------------------------------------------------------------------------------------
+# --- automaton ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _State:
-    """Reads a character of `takes`, or goes on to all of `after` at once (at the anchored place only, if there is an anchor)."""
+    """Reads a character of `takes`, or goes on to all of `after` at once (at the anchored place
+    only, if there is an anchor)."""
 
     after: tuple[int, ...] = ()
     takes: _Set | None = None
@@ -265,7 +275,8 @@ ACCEPT = 0
 
 
 class _Builder:
-    """Thompson's construction, from the end backwards: `build(node, then)` gives the state before `node`."""
+    """Thompson's construction, from the end backwards: `build(node, then)` gives the state
+    before `node`."""
 
     def __init__(self) -> None:
         self.states = [_State()]
@@ -280,7 +291,9 @@ class _Builder:
     def build(self, node: _Node, then: int) -> int:
         self._steps += 1
         if self._steps > BUILD_STEPS_MAX:
-            raise NotAllowed(f"topics_pattern takes more than {BUILD_STEPS_MAX} steps to build; repeat less")
+            raise NotAllowed(
+                f"topics_pattern takes more than {BUILD_STEPS_MAX} steps to build; repeat less"
+            )
         if isinstance(node, _Set):
             return self._add(_State((then,), takes=node))
         if isinstance(node, _Anchor):
@@ -319,18 +332,23 @@ class TopicPattern:
 
     @staticmethod
     def compile(text: str) -> TopicPattern:
-        """The pattern of a client; a scheme in it (`persistent://`) is taken off, as it is from names.
+        """The pattern of a client; a scheme in it (`persistent://`) is taken off, as it is from
+        names.
 
         Raises NotAllowed if it is too long or outside the dialect.
         """
         if len(text) > PATTERN_LENGTH_MAX:
-            raise NotAllowed(f"topics_pattern has {len(text)} characters; the limit is {PATTERN_LENGTH_MAX}: use a shorter one")
+            raise NotAllowed(
+                f"topics_pattern has {len(text)} characters; the limit is {PATTERN_LENGTH_MAX}: "
+                "use a shorter one"
+            )
         anchored = text.startswith("^")
         _, separator, rest = text.partition("://")
         return _compiled(("^" + rest if anchored else rest) if separator else text)
 
     def matches(self, name: str) -> bool:
-        """Whether the whole of `name` matches. Raises LimitExceeded if that is too much work (see `WORK_MAX`)."""
+        """Whether the whole of `name` matches. Raises LimitExceeded if that is too much work
+        (see `WORK_MAX`)."""
         state = self._first
         known = self._transitions
         for char in name:
@@ -347,7 +365,7 @@ class TopicPattern:
         """Begin a new account of work: what was spent before no longer counts."""
         self._work = 0
 
-    # --- the deterministic automaton, built as names come by ----------------------------------------------------------------
+    # --- the deterministic automaton, built as names come by --------------------------------------
 
     def _forget(self) -> None:
         self._sets: list[frozenset[int]] = []
@@ -369,7 +387,9 @@ class TopicPattern:
         current = self._sets[state]
         self._work += len(current)
         if self._work > WORK_MAX:
-            raise LimitExceeded(f"topics_pattern: {self.text!r} takes too long to match; use a simpler one")
+            raise LimitExceeded(
+                f"topics_pattern: {self.text!r} takes too long to match; use a simpler one"
+            )
         if len(self._sets) > CACHED_STATES_MAX or self._known > CACHED_TRANSITIONS_MAX:
             self._forget()
             state = self._number(current)
@@ -385,14 +405,19 @@ class TopicPattern:
         return target
 
     def _closure(self, states: set[int], holds: Callable[[_Anchor], bool]) -> frozenset[int]:
-        """Everything reached without reading; states that read, the end, and anchors that may hold later."""
+        """Everything reached without reading; states that read, the end, and anchors that may
+        hold later."""
         kept: set[int] = set()
         seen, waiting = set(states), list(states)
         while waiting:
             number = waiting.pop()
             state = self._states[number]
             self._work += 1
-            if number == ACCEPT or state.takes is not None or (state.anchor is not None and not holds(state.anchor)):
+            if (
+                number == ACCEPT
+                or state.takes is not None
+                or (state.anchor is not None and not holds(state.anchor))
+            ):
                 if state.anchor is None or not state.anchor.start:
                     kept.add(number)
                 continue

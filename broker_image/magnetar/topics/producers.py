@@ -1,9 +1,11 @@
 """Who produces to a topic.
 
-Owns: the registry of producer names, access modes, the queue of those that wait for exclusive access, the topic's epoch. Imports: errors. Pure.
-Source: Pulsar's PRODUCER (facts on protocol semantics 2.12): the same name from the same connection and producer id with a higher epoch
-replaces; anyone else is refused. Every exclusive grant raises the topic's epoch, and who comes back with an older one is fenced.
-Invariants: a name belongs to at most one producer; while one has exclusive access nobody else is in; nobody waits for a topic that is free.
+Owns: the registry of producer names, access modes, the queue of those that wait for exclusive
+access, the topic's epoch. Imports: errors. Pure. Source: Pulsar's PRODUCER (facts on protocol
+semantics 2.12): the same name from the same connection and producer id with a higher epoch
+replaces; anyone else is refused. Every exclusive grant raises the topic's epoch, and who comes back
+with an older one is fenced. Invariants: a name belongs to at most one producer; while one has
+exclusive access nobody else is in; nobody waits for a topic that is free.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class AccessMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer: the host's `handle`, the `connection` and id it came by, and its epoch (`CommandProducer.epoch`).
+    """One producer: the host's `handle`, the `connection` and id it came by, and its epoch
+    (`CommandProducer.epoch`).
 
     `topic_epoch` is that of its earlier exclusive grant, if it had one.
     """
@@ -47,12 +50,16 @@ class Producer:
 
     def replaces(self, other: Producer) -> bool:
         """Whether the other is our own earlier self."""
-        return (self.connection, self.producer_id) == (other.connection, other.producer_id) and other.epoch < self.epoch
+        return (self.connection, self.producer_id) == (
+            other.connection,
+            other.producer_id,
+        ) and other.epoch < self.epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`producer` is in. The host must make `topic_epoch` durable (None for Shared) before it says so.
+    """`producer` is in. The host must make `topic_epoch` durable (None for Shared) before it says
+    so.
 
     `closed` are those put out for it, its earlier self among them; `refused` waited and are fenced.
     """
@@ -65,7 +72,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """What follows from a departure: who waited and is in now, and who waited with an epoch that is over."""
+    """What follows from a departure: who waited and is in now, and who waited with an epoch that
+    is over."""
 
     granted: Grant | None = None
     refused: tuple[Producer, ...] = ()
@@ -99,20 +107,26 @@ class ProducerRegistry:
         """Who has exclusive access."""
         return self._exclusive
 
-    # --- coming -----------------------------------------------------------------------------------------------------------------
+    # --- coming -----------------------------------------------------------------------------------
 
     def add(self, producer: Producer) -> Grant | None:
         """Let a producer in, or have it wait (None). Raises ProducerBusy, ProducerFenced.
 
-        First the host asks the connections of those that are `in_the_way_of` it whether they are alive, and removes those that are not.
+        First the host asks the connections of those that are `in_the_way_of` it whether they are
+        alive, and removes those that are not.
         """
         held = self._producers.get(producer.name)
         own = held if held is not None and producer.replaces(held) else None
         others = len(self._producers) - (own is not None)
-        # Our own earlier self neither keeps us out nor loses its place to those that wait for it to leave.
-        barred = (self._exclusive is not None and self._exclusive is not own) or (bool(self._waiting) and own is None)
+        # Our own earlier self neither keeps us out nor loses its place to those that wait for it to
+        # leave.
+        barred = (self._exclusive is not None and self._exclusive is not own) or (
+            bool(self._waiting) and own is None
+        )
         if self._is_over(producer):
-            raise self._fenced(f"its epoch {producer.topic_epoch} is over, the topic's is {self.topic_epoch}")
+            raise self._fenced(
+                f"its epoch {producer.topic_epoch} is over, the topic's is {self.topic_epoch}"
+            )
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return self._grant(producer, tuple(self._producers.values()), self._drop_waiting())
         if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and others:
@@ -123,25 +137,35 @@ class ProducerRegistry:
         if producer.mode is AccessMode.EXCLUSIVE and (barred or others):
             raise self._fenced("it has other producers; close them first or use WaitForExclusive")
         if producer.mode is AccessMode.SHARED and barred:
-            raise ProducerBusy(f"Topic {self._topic} has an existing exclusive producer: {self._holder()}; close it first")
+            raise ProducerBusy(
+                f"Topic {self._topic} has an existing exclusive producer: {self._holder()}; close "
+                "it first"
+            )
         if held is not None and own is None:
             raise ProducerBusy(
-                f"Producer with name {producer.name!r} is already connected to topic {self._topic}; close it or choose another name"
+                f"Producer with name {producer.name!r} is already connected to topic "
+                f"{self._topic}; close it or choose another name"
             )
         return self._grant(producer, (own,) if own is not None else (), ())
 
     def in_the_way_of(self, producer: Producer) -> tuple[Producer, ...]:
-        """Who keeps it out, by another connection, and may be a ghost; one of them that lives suffices. So many at a time: ask again.
+        """Who keeps it out, by another connection, and may be a ghost; one of them that lives
+        suffices. So many at a time: ask again.
 
-        Whoever has its name, or exclusive access; one that wants it at once, and would be fenced for good, is kept out by everybody, also those
-        that wait. Nobody if it puts everybody out anyway, or may not come in even without them.
+        Whoever has its name, or exclusive access; one that wants it at once, and would be fenced
+        for good, is kept out by everybody, also those that wait. Nobody if it puts everybody out
+        anyway, or may not come in even without them.
         """
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING or self._is_over(producer):
             return ()
         held = self._producers.get(producer.name)
         if producer.mode is not AccessMode.EXCLUSIVE:
             holders = dict.fromkeys((held, self._exclusive))
-            return tuple(held for held in holders if held is not None and held.connection != producer.connection)
+            return tuple(
+                held
+                for held in holders
+                if held is not None and held.connection != producer.connection
+            )
         own = held if held is not None and producer.replaces(held) else None
         others = [other for other in self._producers.values() if other is not own]
         if own is None:
@@ -150,7 +174,9 @@ class ProducerRegistry:
             return ()
         return tuple(others[:ASKED_AT_ONCE_MAX])
 
-    def _grant(self, producer: Producer, closed: tuple[Producer, ...], refused: tuple[Producer, ...]) -> Grant:
+    def _grant(
+        self, producer: Producer, closed: tuple[Producer, ...], refused: tuple[Producer, ...]
+    ) -> Grant:
         for other in closed:
             del self._producers[other.name]
         self._producers[producer.name] = producer
@@ -170,7 +196,11 @@ class ProducerRegistry:
         return refused
 
     def _is_over(self, producer: Producer) -> bool:
-        return producer.topic_epoch is not None and self.topic_epoch is not None and producer.topic_epoch < self.topic_epoch
+        return (
+            producer.topic_epoch is not None
+            and self.topic_epoch is not None
+            and producer.topic_epoch < self.topic_epoch
+        )
 
     def _fenced(self, why: str) -> ProducerFenced:
         return ProducerFenced(f"Topic {self._topic} cannot be had exclusively: {why}")
@@ -178,10 +208,11 @@ class ProducerRegistry:
     def _holder(self) -> str:
         return self._exclusive.name if self._exclusive is not None else self._waiting[0].name
 
-    # --- leaving ----------------------------------------------------------------------------------------------------------------
+    # --- leaving ----------------------------------------------------------------------------------
 
     def remove(self, name: str, handle: Hashable) -> Succession | None:
-        """Forget a producer, connected or waiting; None if it is neither (its name may have passed to another handle)."""
+        """Forget a producer, connected or waiting; None if it is neither (its name may have
+        passed to another handle)."""
         held = self._producers.get(name)
         if held is not None and held.handle == handle:
             del self._producers[name]

@@ -1,10 +1,11 @@
 """What a backlog beyond its quota leads to.
 
-Owns: the decision. Imports: policies. Pure.
-Source: facts on protocol 2.11: producer_request_hold and producer_exception keep producers away; consumer_backlog_eviction moves the slowest
-cursors on until nine tenths of the limit are left.
-Invariants: within all quotas nothing happens; producers are kept away as long as one of the quotas that say so is exceeded, and an exception
-counts before a hold; eviction touches only subscriptions that are beyond the limit, and only entries that bring them below it.
+Owns: the decision. Imports: policies. Pure. Source: facts on protocol 2.11: producer_request_hold
+and producer_exception keep producers away; consumer_backlog_eviction moves the slowest cursors on
+until nine tenths of the limit are left. Invariants: within all quotas nothing happens; producers
+are kept away as long as one of the quotas that say so is exceeded, and an exception counts before a
+hold; eviction touches only subscriptions that are beyond the limit, and only entries that bring
+them below it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ EVICTION_SHARE = 0.9
 
 
 class Verdict(NamedTuple):
-    """`block` is HOLD, REFUSE or "". Backlogs are to shrink to `evict_to_bytes` and to lose what is older than `evict_older_s`, -1 = not at all."""
+    """`block` is HOLD, REFUSE or "". Backlogs are to shrink to `evict_to_bytes` and to lose what
+    is older than `evict_older_s`, -1 = not at all."""
 
     block: str = ""
     evict_to_bytes: int = -1
@@ -29,7 +31,8 @@ WITHIN = Verdict()
 
 
 def judge(quotas: Mapping[str, BacklogQuota], backlog_bytes: int, oldest_age_s: float) -> Verdict:
-    """What to do about a topic whose slowest subscription has `backlog_bytes` before it, the first of them of `oldest_age_s`."""
+    """What to do about a topic whose slowest subscription has `backlog_bytes` before it, the
+    first of them of `oldest_age_s`."""
     size, age = quotas.get(DESTINATION_STORAGE), quotas.get(MESSAGE_AGE)
     exceeded = []
     verdict = WITHIN

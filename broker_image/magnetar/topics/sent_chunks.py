@@ -1,10 +1,13 @@
 """Which chunks of messages a topic has stored.
 
-Owns: `SentChunk`, what makes a chunk the same as one before it, and `SentChunks`, where those of late lie. Imports: ledgers. Pure.
-A producer that loses its connection sends again whatever it has no receipt for, and so perhaps chunks that are stored. A consumer that finds the
-first chunks of a message twice gives the message up (the C++ client and those around it do), so that an acknowledged message is never seen.
-Invariants: a chunk is a repetition only if producer, sequence id, number and checksum are those of a stored one, so that a producer of the same name
-that numbers from 0 again is not mistaken; a state for a checkpoint holds durable chunks only; the one stored first is forgotten first.
+Owns: `SentChunk`, what makes a chunk the same as one before it, and `SentChunks`, where those of
+late lie. Imports: ledgers. Pure. A producer that loses its connection sends again whatever it has
+no receipt for, and so perhaps chunks that are stored. A consumer that finds the first chunks of a
+message twice gives the message up (the C++ client and those around it do), so that an acknowledged
+message is never seen. Invariants: a chunk is a repetition only if producer, sequence id, number and
+checksum are those of a stored one, so that a producer of the same name that numbers from 0 again is
+not mistaken; a state for a checkpoint holds durable chunks only; the one stored first is forgotten
+first.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ from typing import NamedTuple
 from magnetar.topics.ledgers import Position
 
 REMEMBERED_MAX = 4096
-"""Per topic: clients have at most 1000 messages without a receipt, as a rule, of which a chunk is one."""
+"""Per topic: clients have at most 1000 messages without a receipt, as a rule, of which a chunk
+is one."""
 
 ChunkState = tuple[str, int, int, int, int, int]
 """(producer, sequence id, number, checksum, ledger, entry) of a stored chunk."""
 
 
 class SentChunk(NamedTuple):
-    """One chunk as its producer sends it, and sends it again: `number` within its message, `checksum` of all its bytes."""
+    """One chunk as its producer sends it, and sends it again: `number` within its message,
+    `checksum` of all its bytes."""
 
     producer: str
     sequence: int
@@ -44,7 +49,8 @@ class SentChunks:
         return len(self._places)
 
     def find(self, chunk: SentChunk) -> Position | None:
-        """Where a chunk lies, or will once the log has it: answer its repetition behind what the log was given before."""
+        """Where a chunk lies, or will once the log has it: answer its repetition behind what the
+        log was given before."""
         return self._places.get(chunk)
 
     def push(self, chunk: SentChunk, position: Position) -> None:
@@ -62,7 +68,11 @@ class SentChunks:
 
     def to_state(self) -> Sequence[ChunkState]:
         """Durable chunks, the one stored first in front."""
-        return tuple((*chunk, *place) for chunk, place in self._places.items() if chunk not in self._on_their_way)
+        return tuple(
+            (*chunk, *place)
+            for chunk, place in self._places.items()
+            if chunk not in self._on_their_way
+        )
 
     def _remember(self, chunk: SentChunk, position: Position) -> None:
         self._places[chunk] = position

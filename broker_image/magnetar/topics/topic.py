@@ -1,10 +1,11 @@
 """One topic (or one partition of one).
 
-Owns: assignment of entry ids, the confirmed end, registries of producers and subscriptions, recovery. Imports: ledgers, ledger_ids,
-cursor, subscription, producers, sent_chunks, state, errors, names. Pure.
-Invariants: ids strictly increase and are never given twice; dispatch sees confirmed (durable) entries only; a topic takes a ledger id
-in a term with its first entry there, and the ledger appears with its first confirmed entry; replaying log records that a checkpoint
-covers already changes nothing.
+Owns: assignment of entry ids, the confirmed end, registries of producers and subscriptions,
+recovery. Imports: ledgers, ledger_ids, cursor, subscription, producers, sent_chunks, state, errors,
+names. Pure. Invariants: ids strictly increase and are never given twice; dispatch sees confirmed
+(durable) entries only; a topic takes a ledger id in a term with its first entry there, and the
+ledger appears with its first confirmed entry; replaying log records that a checkpoint covers
+already changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from magnetar.errors import ConsumerBusy, CorruptData, InvalidSubscriptionName, NotAllowed, ServiceNotReady, SubscriptionNotFound
+from magnetar.errors import (
+    ConsumerBusy,
+    CorruptData,
+    InvalidSubscriptionName,
+    NotAllowed,
+    ServiceNotReady,
+    SubscriptionNotFound,
+)
 from magnetar.names import RULES
 from magnetar.topics.cursor import Cursor
 from magnetar.topics.deduplication import Deduplication
@@ -27,11 +35,13 @@ from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription, check_properties
 
 DEDUPLICATION = "deduplication"
-"""Property of a topic: there while deduplication is on. Its place in the log tells which entries were tested."""
+"""Property of a topic: there while deduplication is on. Its place in the log tells which entries
+were tested."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
 TERMINATED, TRIMMED = "terminated", "trimmed"
-"""Properties with a position `ledger:entry`: the last entry there will ever be, and the last one that was dropped."""
+"""Properties with a position `ledger:entry`: the last entry there will ever be, and the last one
+that was dropped."""
 
 
 def position_text(position: Position) -> str:
@@ -47,8 +57,14 @@ def position_of_text(text: str) -> Position:
 
 def check_subscription_name(name: str) -> None:
     """Raises InvalidSubscriptionName for a name that no subscription may have."""
-    if not name.strip() or name == RESERVED_SUBSCRIPTION or name.startswith(RESERVED_SUBSCRIPTION_PREFIX):
-        raise InvalidSubscriptionName(f"subscription name {name!r} is blank or reserved; choose another name")
+    if (
+        not name.strip()
+        or name == RESERVED_SUBSCRIPTION
+        or name.startswith(RESERVED_SUBSCRIPTION_PREFIX)
+    ):
+        raise InvalidSubscriptionName(
+            f"subscription name {name!r} is blank or reserved; choose another name"
+        )
     if (violation := RULES["subscription"].violation(name)) is not None:
         raise InvalidSubscriptionName(violation)
 
@@ -66,11 +82,18 @@ class Counters:
 class Topic:
     """State of one topic in one term.
 
-    Recovery makes it with `from_state` (or empty) and calls the `apply_` methods before it is served. `ledger` is its ledger id in this term,
-    -1 before it has one.
+    Recovery makes it with `from_state` (or empty) and calls the `apply_` methods before it is
+    served. `ledger` is its ledger id in this term, -1 before it has one.
     """
 
-    def __init__(self, name: str, ledger_ids: LedgerIds, *, created_ms: int = 0, limits: DispatchLimits | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ledger_ids: LedgerIds,
+        *,
+        created_ms: int = 0,
+        limits: DispatchLimits | None = None,
+    ) -> None:
         """`ledger_ids` are those of the term in which it is, or will be, served."""
         self.name = name
         self.created_ms = created_ms
@@ -91,7 +114,7 @@ class Topic:
         self._messages = 0
         self._frozen = False
 
-    # --- publishing -------------------------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     @property
     def frozen(self) -> bool:
@@ -125,7 +148,9 @@ class Topic:
     @property
     def last_published(self) -> Position:
         """The last entry that has an id, durable or still on its way; EARLIEST if there is none."""
-        return Position(self.ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
+        return (
+            Position(self.ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
+        )
 
     @property
     def terminated(self) -> Position | None:
@@ -134,13 +159,15 @@ class Topic:
         return position_of_text(text) if text is not None else None
 
     def last_message_position(self) -> Position:
-        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST if there is none (any more)."""
+        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST if there
+        is none (any more)."""
         return self.ledgers.last_position if self.ledgers.first < self.ledgers.end else EARLIEST
 
     def publish(self, count: int) -> Position:
         """Assign ids to `count` entries.
 
-        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends; LedgerIdsExhausted for the first in a term.
+        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends;
+        LedgerIdsExhausted for the first in a term.
         """
         assert count > 0, count
         if self._frozen:
@@ -153,20 +180,23 @@ class Topic:
         return Position(self.ledger, first)
 
     def confirm(self, first: tuple[int, int], count: int) -> int:
-        """The entries from `first` on are durable; returns the ordinal of the first. Must be called in the order of `publish`."""
+        """The entries from `first` on are durable; returns the ordinal of the first. Must be
+        called in the order of `publish`."""
         assert count <= self._unconfirmed, (first, count, self._unconfirmed)
         self._unconfirmed -= count
         return self.ledgers.append(first[0], first[1], count)
 
     def go_on_in(self, ledger_ids: LedgerIds) -> None:
-        """Go on in a later term of the same owner, all of the one before being durable and over: thaws."""
+        """Go on in a later term of the same owner, all of the one before being durable and over:
+        thaws."""
         assert not self._unconfirmed, self._unconfirmed
         assert ledger_ids.floor > self.ledger, (ledger_ids.epoch, self.ledger)
         self._ledger_ids, self.ledger, self._next_entry = ledger_ids, -1, 0
         self._frozen = False
 
     def trim(self, ordinal: int) -> None:
-        """Drop the entries below `ordinal`; subscriptions that still point there go on at the next one that exists."""
+        """Drop the entries below `ordinal`; subscriptions that still point there go on at the
+        next one that exists."""
         for found in self._subscriptions.values():
             found.trim(ordinal)
         self.ledgers.drop_before(ordinal)
@@ -174,13 +204,16 @@ class Topic:
 
     @property
     def has_grown(self) -> bool:
-        """Whether there are entries that `age` has not seen: also those of before a checkpoint or a recovery, though nothing comes any more."""
+        """Whether there are entries that `age` has not seen: also those of before a checkpoint
+        or a recovery, though nothing comes any more."""
         return self.ledgers.end > max(self.ledgers.first, self.ages.end)
 
     def age(self, elapsed_ms: int) -> None:
-        """Note how many entries and bytes there are by now (`clock.elapsed_ms`): retention, time to live and quotas rest on it."""
+        """Note how many entries and bytes there are by now (`clock.elapsed_ms`): retention, time
+        to live and quotas rest on it."""
         self._count_bytes()
-        if self.ledgers.end > self.ledgers.first:  # a mark stands for an entry, which a checkpoint names
+        # a mark stands for an entry, which a checkpoint names
+        if self.ledgers.end > self.ledgers.first:
             self.ages.observe(self.ledgers.end, elapsed_ms)
 
     @property
@@ -204,7 +237,7 @@ class Topic:
         """Publish again: the move was called off before RELEASE was written."""
         self._frozen = False
 
-    # --- subscriptions ----------------------------------------------------------------------------------------------------------
+    # --- subscriptions ----------------------------------------------------------------------------
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -215,15 +248,24 @@ class Topic:
         """Raises SubscriptionNotFound."""
         found = self._subscriptions.get(name)
         if found is None:
-            raise SubscriptionNotFound(f"subscription {name!r} does not exist on topic {self.name}; create it first")
+            raise SubscriptionNotFound(
+                f"subscription {name!r} does not exist on topic {self.name}; create it first"
+            )
         return found
 
     def subscribe(
-        self, name: str, start: tuple[int, int], *, durable: bool = True, properties: Mapping[str, str] | None = None
+        self,
+        name: str,
+        start: tuple[int, int],
+        *,
+        durable: bool = True,
+        properties: Mapping[str, str] | None = None,
     ) -> Subscription:
-        """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or LATEST) as the first entry to deliver.
+        """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or
+        LATEST) as the first entry to deliver.
 
-        Raises InvalidSubscriptionName; NotAllowed for too large properties, and where durable and non-durable meet under one name.
+        Raises InvalidSubscriptionName; NotAllowed for too large properties, and where durable and
+        non-durable meet under one name.
         """
         found = self._subscriptions.get(name)
         if found is not None:
@@ -246,38 +288,59 @@ class Topic:
             subscription.limit(limits)
 
     def remove_subscription(self, name: str) -> Subscription:
-        """Unsubscribe. Raises SubscriptionNotFound, and ConsumerBusy while consumers are connected (disconnect them first)."""
+        """Unsubscribe. Raises SubscriptionNotFound, and ConsumerBusy while consumers are
+        connected (disconnect them first)."""
         found = self.subscription(name)
         if found.connected:
-            raise ConsumerBusy(f"subscription {name!r} has {len(found.consumers)} connected consumers; disconnect them first")
+            raise ConsumerBusy(
+                f"subscription {name!r} has {len(found.consumers)} connected consumers; disconnect "
+                "them first"
+            )
         return self._subscriptions.pop(name)
 
-    def _create(self, name: str, start: int, durable: bool, properties: Mapping[str, str] | None) -> Subscription:
-        cursor = Cursor(self.ledgers, start, acknowledged_ranges_max=self._limits.acknowledged_ranges_max)
-        created = Subscription(name, durable, cursor, topic=self.name, limits=self._limits, properties=properties)
+    def _create(
+        self, name: str, start: int, durable: bool, properties: Mapping[str, str] | None
+    ) -> Subscription:
+        cursor = Cursor(
+            self.ledgers, start, acknowledged_ranges_max=self._limits.acknowledged_ranges_max
+        )
+        created = Subscription(
+            name, durable, cursor, topic=self.name, limits=self._limits, properties=properties
+        )
         self._subscriptions[name] = created
         return created
 
-    # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
+    # --- checkpoint and recovery ------------------------------------------------------------------
 
     def to_state(self) -> TopicState:
-        """Everything that recovery needs as of now: confirmed entries and durable cursors, untaken deltas included."""
+        """Everything that recovery needs as of now: confirmed entries and durable cursors,
+        untaken deltas included."""
         self._count_bytes()
         first, end = self.ledgers.first, self.ledgers.end
         return TopicState(
             created_ms=self.created_ms,
             ledgers=tuple(self.ledgers.ledgers()),
-            cursors={name: found.to_state() for name, found in self._subscriptions.items() if found.durable},
+            cursors={
+                name: found.to_state()
+                for name, found in self._subscriptions.items()
+                if found.durable
+            },
             properties=dict(self.properties),
             sequences=self.deduplication.to_state() if self.deduplication is not None else (),
             sizes=(self.ages.bytes_before(first, end), self.ages.total, self.messages),
-            marks=tuple((*self.ledgers.position(mark.end - 1), mark.elapsed_ms, mark.total) for mark in self.ages.marks),
+            marks=tuple(
+                (*self.ledgers.position(mark.end - 1), mark.elapsed_ms, mark.total)
+                for mark in self.ages.marks
+            ),
             chunks=self.chunks.to_state(),
         )
 
     @staticmethod
-    def from_state(name: str, ledger_ids: LedgerIds, state: TopicState, *, limits: DispatchLimits | None = None) -> Topic:
-        """The topic of a checkpoint, to be served in the term of `ledger_ids` after replay of the log written since."""
+    def from_state(
+        name: str, ledger_ids: LedgerIds, state: TopicState, *, limits: DispatchLimits | None = None
+    ) -> Topic:
+        """The topic of a checkpoint, to be served in the term of `ledger_ids` after replay of
+        the log written since."""
         topic = Topic(name, ledger_ids, created_ms=state.created_ms, limits=limits)
         topic.properties = dict(state.properties)
         topic.deduplicate(DEDUPLICATION in state.properties)
@@ -287,17 +350,26 @@ class Topic:
             topic.apply_entries(ledger, 0, count)
         topic._apply_trimmed()
         dropped, total, topic._messages = state.sizes
-        marks = ((topic.ledgers.ordinal_after((ledger, entry)), ms, size) for ledger, entry, ms, size in state.marks)
+        marks = (
+            (topic.ledgers.ordinal_after((ledger, entry)), ms, size)
+            for ledger, entry, ms, size in state.marks
+        )
         topic.ages = Ages((topic.ledgers.first, dropped), marks, total)
         for producer, sequence, number, checksum, ledger, entry in state.chunks:
-            topic.chunks.apply(SentChunk(producer, sequence, number, checksum), Position(ledger, entry))
+            topic.chunks.apply(
+                SentChunk(producer, sequence, number, checksum), Position(ledger, entry)
+            )
         for subscription, cursor in state.cursors.items():
             topic.apply_cursor(subscription, cursor.as_delta())
         return topic
 
     def begin_term(self, ledger_ids: LedgerIds) -> None:
-        """Serve in this term, which is above those of all entries: what was read ahead did not know it yet."""
-        assert ledger_ids.floor >= self._ledger_ids.floor, (ledger_ids.epoch, self._ledger_ids.epoch)
+        """Serve in this term, which is above those of all entries: what was read ahead did not
+        know it yet."""
+        assert ledger_ids.floor >= self._ledger_ids.floor, (
+            ledger_ids.epoch,
+            self._ledger_ids.epoch,
+        )
         assert self.ledger < 0, self.ledger
         self._ledger_ids = ledger_ids
 
@@ -313,7 +385,8 @@ class Topic:
             self.trim(self.ledgers.ordinal_after(position_of_text(text)))
 
     def apply_update(self, changes: Mapping[str, str]) -> None:
-        """Set these properties, and remove those whose value is empty: live once the record is durable, and in replay.
+        """Set these properties, and remove those whose value is empty: live once the record is
+        durable, and in replay.
 
         A change of DEDUPLICATION forgets all sequence ids.
         """
@@ -336,20 +409,24 @@ class Topic:
         self.deduplication = Deduplication() if enabled else None
 
     def apply_sequences(self, producer: str, sequences: Iterable[int]) -> None:
-        """Replay the sequence ids of a run of entries, if deduplication was on when they were written."""
+        """Replay the sequence ids of a run of entries, if deduplication was on when they were
+        written."""
         if self.deduplication is not None:
             self.deduplication.apply(producer, sequences)
 
     def apply_entries(self, ledger: int, first: int, count: int) -> int:
-        """Replay a run of entries; returns how many were new. Raises CorruptData if records before it are missing."""
+        """Replay a run of entries; returns how many were new. Raises CorruptData if records
+        before it are missing."""
         if ledger >= self._ledger_ids.floor:
             raise CorruptData(
-                f"topic {self.name}: the log holds ledger {ledger}, not older than this term, {self._ledger_ids.epoch}"
+                f"topic {self.name}: the log holds ledger {ledger}, not older than this term, "
+                f"{self._ledger_ids.epoch}"
             )
         return self.ledgers.extend(ledger, first, count)
 
     def apply_cursor(self, name: str, delta: CursorDelta) -> None:
-        """Replay a cursor record. One of an unknown subscription that does not create it is older than its removal, and ignored."""
+        """Replay a cursor record. One of an unknown subscription that does not create it is
+        older than its removal, and ignored."""
         found = self._subscriptions.get(name)
         if found is None:
             if not delta.reset:

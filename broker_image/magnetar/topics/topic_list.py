@@ -1,10 +1,10 @@
 """Lists of the topics of a namespace.
 
-Owns: their hash, which names a list hides, what a pattern is compared with, and `MatchingTopics`, the set that a watcher of a pattern sees with
-its changes. Imports: names, patterns, crc32c. Pure.
-Source: facts on protocol semantics 2.13, 2.17.
-Invariants: a hash depends on the set of names alone, and is Pulsar's (Guava's rendering of CRC-32C); applying every change in order gives the
-same set and hash as listing anew.
+Owns: their hash, which names a list hides, what a pattern is compared with, and `MatchingTopics`,
+the set that a watcher of a pattern sees with its changes. Imports: names, patterns, crc32c. Pure.
+Source: facts on protocol semantics 2.13, 2.17. Invariants: a hash depends on the set of names
+alone, and is Pulsar's (Guava's rendering of CRC-32C); applying every change in order gives the same
+set and hash as listing anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SYSTEM_SUFFIXES = ("__transaction_pending_ack", "/_txnlog")
 
 
 def topics_hash(names: Iterable[str]) -> str:
-    """CRC-32C over the sorted names, joined by commas, as 8 hex digits of its bytes from the lowest to the highest."""
+    """CRC-32C over the sorted names, joined by commas, as 8 hex digits of its bytes from the
+    lowest to the highest."""
     return int(crc32c(",".join(sorted(names)).encode())).to_bytes(4, "little").hex()
 
 
@@ -66,7 +67,11 @@ def select(names: Iterable[str], pattern: TopicPattern) -> list[str]:
 
 def of_domain(names: Iterable[str], *, persistent: bool, non_persistent: bool) -> list[str]:
     """Names of the wanted kinds, sorted."""
-    prefixes = tuple(f"{domain}://" for domain, wanted in ((PERSISTENT, persistent), (NON_PERSISTENT, non_persistent)) if wanted)
+    prefixes = tuple(
+        f"{domain}://"
+        for domain, wanted in ((PERSISTENT, persistent), (NON_PERSISTENT, non_persistent))
+        if wanted
+    )
     return sorted(name for name in names if name.startswith(prefixes))
 
 
@@ -97,7 +102,8 @@ class MatchingTopics:
         return self._hash
 
     def apply(self, names: Iterable[str], present: Iterable[str]) -> TopicListChange | None:
-        """`names` may have changed: those of `present` are there now, the others are not. None if nothing that matches changed."""
+        """`names` may have changed: those of `present` are there now, the others are not. None
+        if nothing that matches changed."""
         there = set(present)
         matching = select(names, self._pattern)
         new = sorted(name for name in matching if name in there and name not in self._names)

@@ -1,10 +1,11 @@
 """What topics and subscriptions write about transactions.
 
-Owns: the changes that the log holds (`storage.transaction_format` has their bytes) and the values that checkpoints hold. Imports: ids. Pure.
-Invariants: values hold positions, never ordinals; applying, in order, every change from any earlier moment on to a state gives the same state as
-applying each once.
-Numbers: positions are (ledger, entry), both signed; `floor` is the coordinator's low watermark plus one: every transaction of that coordinator with
-a smaller number has ended everywhere; times are wall-clock ms.
+Owns: the changes that the log holds (`storage.transaction_format` has their bytes) and the values
+that checkpoints hold. Imports: ids. Pure. Invariants: values hold positions, never ordinals;
+applying, in order, every change from any earlier moment on to a state gives the same state as
+applying each once. Numbers: positions are (ledger, entry), both signed; `floor` is the
+coordinator's low watermark plus one: every transaction of that coordinator with a smaller number
+has ended everywhere; times are wall-clock ms.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from magnetar.transactions.ids import TxnId
 Place = tuple[int, int]
 NOWHERE: Place = (-1, -1)
 NO_SEQUENCE = -1
-"""The sequence id of a run that deduplication does not record: chunks before the last of their message."""
+"""The sequence id of a run that deduplication does not record: chunks before the last of their
+message."""
 
 
 class Outcome(enum.IntEnum):
-    """How a transaction has ended, as far as it is known here. The first two are the protocol's `TxnAction`."""
+    """How a transaction has ended, as far as it is known here. The first two are the protocol's
+    `TxnAction`."""
 
     COMMITTED = 0
     ABORTED = 1
@@ -33,7 +36,8 @@ class Outcome(enum.IntEnum):
 
 
 class Span(NamedTuple):
-    """Consecutive sidecar entries of one transaction; `send_point` is the last position that the partition had given when they were sent."""
+    """Consecutive sidecar entries of one transaction; `send_point` is the last position that the
+    partition had given when they were sent."""
 
     ledger: int
     first: int
@@ -46,16 +50,19 @@ class Span(NamedTuple):
         return self.ledger, self.first + self.entries - 1
 
 
-# --- changes: records of the log -----------------------------------------------------------------------------------------------
+# --- changes: records of the log ------------------------------------------------------------------
 
-# Values, but not frozen where recovery makes one per record: freezing costs as much as decoding does.
+# Values, but not frozen where recovery makes one per record: freezing costs as much as decoding
+# does.
 
 
 @dataclass(slots=True)
 class Append:
-    """A run of one producer's entries joined the transaction, in the sidecar from `first` on. Written behind the entries themselves.
+    """A run of one producer's entries joined the transaction, in the sidecar from `first` on.
+    Written behind the entries themselves.
 
-    `highest` is the highest sequence id of the run (NO_SEQUENCE: does not count), `size` the bytes of its entries, `messages` what they hold.
+    `highest` is the highest sequence id of the run (NO_SEQUENCE: does not count), `size` the bytes
+    of its entries, `messages` what they hold.
     """
 
     txn: TxnId
@@ -71,7 +78,8 @@ class Append:
 
 @dataclass(slots=True)
 class Commit:
-    """The transaction's entries are those of the partition from `marker` on: `spans` are (ledger, first, count) in the sidecar, in that order.
+    """The transaction's entries are those of the partition from `marker` on: `spans` are (ledger,
+    first, count) in the sidecar, in that order.
 
     Without entries the marker is NOWHERE. `append_ms` is when the partition got them.
     """
@@ -98,7 +106,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Unbegun:
-    """Entries up to `last`, in the sidecar, named a transaction that had not begun: they are void. A transaction may yet begin under that id."""
+    """Entries up to `last`, in the sidecar, named a transaction that had not begun: they are
+    void. A transaction may yet begin under that id."""
 
     txn: TxnId
     last: Place
@@ -108,8 +117,8 @@ class Unbegun:
 class PendingAck:
     """Acknowledgements that take effect when the transaction commits.
 
-    `ranges` are (ledger, first, last), `partial` (ledger, entry, messages in the batch, ack set: bit 1 = not by this transaction). A cumulative
-    one is the ranges that it covers.
+    `ranges` are (ledger, first, last), `partial` (ledger, entry, messages in the batch, ack set:
+    bit 1 = not by this transaction). A cumulative one is the ranges that it covers.
     """
 
     txn: TxnId
@@ -119,9 +128,11 @@ class PendingAck:
 
 @dataclass(frozen=True, slots=True)
 class EndAcks:
-    """Commit: what the transaction holds on this subscription is acknowledged. Abort: it is to be delivered again.
+    """Commit: what the transaction holds on this subscription is acknowledged. Abort: it is to be
+    delivered again.
 
-    A commit names it, as `PendingAck` does: a seek in the log may lie between a checkpoint and the place where replay begins.
+    A commit names it, as `PendingAck` does: a seek in the log may lie between a checkpoint and the
+    place where replay begins.
     """
 
     txn: TxnId
@@ -143,7 +154,7 @@ PendingChange = PendingAck | EndAcks | UnbegunAcks
 Change = BufferChange | PendingChange
 
 
-# --- states: parts of a checkpoint ---------------------------------------------------------------------------------------------
+# --- states: parts of a checkpoint ----------------------------------------------------------------
 
 
 def _numbers() -> array[int]:
@@ -152,7 +163,8 @@ def _numbers() -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class FenceState:
-    """Ended transactions of one coordinator at or above `floor`, as first and last number of each run, one after the other."""
+    """Ended transactions of one coordinator at or above `floor`, as first and last number of
+    each run, one after the other."""
 
     coordinator: int
     floor: int
@@ -182,9 +194,11 @@ class CommittedState:
 
 @dataclass(frozen=True, slots=True)
 class TranslationState:
-    """Where ended entries of sidecar ledger `ledger` went: parallel arrays, one element per run, in order.
+    """Where ended entries of sidecar ledger `ledger` went: parallel arrays, one element per run, in
+    order.
 
-    `codes` is twice the index in `targets` (ledgers) plus 1 for committed; `entries` are the entry of the first one, or of the send point.
+    `codes` is twice the index in `targets` (ledgers) plus 1 for committed; `entries` are the entry
+    of the first one, or of the send point.
     """
 
     ledger: int
@@ -197,7 +211,8 @@ class TranslationState:
 
 @dataclass(frozen=True, slots=True)
 class BufferState:
-    """A transaction buffer: `last` is the last sidecar position, `trimmed_to` the first position that the partition still has."""
+    """A transaction buffer: `last` is the last sidecar position, `trimmed_to` the first position
+    that the partition still has."""
 
     last: Place = NOWHERE
     trimmed_to: Place = NOWHERE
@@ -217,7 +232,8 @@ class PendingState:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantState:
-    """What a topic that was used with transactions adds to its checkpoint: `pending` by subscription."""
+    """What a topic that was used with transactions adds to its checkpoint: `pending` by
+    subscription."""
 
     buffer: BufferState | None = None
     pending: Mapping[str, PendingState] = field(default_factory=dict)

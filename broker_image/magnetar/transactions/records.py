@@ -1,9 +1,10 @@
 """What a transaction coordinator makes durable.
 
-Owns: the changes of its log and the state of its checkpoints, as plain values; `storage/coordinator_format` has their bytes. Imports: nothing.
-Pure. Source: PIP-31 (states), DESIGN 8.
-Invariants: a change is durable before anything that depends on it leaves; applied in order, any changes since a state, also such as it has
-already, lead from it to the state that they led to when they were made.
+Owns: the changes of its log and the state of its checkpoints, as plain values;
+`storage/coordinator_format` has their bytes. Imports: nothing. Pure. Source: PIP-31 (states),
+DESIGN 8. Invariants: a change is durable before anything that depends on it leaves; applied in
+order, any changes since a state, also such as it has already, lead from it to the state that they
+led to when they were made.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Action(enum.IntEnum):
 
 
 class Participant(NamedTuple):
-    """A topic (`subscription` is "") that a transaction publishes to, or one of its subscriptions, where it acknowledges."""
+    """A topic (`subscription` is "") that a transaction publishes to, or one of its
+    subscriptions, where it acknowledges."""
 
     topic: str
     subscription: str = ""
@@ -56,7 +58,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Every participant has carried the decision out. Whoever loses this record asks them again, which changes nothing."""
+    """Every participant has carried the decision out. Whoever loses this record asks them again,
+    which changes nothing."""
 
     least: int
     at_ms: int
@@ -88,7 +91,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """All that a coordinator knows: the next sequence, transactions by sequence, outcomes in the order in which they are forgotten, the time."""
+    """All that a coordinator knows: the next sequence, transactions by sequence, outcomes in the
+    order in which they are forgotten, the time."""
 
     next: int = 0
     live: tuple[LiveTransaction, ...] = ()

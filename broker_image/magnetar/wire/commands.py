@@ -1,10 +1,11 @@
 """Commands, one by one: reading any command, and building what a broker sends.
 
-Owns: the checks every inbound command passes, and one builder per broker-to-client command, each returning a whole frame.
-Imports: errors, frames, the generated protocol. Pure. Commands by the hundred are built in `runs`, a client's in `requests`.
-Source: protocol 1.4 (direction and meaning of every command).
-Invariants: a decoded command has a known type, its sub-message and every required field; optional fields are set only when given,
-because clients tell unset from default; ids of -1 travel as 2^64-1.
+Owns: the checks every inbound command passes, and one builder per broker-to-client command, each
+returning a whole frame. Imports: errors, frames, the generated protocol. Pure. Commands by the
+hundred are built in `runs`, a client's in `requests`. Source: protocol 1.4 (direction and meaning
+of every command). Invariants: a decoded command has a known type, its sub-message and every
+required field; optional fields are set only when given, because clients tell unset from default;
+ids of -1 travel as 2^64-1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ PROTOCOL_VERSION = 21
 NO_REQUEST = -1
 UNSIGNED_MASK = (1 << 64) - 1
 Type = api.BaseCommand.Type
-# Protobuf looks every number up by name, at several times the cost of an attribute; several are read per command.
+# Protobuf looks every number up by name, at several times the cost of an attribute; several are
+# read per command.
 for _name, _number in Type.items():
     setattr(Type, _name, _number)
 FIELD_OF_TYPE: dict[int, str] = {number: name.lower() for name, number in Type.items()}
@@ -40,14 +42,16 @@ class Position(NamedTuple):
 EARLIEST = Position(-1, -1)
 LATEST = Position((1 << 63) - 1, (1 << 63) - 1)
 DUPLICATE = Position(-1, -1)
-"""Position in the receipt of a message that was there already: a success without an id of its own."""
+"""Position in the receipt of a message that was there already: a success without an id of its
+own."""
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def peek_type(data: Buffer, start: int, end: int) -> int:
-    """The command's type if it is encoded first and in one byte, as every known client does; else -1 (then decode it)."""
+    """The command's type if it is encoded first and in one byte, as every known client does;
+    else -1 (then decode it)."""
     if end - start >= 2 and data[start] == 0x08 and data[start + 1] < 0x80:
         return data[start + 1]
     return -1
@@ -56,20 +60,28 @@ def peek_type(data: Buffer, start: int, end: int) -> int:
 def decode_command(data: Buffer, start: int = 0, end: int | None = None) -> api.BaseCommand:
     """Parse data[start:end]; its strings are text.
 
-    Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of a type we do not know.
+    Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of a type we do not
+    know.
     """
     try:
         command = api.BaseCommand.FromString(bytes(data[start:end]))
     except DecodeError as failure:
-        raise ProtocolError(f"command of {len(data[start:end])} bytes does not parse: {failure}") from failure
+        raise ProtocolError(
+            f"command of {len(data[start:end])} bytes does not parse: {failure}"
+        ) from failure
     if not command.HasField("type"):
-        # A closed enum: a number we do not know counts as unset. Newer peers may send such commands.
-        raise UnsupportedCommand("command has a type that protocol version 21 does not define; it is ignored")
+        # A closed enum: a number we do not know counts as unset. Newer peers may send such
+        # commands.
+        raise UnsupportedCommand(
+            "command has a type that protocol version 21 does not define; it is ignored"
+        )
     field = FIELD_OF_TYPE[command.type]
     if not command.HasField(field):  # type: ignore[arg-type]  # the field name is computed
         raise ProtocolError(f"command of type {command.type} lacks its sub-message {field}")
     if not command.IsInitialized():
-        raise ProtocolError(f"command {field} lacks required fields, or an enum of it is out of range")
+        raise ProtocolError(
+            f"command {field} lacks required fields, or an enum of it is out of range"
+        )
     broken = broken_text(getattr(command, field))
     if broken is not None:
         raise ProtocolError(f"command {field}: its field {broken} is not UTF-8; send text")
@@ -82,7 +94,8 @@ def signed(value: int) -> int:
 
 
 def position_of(message_id: api.MessageIdData) -> Position:
-    """Ledger and entry of a message id; EARLIEST and LATEST come out as the constants of that name."""
+    """Ledger and entry of a message id; EARLIEST and LATEST come out as the constants of that
+    name."""
     return Position(signed(message_id.ledgerId), signed(message_id.entryId))
 
 
@@ -94,7 +107,11 @@ def message_id_data(
     batch_size: int | None = None,
 ) -> api.MessageIdData:
     """A message id; `ack_set` words are signed 64-bit, bit 1 = not yet acknowledged."""
-    data = api.MessageIdData(ledgerId=position.ledger & UNSIGNED_MASK, entryId=position.entry & UNSIGNED_MASK, ack_set=ack_set)
+    data = api.MessageIdData(
+        ledgerId=position.ledger & UNSIGNED_MASK,
+        entryId=position.entry & UNSIGNED_MASK,
+        ack_set=ack_set,
+    )
     if partition >= 0:
         data.partition = partition
     if batch_index is not None:
@@ -104,14 +121,21 @@ def message_id_data(
     return data
 
 
-# --- connection ---------------------------------------------------------------------------------------------------------------
+# --- connection -----------------------------------------------------------------------------------
 
 PING = encode_command(api.BaseCommand(type=Type.PING, ping=api.CommandPing()))
 PONG = encode_command(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
 
 
-def connected(server_version: str, protocol_version: int, message_bytes_max: int, *, topic_watchers: bool = True) -> bytes:
-    """CONNECTED. `protocol_version` is the smaller of both sides'; C++ clients refuse an empty server version.
+def connected(
+    server_version: str,
+    protocol_version: int,
+    message_bytes_max: int,
+    *,
+    topic_watchers: bool = True,
+) -> bytes:
+    """CONNECTED. `protocol_version` is the smaller of both sides'; C++ clients refuse an empty
+    server version.
 
     Flags 5 (metadata without auto-creation) is always on: Java clients fail look-ups without it.
     """
@@ -120,7 +144,10 @@ def connected(server_version: str, protocol_version: int, message_bytes_max: int
         flags.supports_topic_watchers = True
         flags.supports_topic_watcher_reconcile = True
     body = api.CommandConnected(
-        server_version=server_version, protocol_version=protocol_version, max_message_size=message_bytes_max, feature_flags=flags
+        server_version=server_version,
+        protocol_version=protocol_version,
+        max_message_size=message_bytes_max,
+        feature_flags=flags,
     )
     return encode_command(api.BaseCommand(type=Type.CONNECTED, connected=body))
 
@@ -128,18 +155,24 @@ def connected(server_version: str, protocol_version: int, message_bytes_max: int
 def auth_challenge(server_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
     """AUTH_CHALLENGE; `data` b"PulsarAuthRefresh" asks a connected client for a fresh token."""
     challenge = api.AuthData(auth_method_name=method, auth_data=data)
-    body = api.CommandAuthChallenge(server_version=server_version, protocol_version=protocol_version, challenge=challenge)
+    body = api.CommandAuthChallenge(
+        server_version=server_version, protocol_version=protocol_version, challenge=challenge
+    )
     return encode_command(api.BaseCommand(type=Type.AUTH_CHALLENGE, auth_challenge=body))
 
 
 def success(request_id: int) -> bytes:
     """SUCCESS."""
-    return encode_command(api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id)))
+    return encode_command(
+        api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id))
+    )
 
 
 def error(request_id: int, code: WireCode, message: str) -> bytes:
     """ERROR; `request_id` NO_REQUEST answers a CONNECT."""
-    body = api.CommandError(request_id=request_id & UNSIGNED_MASK, error=_code(code), message=message)
+    body = api.CommandError(
+        request_id=request_id & UNSIGNED_MASK, error=_code(code), message=message
+    )
     return encode_command(api.BaseCommand(type=Type.ERROR, error=body))
 
 
@@ -148,28 +181,47 @@ def error_of(request_id: int, failure: MagnetarError) -> bytes:
     return error(request_id, failure.wire_code, str(failure))
 
 
-# --- lookup and topics --------------------------------------------------------------------------------------------------------
+# --- lookup and topics ----------------------------------------------------------------------------
 
 
-def lookup_connect(request_id: int, url: str, url_tls: str | None = None, *, through_proxy: bool = False) -> bytes:
-    """LOOKUP_RESPONSE: the broker at `url` serves the topic; `through_proxy`: reach it through the service url (PIP-60)."""
+def lookup_connect(
+    request_id: int, url: str, url_tls: str | None = None, *, through_proxy: bool = False
+) -> bytes:
+    """LOOKUP_RESPONSE: the broker at `url` serves the topic; `through_proxy`: reach it through
+    the service url (PIP-60)."""
     return _lookup(
-        request_id, api.CommandLookupTopicResponse.Connect, url, url_tls, authoritative=True, through_proxy=through_proxy
+        request_id,
+        api.CommandLookupTopicResponse.Connect,
+        url,
+        url_tls,
+        authoritative=True,
+        through_proxy=through_proxy,
     )
 
 
 def lookup_redirect(
-    request_id: int, url: str, url_tls: str | None = None, *, authoritative: bool, through_proxy: bool = False
+    request_id: int,
+    url: str,
+    url_tls: str | None = None,
+    *,
+    authoritative: bool,
+    through_proxy: bool = False,
 ) -> bytes:
-    """LOOKUP_RESPONSE: ask the broker at `url`; `authoritative` tells that broker to decide itself."""
+    """LOOKUP_RESPONSE: ask the broker at `url`; `authoritative` tells that broker to decide
+    itself."""
     kind = api.CommandLookupTopicResponse.Redirect
-    return _lookup(request_id, kind, url, url_tls, authoritative=authoritative, through_proxy=through_proxy)
+    return _lookup(
+        request_id, kind, url, url_tls, authoritative=authoritative, through_proxy=through_proxy
+    )
 
 
 def lookup_failed(request_id: int, code: WireCode, message: str) -> bytes:
     """LOOKUP_RESPONSE Failed."""
     body = api.CommandLookupTopicResponse(
-        response=api.CommandLookupTopicResponse.Failed, request_id=request_id, error=_code(code), message=message
+        response=api.CommandLookupTopicResponse.Failed,
+        request_id=request_id,
+        error=_code(code),
+        message=message,
     )
     return encode_command(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookup_response=body))
 
@@ -177,66 +229,107 @@ def lookup_failed(request_id: int, code: WireCode, message: str) -> bytes:
 def partitioned_metadata(request_id: int, partitions: int) -> bytes:
     """PARTITIONED_METADATA_RESPONSE; 0 = not partitioned, or absent and creatable."""
     body = api.CommandPartitionedTopicMetadataResponse(
-        partitions=partitions, request_id=request_id, response=api.CommandPartitionedTopicMetadataResponse.Success
+        partitions=partitions,
+        request_id=request_id,
+        response=api.CommandPartitionedTopicMetadataResponse.Success,
     )
-    return encode_command(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body)
+    )
 
 
 def partitioned_metadata_failed(request_id: int, code: WireCode, message: str) -> bytes:
     """PARTITIONED_METADATA_RESPONSE Failed."""
     body = api.CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, response=api.CommandPartitionedTopicMetadataResponse.Failed, error=_code(code), message=message
+        request_id=request_id,
+        response=api.CommandPartitionedTopicMetadataResponse.Failed,
+        error=_code(code),
+        message=message,
     )
-    return encode_command(api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body)
+    )
 
 
 def topics_of_namespace(
-    request_id: int, topics: Sequence[str], topics_hash: str | None, *, filtered: bool, changed: bool = True
+    request_id: int,
+    topics: Sequence[str],
+    topics_hash: str | None,
+    *,
+    filtered: bool,
+    changed: bool = True,
 ) -> bytes:
-    """GET_TOPICS_OF_NAMESPACE_RESPONSE; with `changed` False the list is empty because the client's hash still holds."""
-    body = api.CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=topics, filtered=filtered, changed=changed)
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE; with `changed` False the list is empty because the
+    client's hash still holds."""
+    body = api.CommandGetTopicsOfNamespaceResponse(
+        request_id=request_id, topics=topics, filtered=filtered, changed=changed
+    )
     if topics_hash is not None:
         body.topics_hash = topics_hash
-    return encode_command(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, get_topics_of_namespace_response=body))
+    return encode_command(
+        api.BaseCommand(
+            type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, get_topics_of_namespace_response=body
+        )
+    )
 
 
-def watch_topic_list_success(request_id: int, watcher_id: int, topics: Sequence[str], topics_hash: str) -> bytes:
+def watch_topic_list_success(
+    request_id: int, watcher_id: int, topics: Sequence[str], topics_hash: str
+) -> bytes:
     """WATCH_TOPIC_LIST_SUCCESS."""
-    body = api.CommandWatchTopicListSuccess(request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash)
-    return encode_command(api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=body))
+    body = api.CommandWatchTopicListSuccess(
+        request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash
+    )
+    return encode_command(
+        api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=body)
+    )
 
 
-def watch_topic_update(watcher_id: int, new: Sequence[str], deleted: Sequence[str], topics_hash: str) -> bytes:
+def watch_topic_update(
+    watcher_id: int, new: Sequence[str], deleted: Sequence[str], topics_hash: str
+) -> bytes:
     """WATCH_TOPIC_UPDATE; `topics_hash` covers all matching topics after the change."""
-    body = api.CommandWatchTopicUpdate(watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash)
+    body = api.CommandWatchTopicUpdate(
+        watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash
+    )
     return encode_command(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watch_topic_update=body))
 
 
 def schema_found(request_id: int, schema: api.Schema, version: bytes) -> bytes:
     """GET_SCHEMA_RESPONSE."""
-    body = api.CommandGetSchemaResponse(request_id=request_id, schema=schema, schema_version=version)
+    body = api.CommandGetSchemaResponse(
+        request_id=request_id, schema=schema, schema_version=version
+    )
     return encode_command(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, get_schema_response=body))
 
 
 def schema_failed(request_id: int, code: WireCode, message: str) -> bytes:
     """GET_SCHEMA_RESPONSE with an error; none registered is TOPIC_NOT_FOUND."""
-    body = api.CommandGetSchemaResponse(request_id=request_id, error_code=_code(code), error_message=message)
+    body = api.CommandGetSchemaResponse(
+        request_id=request_id, error_code=_code(code), error_message=message
+    )
     return encode_command(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, get_schema_response=body))
 
 
 def schema_created(request_id: int, version: bytes) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE."""
     body = api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
-    return encode_command(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body)
+    )
 
 
 def schema_refused(request_id: int, code: WireCode, message: str) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE with an error."""
-    body = api.CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=_code(code), error_message=message)
-    return encode_command(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+    body = api.CommandGetOrCreateSchemaResponse(
+        request_id=request_id, error_code=_code(code), error_message=message
+    )
+    return encode_command(
+        api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body)
+    )
 
 
-# --- producers ----------------------------------------------------------------------------------------------------------------
+# --- producers ------------------------------------------------------------------------------------
 
 
 def producer_success(
@@ -248,7 +341,8 @@ def producer_success(
     topic_epoch: int | None = None,
     ready: bool = True,
 ) -> bytes:
-    """PRODUCER_SUCCESS; `topic_epoch` only for exclusive modes, `ready` False while waiting for exclusive access."""
+    """PRODUCER_SUCCESS; `topic_epoch` only for exclusive modes, `ready` False while waiting for
+    exclusive access."""
     body = api.CommandProducerSuccess(
         request_id=request_id,
         producer_name=producer_name,
@@ -261,8 +355,11 @@ def producer_success(
     return encode_command(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=body))
 
 
-def send_receipt(producer_id: int, sequence_id: int, position: Position, highest_sequence_id: int = 0) -> bytes:
-    """SEND_RECEIPT; position DUPLICATE for a message that is stored already. Runs of them: `runs.send_receipts`."""
+def send_receipt(
+    producer_id: int, sequence_id: int, position: Position, highest_sequence_id: int = 0
+) -> bytes:
+    """SEND_RECEIPT; position DUPLICATE for a message that is stored already. Runs of them:
+    `runs.send_receipts`."""
     body = api.CommandSendReceipt(
         producer_id=producer_id,
         sequence_id=sequence_id,
@@ -274,18 +371,21 @@ def send_receipt(producer_id: int, sequence_id: int, position: Position, highest
 
 def send_error(producer_id: int, sequence_id: int, code: WireCode, message: str) -> bytes:
     """SEND_ERROR; `sequence_id` is the larger of the SEND's sequence and highest sequence."""
-    body = api.CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=_code(code), message=message)
+    body = api.CommandSendError(
+        producer_id=producer_id, sequence_id=sequence_id, error=_code(code), message=message
+    )
     return encode_command(api.BaseCommand(type=Type.SEND_ERROR, send_error=body))
 
 
 def close_producer(producer_id: int, url: str | None = None, url_tls: str | None = None) -> bytes:
-    """CLOSE_PRODUCER from the broker; `url` names the new owner (PIP-307), without it the client looks the topic up."""
+    """CLOSE_PRODUCER from the broker; `url` names the new owner (PIP-307), without it the client
+    looks the topic up."""
     body = api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST & UNSIGNED_MASK)
     _assign(body, url, url_tls)
     return encode_command(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=body))
 
 
-# --- consumers ----------------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 def close_consumer(consumer_id: int, url: str | None = None, url_tls: str | None = None) -> bytes:
@@ -298,16 +398,23 @@ def close_consumer(consumer_id: int, url: str | None = None, url_tls: str | None
 def active_consumer_change(consumer_id: int, *, active: bool) -> bytes:
     """ACTIVE_CONSUMER_CHANGE, for clients of protocol 12 and later."""
     body = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=active)
-    return encode_command(api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body))
+    return encode_command(
+        api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body)
+    )
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
-    """REACHED_END_OF_TOPIC. Never to C++ and Go clients: they treat it as unknown and close the connection."""
+    """REACHED_END_OF_TOPIC. Never to C++ and Go clients: they treat it as unknown and close the
+    connection."""
     body = api.CommandReachedEndOfTopic(consumer_id=consumer_id)
-    return encode_command(api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reached_end_of_topic=body))
+    return encode_command(
+        api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reached_end_of_topic=body)
+    )
 
 
-def ack_response(consumer_id: int, request_id: int, code: WireCode | None = None, message: str = "") -> bytes:
+def ack_response(
+    consumer_id: int, request_id: int, code: WireCode | None = None, message: str = ""
+) -> bytes:
     """ACK_RESPONSE to an ACK that carried a request id; without a code it is a success."""
     body = api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
     if code is not None:
@@ -315,25 +422,44 @@ def ack_response(consumer_id: int, request_id: int, code: WireCode | None = None
     return encode_command(api.BaseCommand(type=Type.ACK_RESPONSE, ack_response=body))
 
 
-def last_message_id(request_id: int, last: api.MessageIdData, mark_delete: Position | None = None) -> bytes:
-    """GET_LAST_MESSAGE_ID_RESPONSE; `last` is the last dispatchable message, (-1, -1) for an empty topic."""
+def last_message_id(
+    request_id: int, last: api.MessageIdData, mark_delete: Position | None = None
+) -> bytes:
+    """GET_LAST_MESSAGE_ID_RESPONSE; `last` is the last dispatchable message, (-1, -1) for an
+    empty topic."""
     body = api.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=last)
     if mark_delete is not None:
         body.consumer_mark_delete_position.CopyFrom(message_id_data(mark_delete))
-    return encode_command(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body)
+    )
 
 
 def consumer_stats(stats: api.CommandConsumerStatsResponse) -> bytes:
     """CONSUMER_STATS_RESPONSE."""
-    return encode_command(api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumer_stats_response=stats))
+    return encode_command(
+        api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumer_stats_response=stats)
+    )
 
 
 def consumer_stats_failed(request_id: int, code: WireCode, message: str) -> bytes:
     """CONSUMER_STATS_RESPONSE with an error."""
-    return consumer_stats(api.CommandConsumerStatsResponse(request_id=request_id, error_code=_code(code), error_message=message))
+    return consumer_stats(
+        api.CommandConsumerStatsResponse(
+            request_id=request_id, error_code=_code(code), error_message=message
+        )
+    )
 
 
-def _lookup(request_id: int, kind: int, url: str, url_tls: str | None, *, authoritative: bool, through_proxy: bool) -> bytes:
+def _lookup(
+    request_id: int,
+    kind: int,
+    url: str,
+    url_tls: str | None,
+    *,
+    authoritative: bool,
+    through_proxy: bool,
+) -> bytes:
     body = api.CommandLookupTopicResponse(
         brokerServiceUrl=url,
         response=api.CommandLookupTopicResponse.LookupType.ValueType(kind),
@@ -346,7 +472,9 @@ def _lookup(request_id: int, kind: int, url: str, url_tls: str | None, *, author
     return encode_command(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookup_response=body))
 
 
-def _assign(body: api.CommandCloseProducer | api.CommandCloseConsumer, url: str | None, url_tls: str | None) -> None:
+def _assign(
+    body: api.CommandCloseProducer | api.CommandCloseConsumer, url: str | None, url_tls: str | None
+) -> None:
     if url:
         body.assignedBrokerServiceUrl = url
     if url_tls:

@@ -1,10 +1,12 @@
 """Entries: the bytes a SEND carries, the log stores and a MESSAGE returns, unchanged.
 
-Owns: the layout of an entry, its metadata, and batches inside its payload. Imports: errors, checksum, the generated protocol. Pure.
-Source: protocol 1.1 `[0x0e02 size BrokerEntryMetadata]? [0x0e01 crc32c]? metadataSize MessageMetadata payload` and 1.2: a batch is
-N x `singleMetaSize SingleMessageMetadata payload`, compressed as a whole. Sizes are big-endian u32.
-Invariants: whatever bytes a peer sends, only ProtocolError and its children come out; an entry built here passes its own checksum.
-Compression is the caller's: payloads go in and out uncompressed, or through a `Decompress` that the caller passes.
+Owns: the layout of an entry, its metadata, and batches inside its payload. Imports: errors,
+checksum, the generated protocol. Pure. Source: protocol 1.1 `[0x0e02 size BrokerEntryMetadata]?
+[0x0e01 crc32c]? metadataSize MessageMetadata payload` and 1.2: a batch is N x `singleMetaSize
+SingleMessageMetadata payload`, compressed as a whole. Sizes are big-endian u32. Invariants:
+whatever bytes a peer sends, only ProtocolError and its children come out; an entry built here
+passes its own checksum. Compression is the caller's: payloads go in and out uncompressed, or
+through a `Decompress` that the caller passes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from google.protobuf.message import DecodeError
 
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.checksum import BROKER_METADATA_MAGIC, CHECKSUM_BYTES, CHECKSUM_MAGIC, Buffer, crc32c
+from magnetar.wire.checksum import (
+    BROKER_METADATA_MAGIC,
+    CHECKSUM_BYTES,
+    CHECKSUM_MAGIC,
+    Buffer,
+    crc32c,
+)
 
 Decompress: TypeAlias = Callable[[int, memoryview, int], Buffer]
 """(compression type, compressed payload, uncompressed size) -> payload."""
@@ -58,7 +66,8 @@ class BatchMessage:
 
 
 def parse_entry(entry: Buffer) -> Entry:
-    """Parse an entry without checking its checksum (see `checksum.verify_entry`). Raises ProtocolError."""
+    """Parse an entry without checking its checksum (see `checksum.verify_entry`). Raises
+    ProtocolError."""
     view = memoryview(entry)
     at = 0
     broker_metadata = None
@@ -72,7 +81,8 @@ def parse_entry(entry: Buffer) -> Entry:
 
 
 def entry_metadata(broker_ms: int | None, index: int | None) -> bytes:
-    """What a broker puts before an entry to say when it took it, and the index of its last message; None is left out."""
+    """What a broker puts before an entry to say when it took it, and the index of its last
+    message; None is left out."""
     metadata = api.BrokerEntryMetadata()
     if broker_ms is not None:
         metadata.broker_timestamp = broker_ms
@@ -83,7 +93,8 @@ def entry_metadata(broker_ms: int | None, index: int | None) -> bytes:
 
 
 def readable_entry(entry: Buffer) -> Entry | None:
-    """A stored entry parsed; None if it cannot be read: then it is one message without metadata, of which only the bytes are known."""
+    """A stored entry parsed; None if it cannot be read: then it is one message without metadata,
+    of which only the bytes are known."""
     try:
         return parse_entry(entry)
     except ProtocolError:
@@ -110,18 +121,22 @@ def decode_batch(metadata: api.MessageMetadata, payload: Buffer) -> list[BatchMe
     messages: list[BatchMessage] = []
     at = 0
     for index in range(count):
-        # A peer may claim 2^31 messages: every message takes at least its size, so this ends with the payload.
+        # A peer may claim 2^31 messages: every message takes at least its size, so this ends with
+        # the payload.
         start, at = _sized(view, at, f"message {index} of {count} in a batch")
         single = _parse(api.SingleMessageMetadata, view[start:at])
         end = at + single.payload_size
         if single.payload_size < 0 or end > len(view):
             raise ProtocolError(
-                f"message {index} of {count} in a batch claims {single.payload_size} of {len(view) - at} bytes left"
+                f"message {index} of {count} in a batch claims {single.payload_size} of "
+                f"{len(view) - at} bytes left"
             )
         messages.append(BatchMessage(single, view[at:end]))
         at = end
     if at != len(view) or count < 1:
-        raise ProtocolError(f"batch of {count} messages leaves {len(view) - at} of {len(view)} payload bytes over")
+        raise ProtocolError(
+            f"batch of {count} messages leaves {len(view) - at} of {len(view)} payload bytes over"
+        )
     return messages
 
 
@@ -139,23 +154,28 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 
 
 def batch_messages(entry: Entry, decompress: Decompress) -> list[BatchMessage]:
-    """The messages of a batched entry, compressed or not. Raises ProtocolError; whatever `decompress` raises passes through."""
+    """The messages of a batched entry, compressed or not. Raises ProtocolError; whatever
+    `decompress` raises passes through."""
     return decode_batch(entry.metadata, uncompressed(entry, decompress))
 
 
 def uncompressed(entry: Entry, decompress: Decompress) -> Buffer:
-    """The entry's payload after `decompress`, if it is compressed. Raises ProtocolError if its size is not the announced one."""
+    """The entry's payload after `decompress`, if it is compressed. Raises ProtocolError if its
+    size is not the announced one."""
     if entry.metadata.compression == api.NONE:
         return entry.payload
     size = entry.metadata.uncompressed_size
     payload = decompress(entry.metadata.compression, entry.payload, size)
     if len(payload) != size:
-        raise ProtocolError(f"payload decompresses to {len(payload)} bytes; its metadata says {size}")
+        raise ProtocolError(
+            f"payload decompresses to {len(payload)} bytes; its metadata says {size}"
+        )
     return payload
 
 
 def partition_key(metadata: api.MessageMetadata | api.SingleMessageMetadata) -> bytes | None:
-    """The key by which compaction and partition routing know a message; None if it has none. Raises ProtocolError.
+    """The key by which compaction and partition routing know a message; None if it has none. Raises
+    ProtocolError.
 
     Decoded from base64 when the client says it is binary.
     """
@@ -168,11 +188,14 @@ def partition_key(metadata: api.MessageMetadata | api.SingleMessageMetadata) -> 
     try:
         return base64.b64decode(written, validate=True)
     except (binascii.Error, ValueError) as failure:
-        raise ProtocolError(f"partition_key {metadata.partition_key!r} is flagged base64 but is not: {failure}") from failure
+        raise ProtocolError(
+            f"partition_key {metadata.partition_key!r} is flagged base64 but is not: {failure}"
+        ) from failure
 
 
 def dispatch_key(metadata: api.MessageMetadata) -> bytes:
-    """The key a Key_Shared subscription dispatches an entry by: ordering key, else partition key, else `producer-sequence`."""
+    """The key a Key_Shared subscription dispatches an entry by: ordering key, else partition
+    key, else `producer-sequence`."""
     if metadata.HasField("ordering_key"):
         return metadata.ordering_key
     key = partition_key(metadata)
@@ -186,7 +209,9 @@ def _sized(view: memoryview, at: int, what: str) -> tuple[int, int]:
         raise ProtocolError(f"entry of {len(view)} bytes ends before the size of its {what}")
     end = start + int(_U32.unpack_from(view, at)[0])
     if end > len(view):
-        raise ProtocolError(f"entry of {len(view)} bytes ends inside its {what}, which claims {end - start}")
+        raise ProtocolError(
+            f"entry of {len(view)} bytes ends inside its {what}, which claims {end - start}"
+        )
     return start, end
 
 
@@ -197,7 +222,9 @@ def _parse(kind: type[M], view: memoryview) -> M:
     try:
         message = kind.FromString(bytes(view))
     except DecodeError as failure:
-        raise ProtocolError(f"{kind.__name__} of {len(view)} bytes does not parse: {failure}") from failure
+        raise ProtocolError(
+            f"{kind.__name__} of {len(view)} bytes does not parse: {failure}"
+        ) from failure
     if not message.IsInitialized():
         raise ProtocolError(f"{kind.__name__} of {len(view)} bytes lacks required fields")
     return message

@@ -1,9 +1,11 @@
 """Frames: where one command ends and the next begins.
 
-Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, the generated protocol. Pure.
-Source: protocol 1.1: `totalSize u32 | commandSize u32 | BaseCommand | body`, big-endian; totalSize counts everything after itself.
-Invariants: the frames of a stream do not depend on how it was split into reads; no byte of a frame is copied while it is cut;
-a frame beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes announced.
+Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, the
+generated protocol. Pure. Source: protocol 1.1: `totalSize u32 | commandSize u32 | BaseCommand |
+body`, big-endian; totalSize counts everything after itself. Invariants: the frames of a stream do
+not depend on how it was split into reads; no byte of a frame is copied while it is cut; a frame
+beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes
+announced.
 """
 
 from __future__ import annotations
@@ -26,22 +28,27 @@ SIZE_BYTES = 4
 HEADER_BYTES = 8
 
 Frame: TypeAlias = tuple[int, int, int]
-"""(command start, command end = body start, body end): offsets into `InboundBuffer.data`; an empty body has start == end."""
+"""(command start, command end = body start, body end): offsets into `InboundBuffer.data`; an
+empty body has start == end."""
 
 _SIZES = struct.Struct(">II")
 _U32 = struct.Struct(">I")
 
 
 class InboundBuffer:
-    """One reused receive buffer behind asyncio's BufferedProtocol, shared by broker and client. It grows to `capacity` with what comes.
+    """One reused receive buffer behind asyncio's BufferedProtocol, shared by broker and client. It
+    grows to `capacity` with what comes.
 
-    `get_buffer` and `advance` are what `get_buffer` and `buffer_updated` of the protocol call. Frames point into `data` and are
-    valid until the next `get_buffer`; whoever keeps bytes longer copies them first.
+    `get_buffer` and `advance` are what `get_buffer` and `buffer_updated` of the protocol call.
+    Frames point into `data` and are valid until the next `get_buffer`; whoever keeps bytes longer
+    copies them first.
     """
 
     __slots__ = ("_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
 
-    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES) -> None:
+    def __init__(
+        self, message_bytes_max: int = MESSAGE_BYTES_MAX, capacity: int = READ_BUFFER_BYTES
+    ) -> None:
         assert capacity >= HEADER_BYTES, "a buffer must hold a frame's header"
         self._capacity = capacity
         self._frame_bytes_max = message_bytes_max + FRAME_OVERHEAD_BYTES_MAX
@@ -67,7 +74,8 @@ class InboundBuffer:
             if size > self._capacity and rest < self._capacity:
                 self._reallocate(self._capacity, rest)
             elif self._have == size < self._capacity:
-                self._reallocate(min(GROWTH * size, self._capacity), rest)  # the last read filled it: there is more to come
+                # the last read filled it: there is more to come
+                self._reallocate(min(GROWTH * size, self._capacity), rest)
             else:
                 self.view[:rest] = self.view[self._consumed : self._have]
             self._consumed, self._have = 0, rest
@@ -81,8 +89,8 @@ class InboundBuffer:
     def advance(self, count: int) -> Iterator[Frame]:
         """Take note of `count` bytes read, then yield every whole frame.
 
-        Raises ProtocolError or FrameTooLarge on reaching a malformed frame, after the good ones before it. A caller that stops
-        early gets the remaining frames from its next call.
+        Raises ProtocolError or FrameTooLarge on reaching a malformed frame, after the good ones
+        before it. A caller that stops early gets the remaining frames from its next call.
         """
         self._have += count
         assert self._have <= len(self.data), "more bytes than the buffer had room for"
@@ -94,7 +102,8 @@ class InboundBuffer:
         return self._have
 
     def skip_to(self, end: int) -> None:
-        """Whole frames up to `end` were taken by other means: the iterator under way goes on behind them."""
+        """Whole frames up to `end` were taken by other means: the iterator under way goes on
+        behind them."""
         assert self._consumed <= end <= self._have, (self._consumed, end, self._have)
         self._consumed = end
 
@@ -116,7 +125,8 @@ class InboundBuffer:
                 raise _malformed(total, 0, limit)
 
     def _reallocate(self, capacity: int, rest: int) -> None:
-        """Move the unconsumed bytes to a buffer of another size; views of the old one stay readable."""
+        """Move the unconsumed bytes to a buffer of another size; views of the old one stay
+        readable."""
         fresh = bytearray(capacity)
         fresh[:rest] = self.view[self._consumed : self._consumed + rest]
         self.data, self.view = fresh, memoryview(fresh)
@@ -124,8 +134,14 @@ class InboundBuffer:
 
 def _malformed(total: int, command: int, limit: int) -> ProtocolError:
     if total > limit:
-        return FrameTooLarge(f"frame of {total} bytes exceeds the limit of {limit}; send smaller messages or use chunks")
-    return ProtocolError(f"frame of {total} bytes cannot hold a command of {command} bytes; the stream is not the Pulsar protocol")
+        return FrameTooLarge(
+            f"frame of {total} bytes exceeds the limit of {limit}; send smaller messages or use "
+            "chunks"
+        )
+    return ProtocolError(
+        f"frame of {total} bytes cannot hold a command of {command} bytes; the stream is not the "
+        "Pulsar protocol"
+    )
 
 
 def encode_command(command: BaseCommand) -> bytes:

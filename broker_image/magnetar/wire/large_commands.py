@@ -1,11 +1,11 @@
 """Commands that are too large to be decoded at once.
 
-Owns: how much one decoding may take, and ACK and REDELIVER cut into parts that are commands themselves.
-Imports: errors, runs, the generated protocol. Pure.
-Why: a frame of 5 MiB holds 870 000 message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all commands only
-those two list more than thousands of things in earnest.
-Invariants: what a command of `LARGE_BYTES` or less holds is not looked at; the parts of a list name its ids in order, each id once, and carry all its
-other fields.
+Owns: how much one decoding may take, and ACK and REDELIVER cut into parts that are commands
+themselves. Imports: errors, runs, the generated protocol. Pure. Why: a frame of 5 MiB holds 870 000
+message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all
+commands only those two list more than thousands of things in earnest. Invariants: what a command of
+`LARGE_BYTES` or less holds is not looked at; the parts of a list name its ids in order, each id
+once, and carry all its other fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SIZES = {_FIXED64: 8, _GROUP: 0, _GROUP_END: 0, _FIXED32: 4}
 
 
 def check_fields(data: Buffer, start: int, end: int) -> None:
-    """Whether the command in data[start:end] may be decoded at once. Raises ProtocolError for too many fields, or if they do not end there."""
+    """Whether the command in data[start:end] may be decoded at once. Raises ProtocolError for
+    too many fields, or if they do not end there."""
     left = FIELDS_MAX
     parts: list[tuple[int, int, Descriptor]] = [(start, end, api.BaseCommand.DESCRIPTOR)]
     while parts:
@@ -47,17 +48,20 @@ def check_fields(data: Buffer, start: int, end: int) -> None:
             left -= at - begin if number in packed else 1
             if left < 0:
                 raise ProtocolError(
-                    f"command of {end - start} bytes has more than {FIELDS_MAX} fields; send several commands with fewer each"
+                    f"command of {end - start} bytes has more than {FIELDS_MAX} fields; send "
+                    "several commands with fewer each"
                 )
             if number in messages:
                 parts.append((begin, at, messages[number]))
 
 
 def list_parts(data: Buffer, start: int, end: int) -> Iterator[bytes | None] | None:
-    """The ACK or REDELIVER in data[start:end] as several commands, encoded; None for any other command, or an unusual encoding.
+    """The ACK or REDELIVER in data[start:end] as several commands, encoded; None for any other
+    command, or an unusual encoding.
 
-    Fields may come in any order, so that no part is known before the last byte has been seen: until then None is yielded each time that about as
-    much has been looked at as one part has. The iterator raises ProtocolError if a field does not end within the command, if one id alone is
+    Fields may come in any order, so that no part is known before the last byte has been seen: until
+    then None is yielded each time that about as much has been looked at as one part has. The
+    iterator raises ProtocolError if a field does not end within the command, if one id alone is
     larger than a part, or all that the command has beside its ids.
     """
     for kind, number in LISTS.items():
@@ -86,7 +90,8 @@ def _parts(data: Buffer, at: int, end: int, number: int, opening: bytes) -> Iter
             ids += 1
         if at - first > PART_BYTES_MAX or len(head) > PART_BYTES_MAX:
             raise ProtocolError(
-                f"one message id, or all beside the ids, of a command has more than {PART_BYTES_MAX} bytes; make smaller batches"
+                "one message id, or all beside the ids, of a command has more than "
+                f"{PART_BYTES_MAX} bytes; make smaller batches"
             )
     spans.append((first, at))
     for low, high in [span for span in spans if span[0] < span[1]] or spans[:1]:
@@ -94,7 +99,8 @@ def _parts(data: Buffer, at: int, end: int, number: int, opening: bytes) -> Iter
 
 
 def _field(data: Buffer, at: int, stop: int) -> tuple[int, int, int]:
-    """(number, where its contents begin, where it ends) of the field at `at`; a number of 0 if it is not of bytes."""
+    """(number, where its contents begin, where it ends) of the field at `at`; a number of 0 if
+    it is not of bytes."""
     try:
         tag = data[at]
         if tag < 0x80:
@@ -118,7 +124,9 @@ def _field(data: Buffer, at: int, stop: int) -> tuple[int, int, int]:
     except (IndexError, KeyError):
         at = stop + 1
     if at > stop:
-        raise ProtocolError("command is malformed, or ends within a field; the stream is not the Pulsar protocol")
+        raise ProtocolError(
+            "command is malformed, or ends within a field; the stream is not the Pulsar protocol"
+        )
     return (tag >> 3 if wire == _BYTES else 0), begin, at
 
 
@@ -138,7 +146,13 @@ def _read_varint(data: Buffer, at: int) -> tuple[int, int]:
 @cache
 def _fields_of(kind: Descriptor) -> tuple[Mapping[int, Descriptor], frozenset[int]]:
     """Which fields of a message are messages, and which may hold many numbers in one field."""
-    messages = {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+    messages = {
+        field.number: field.message_type for field in kind.fields if field.message_type is not None
+    }
     texts = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-    packed = (field.number for field in kind.fields if field.is_repeated and field.message_type is None and field.type not in texts)
+    packed = (
+        field.number
+        for field in kind.fields
+        if field.is_repeated and field.message_type is None and field.type not in texts
+    )
     return messages, frozenset(packed)

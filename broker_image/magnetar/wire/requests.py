@@ -1,7 +1,8 @@
 """What a client sends.
 
-Owns: one builder per client-to-broker command, each returning a whole frame. Imports: frames, transactions.ids, the generated protocol. Pure.
-Source: protocol 1.4. Invariant: optional fields are set only when given, because brokers tell unset from default.
+Owns: one builder per client-to-broker command, each returning a whole frame. Imports: frames,
+transactions.ids, the generated protocol. Pure. Source: protocol 1.4. Invariant: optional fields are
+set only when given, because brokers tell unset from default.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def connect(
     proxy_to: str | None = None,
     original: str = "",
 ) -> bytes:
-    """CONNECT; `proxy_to` is host:port of the broker behind a proxy, `original` the role that the sender speaks for."""
+    """CONNECT; `proxy_to` is host:port of the broker behind a proxy, `original` the role that
+    the sender speaks for."""
     body = api.CommandConnect(client_version=client_version, protocol_version=protocol_version)
     body.feature_flags.supports_auth_refresh = True
     body.feature_flags.supports_broker_entry_metadata = True
@@ -45,10 +47,14 @@ def connect(
     return encode_command(api.BaseCommand(type=Type.CONNECT, connect=body))
 
 
-def auth_response(client_version: str, protocol_version: int, auth_method: str, auth_data: bytes) -> bytes:
+def auth_response(
+    client_version: str, protocol_version: int, auth_method: str, auth_data: bytes
+) -> bytes:
     """AUTH_RESPONSE to a challenge."""
     response = api.AuthData(auth_method_name=auth_method, auth_data=auth_data)
-    body = api.CommandAuthResponse(client_version=client_version, response=response, protocol_version=protocol_version)
+    body = api.CommandAuthResponse(
+        client_version=client_version, response=response, protocol_version=protocol_version
+    )
     return encode_command(api.BaseCommand(type=Type.AUTH_RESPONSE, auth_response=body))
 
 
@@ -59,11 +65,14 @@ def lookup(request_id: int, topic: str, *, authoritative: bool) -> bytes:
 
 
 def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) -> bytes:
-    """PARTITIONED_METADATA; `create` lets the broker make the topic if it is not there and its policies say so."""
+    """PARTITIONED_METADATA; `create` lets the broker make the topic if it is not there and its
+    policies say so."""
     body = api.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
     if not create:
         body.metadata_auto_creation_enabled = False
-    return encode_command(api.BaseCommand(type=Type.PARTITIONED_METADATA, partitioned_metadata=body))
+    return encode_command(
+        api.BaseCommand(type=Type.PARTITIONED_METADATA, partitioned_metadata=body)
+    )
 
 
 def producer(body: api.CommandProducer) -> bytes:
@@ -86,7 +95,8 @@ def send(
     txn: TxnId | None = None,
     chunk: bool = False,
 ) -> bytes:
-    """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is `sequence_id`; `chunk` for a part of a message."""
+    """SEND of one entry; `highest_sequence_id` is the last of a batch, whose first is
+    `sequence_id`; `chunk` for a part of a message."""
     body = api.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
     if highest_sequence_id is not None:
         body.highest_sequence_id = highest_sequence_id
@@ -120,19 +130,37 @@ def ack(
 
 def flow(consumer_id: int, permits: int) -> bytes:
     """FLOW: room for `permits` more messages."""
-    return encode_command(api.BaseCommand(type=Type.FLOW, flow=api.CommandFlow(consumer_id=consumer_id, messagePermits=permits)))
+    return encode_command(
+        api.BaseCommand(
+            type=Type.FLOW, flow=api.CommandFlow(consumer_id=consumer_id, messagePermits=permits)
+        )
+    )
 
 
-def redeliver(consumer_id: int, message_ids: Iterable[api.MessageIdData] = (), consumer_epoch: int | None = None) -> bytes:
+def redeliver(
+    consumer_id: int,
+    message_ids: Iterable[api.MessageIdData] = (),
+    consumer_epoch: int | None = None,
+) -> bytes:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES; no ids = all of this consumer's."""
-    body = api.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id, message_ids=message_ids)
+    body = api.CommandRedeliverUnacknowledgedMessages(
+        consumer_id=consumer_id, message_ids=message_ids
+    )
     if consumer_epoch is not None:
         body.consumer_epoch = consumer_epoch
-    return encode_command(api.BaseCommand(type=Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=body))
+    return encode_command(
+        api.BaseCommand(
+            type=Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=body
+        )
+    )
 
 
 def seek(
-    consumer_id: int, request_id: int, *, message_id: api.MessageIdData | None = None, publish_time_ms: int | None = None
+    consumer_id: int,
+    request_id: int,
+    *,
+    message_id: api.MessageIdData | None = None,
+    publish_time_ms: int | None = None,
 ) -> bytes:
     """SEEK to a message id or a publish time."""
     body = api.CommandSeek(consumer_id=consumer_id, request_id=request_id)
@@ -167,13 +195,15 @@ def close_consumer(consumer_id: int, request_id: int) -> bytes:
     return encode_command(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=body))
 
 
-# --- to a transaction coordinator -----------------------------------------------------------------------------------------------
+# --- to a transaction coordinator -----------------------------------------------------------------
 
 
 def coordinator_connect(request_id: int, coordinator: int) -> bytes:
     """TC_CLIENT_CONNECT_REQUEST to the coordinator of this number (TCID)."""
     body = api.CommandTcClientConnectRequest(request_id=request_id, tc_id=coordinator)
-    return encode_command(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_REQUEST, tc_client_connect_request=body))
+    return encode_command(
+        api.BaseCommand(type=Type.TC_CLIENT_CONNECT_REQUEST, tc_client_connect_request=body)
+    )
 
 
 def new_txn(request_id: int, coordinator: int, timeout_ms: int) -> bytes:
@@ -185,32 +215,50 @@ def new_txn(request_id: int, coordinator: int, timeout_ms: int) -> bytes:
 def add_partitions_to_txn(request_id: int, txn: TxnId, topics: Sequence[str]) -> bytes:
     """ADD_PARTITION_TO_TXN: the transaction will publish to these topics."""
     body = api.CommandAddPartitionToTxn(
-        request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, partitions=topics
+        request_id=request_id,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+        partitions=topics,
     )
-    return encode_command(api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN, add_partition_to_txn=body))
+    return encode_command(
+        api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN, add_partition_to_txn=body)
+    )
 
 
 def add_subscription_to_txn(request_id: int, txn: TxnId, topic: str, subscription: str) -> bytes:
     """ADD_SUBSCRIPTION_TO_TXN: the transaction will acknowledge messages of this subscription."""
     named = api.Subscription(topic=topic, subscription=subscription)
     body = api.CommandAddSubscriptionToTxn(
-        request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, subscription=[named]
+        request_id=request_id,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+        subscription=[named],
     )
-    return encode_command(api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN, add_subscription_to_txn=body))
+    return encode_command(
+        api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN, add_subscription_to_txn=body)
+    )
 
 
 def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
     """END_TXN."""
     action = api.COMMIT if commit else api.ABORT
-    body = api.CommandEndTxn(request_id=request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least, txn_action=action)
+    body = api.CommandEndTxn(
+        request_id=request_id,
+        txnid_most_bits=txn.most,
+        txnid_least_bits=txn.least,
+        txn_action=action,
+    )
     return encode_command(api.BaseCommand(type=Type.END_TXN, end_txn=body))
 
 
-# --- from a transaction coordinator to a broker ---------------------------------------------------------------------------------
+# --- from a transaction coordinator to a broker ---------------------------------------------------
 
 
-def end_txn_on_partition(request_id: int, txn: TxnId, topic: str, *, commit: bool, low_watermark: int) -> bytes:
-    """END_TXN_ON_PARTITION; every transaction of that coordinator up to `low_watermark` has ended everywhere (-1 = none)."""
+def end_txn_on_partition(
+    request_id: int, txn: TxnId, topic: str, *, commit: bool, low_watermark: int
+) -> bytes:
+    """END_TXN_ON_PARTITION; every transaction of that coordinator up to `low_watermark` has
+    ended everywhere (-1 = none)."""
     body = api.CommandEndTxnOnPartition(
         request_id=request_id,
         txnid_most_bits=txn.most,
@@ -220,7 +268,9 @@ def end_txn_on_partition(request_id: int, txn: TxnId, topic: str, *, commit: boo
     )
     if low_watermark >= 0:
         body.txnid_least_bits_of_low_watermark = low_watermark
-    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_PARTITION, end_txn_on_partition=body))
+    return encode_command(
+        api.BaseCommand(type=Type.END_TXN_ON_PARTITION, end_txn_on_partition=body)
+    )
 
 
 def end_txn_on_subscription(
@@ -236,4 +286,6 @@ def end_txn_on_subscription(
     )
     if low_watermark >= 0:
         body.txnid_least_bits_of_low_watermark = low_watermark
-    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION, end_txn_on_subscription=body))
+    return encode_command(
+        api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION, end_txn_on_subscription=body)
+    )

@@ -1,11 +1,12 @@
 """Runs of commands: the hot path.
 
-Owns: SEND parsed to plain values, and receipts and messages encoded by the hundred. Imports: commands, the generated protocol. Pure.
-Everything here could be written with `commands` alone; it exists because it costs per message (measured, CPython 3.11: receipt 0.3 us against
-0.6 with one reused protobuf message and 1.6 with a new one).
-How: within a run only two numbers change, sequence and entry id, and of those only the low 14 bits change often. So the bytes
-around them are built once per window of 2^14 ids, and the low bits come from a table.
-Invariant: the bytes are those `commands` would produce (a test compares them); short or unusual runs take that path.
+Owns: SEND parsed to plain values, and receipts and messages encoded by the hundred. Imports:
+commands, the generated protocol. Pure. Everything here could be written with `commands` alone; it
+exists because it costs per message (measured, CPython 3.11: receipt 0.3 us against 0.6 with one
+reused protobuf message and 1.6 with a new one). How: within a run only two numbers change, sequence
+and entry id, and of those only the low 14 bits change often. So the bytes around them are built
+once per window of 2^14 ids, and the low bits come from a table. Invariant: the bytes are those
+`commands` would produce (a test compares them); short or unusual runs take that path.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ _SIZES = struct.Struct(">II")
 SIZE_BYTES = 4
 
 SendValues: TypeAlias = tuple[int, int, int, int, int | None, int | None, bool, bool]
-"""(producer_id, sequence_id, num_messages, highest_sequence_id, txn most bits, txn least bits, is_chunk, marker).
-highest_sequence_id is 0 unless it is a batch; the TxnID is None, None outside a transaction."""
+"""(producer_id, sequence_id, num_messages, highest_sequence_id, txn most bits, txn least bits,
+is_chunk, marker). highest_sequence_id is 0 unless it is a batch; the TxnID is None, None outside
+a transaction."""
 
 _VARINT_SHIFTS = (7, 14, 21, 28, 35, 42, 49, 56)
 _INT32_MAX = 0x7FFFFFFF
 
 
 def parse_send(data: Buffer, start: int, end: int) -> SendValues:
-    """Read the SEND in data[start:end], which `peek_type` says it is. Raises ProtocolError if malformed.
+    """Read the SEND in data[start:end], which `peek_type` says it is. Raises ProtocolError if
+    malformed.
 
-    By hand, because that reads presence for nothing: 0.8 us against 1.2 with a reused protobuf message. Shapes that known clients
-    do not send (sub-message of 128 bytes or more, ids of 2^63 or more, other fields) are left to protobuf, malformed ones too.
+    By hand, because that reads presence for nothing: 0.8 us against 1.2 with a reused protobuf
+    message. Shapes that known clients do not send (sub-message of 128 bytes or more, ids of 2^63 or
+    more, other fields) are left to protobuf, malformed ones too.
     """
     at = start + 4
     if end - at < 4 or data[start + 2] != 0x32 or data[start + 3] != end - at or end - at > 0x7F:
@@ -83,7 +87,16 @@ def parse_send(data: Buffer, start: int, end: int) -> SendValues:
     odd = at != end or num_messages > _INT32_MAX or (most is None) != (least is None)
     if odd or producer_id is None or sequence_id is None:
         return _parse_send_plain(data, start, end)
-    return producer_id, sequence_id, num_messages, highest_sequence_id, most, least, is_chunk != 0, marker != 0
+    return (
+        producer_id,
+        sequence_id,
+        num_messages,
+        highest_sequence_id,
+        most,
+        least,
+        is_chunk != 0,
+        marker != 0,
+    )
 
 
 def _parse_send_plain(data: Buffer, start: int, end: int) -> SendValues:
@@ -137,7 +150,8 @@ def window_of(value: int) -> _Window:
     if value < WINDOW:
         return _Window(0x80, WINDOW, WHOLE, b"")
     first = value >> WINDOW_BITS << WINDOW_BITS
-    # The number of high bytes is the same throughout: `first` and the last value of the window share all bits above the low 14.
+    # The number of high bytes is the same throughout: `first` and the last value of the window
+    # share all bits above the low 14.
     return _Window(first, first + WINDOW, _LOW, varint(value >> WINDOW_BITS))
 
 
@@ -145,11 +159,17 @@ _receipt = api.BaseCommand(type=api.BaseCommand.SEND_RECEIPT)
 
 
 def send_receipts(
-    producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int], highest_sequences: Sequence[int] | None = None
+    producer_id: int,
+    ledger: int,
+    first_entry: int,
+    sequences: Sequence[int],
+    highest_sequences: Sequence[int] | None = None,
 ) -> bytes:
-    """SEND_RECEIPT frames, joined, for entries first_entry, first_entry + 1, ... of one producer in the order of `sequences`.
+    """SEND_RECEIPT frames, joined, for entries first_entry, first_entry + 1, ... of one producer in
+    the order of `sequences`.
 
-    `highest_sequences` (as long as `sequences`) for batches: the last sequence id of each; unset in the receipts when None.
+    `highest_sequences` (as long as `sequences`) for batches: the last sequence id of each; unset in
+    the receipts when None.
     """
     if highest_sequences is not None or len(sequences) < TEMPLATE_RUN_MIN:
         return _send_receipts_plain(producer_id, ledger, first_entry, sequences, highest_sequences)
@@ -167,9 +187,16 @@ def send_receipts(
         id_bytes = len(log) + len(varint(entry))
         receipt_bytes = len(producer) + len(varint(sequence)) + 2 + id_bytes
         command_bytes = 4 + receipt_bytes
-        assert id_bytes < 0x80 > receipt_bytes, "lengths take one byte: four varints have at most 40"
-        before = _SIZES.pack(command_bytes + SIZE_BYTES, command_bytes) + bytes((0x08, 0x07, 0x3A, receipt_bytes)) + producer
-        # before, sequence, between, entry, after, before, sequence, ...: four pieces a receipt, filled in by slices
+        assert id_bytes < 0x80 > receipt_bytes, (
+            "lengths take one byte: four varints have at most 40"
+        )
+        before = (
+            _SIZES.pack(command_bytes + SIZE_BYTES, command_bytes)
+            + bytes((0x08, 0x07, 0x3A, receipt_bytes))
+            + producer
+        )
+        # before, sequence, between, entry, after, before, sequence, ...: four pieces a receipt,
+        # filled in by slices
         pieces = [sequence_window.high + bytes((0x1A, id_bytes)) + log] * (4 * here)
         pieces[0::4] = [entry_window.high + before] * here
         pieces[0] = before
@@ -181,9 +208,13 @@ def send_receipts(
     return b"".join(frames)
 
 
-def _send_receipts_in_stretches(producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int]) -> bytes:
+def _send_receipts_in_stretches(
+    producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int]
+) -> bytes:
     """Receipts of sequence ids with gaps between them."""
-    gaps = [index for index in range(1, len(sequences)) if sequences[index] != sequences[index - 1] + 1]
+    gaps = [
+        index for index in range(1, len(sequences)) if sequences[index] != sequences[index - 1] + 1
+    ]
     if len(gaps) * TEMPLATE_RUN_MIN > len(sequences):
         return _send_receipts_plain(producer_id, ledger, first_entry, sequences, None)
     return b"".join(
@@ -193,7 +224,11 @@ def _send_receipts_in_stretches(producer_id: int, ledger: int, first_entry: int,
 
 
 def _send_receipts_plain(
-    producer_id: int, ledger: int, first_entry: int, sequences: Sequence[int], highest_sequences: Sequence[int] | None
+    producer_id: int,
+    ledger: int,
+    first_entry: int,
+    sequences: Sequence[int],
+    highest_sequences: Sequence[int] | None,
 ) -> bytes:
     receipt = _receipt.send_receipt
     receipt.Clear()
@@ -213,7 +248,8 @@ def _send_receipts_plain(
 
 
 class AckSpan(NamedTuple):
-    """Entries first .. first+entries-1 of one ledger, acknowledged individually and without a wish for confirmation."""
+    """Entries first .. first+entries-1 of one ledger, acknowledged individually and without a
+    wish for confirmation."""
 
     consumer_id: int
     ledger: int
@@ -222,10 +258,12 @@ class AckSpan(NamedTuple):
 
 
 def parse_ack_span(data: bytearray, start: int, end: int) -> AckSpan | None:
-    """The ACK in data[start:end] if it is such a span, as a consumer sends that acknowledges everything in groups; None if it is not.
+    """The ACK in data[start:end] if it is such a span, as a consumer sends that acknowledges
+    everything in groups; None if it is not.
 
-    The ids of a span are known once the first is read: its bytes are built (0.06 us an entry) and compared, instead of parsed and
-    visited one by one (0.7 us). The outcome is that of parsing, since equal bytes have equal meaning.
+    The ids of a span are known once the first is read: its bytes are built (0.06 us an entry) and
+    compared, instead of parsed and visited one by one (0.7 us). The outcome is that of parsing,
+    since equal bytes have equal meaning.
     """
     opening = _ACK_OPENING.match(data, start, end)
     if opening is None:
@@ -261,7 +299,14 @@ SIGNED_END = 1 << 63
 _VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
 _ACK_OPENING = re.compile(
     # type ACK, the sub-message's length, consumer_id, ack_type Individual, and the first id's ledger and entry
-    rb"\x08\x0a\x52" + _VARINT + rb"\x08" + _VARINT + rb"\x10\x00\x1a[\x00-\x7f]\x08" + _VARINT + rb"\x10" + _VARINT,
+    rb"\x08\x0a\x52"
+    + _VARINT
+    + rb"\x08"
+    + _VARINT
+    + rb"\x10\x00\x1a[\x00-\x7f]\x08"
+    + _VARINT
+    + rb"\x10"
+    + _VARINT,
     re.DOTALL,
 )
 
@@ -287,14 +332,30 @@ def message_frames(
     ack_sets: Sequence[Sequence[int] | None] | None = None,
     consumer_epoch: int | None = None,
 ) -> list[Buffer]:
-    """MESSAGE frames of consecutive entries: header, entry, header, entry, ... for `writelines`; entries are not copied.
+    """MESSAGE frames of consecutive entries: header, entry, header, entry, ... for `writelines`;
+    entries are not copied.
 
-    Per entry, as long as `entries` or None: how often it was redelivered, and its ack_set (signed 64-bit words, bit 1 = not yet
-    acknowledged; None or empty = nothing acknowledged). `consumer_epoch` is echoed when not None.
+    Per entry, as long as `entries` or None: how often it was redelivered, and its ack_set (signed
+    64-bit words, bit 1 = not yet acknowledged; None or empty = nothing acknowledged).
+    `consumer_epoch` is echoed when not None.
     """
-    if len(entries) < TEMPLATE_RUN_MIN or redelivery_counts or ack_sets or consumer_epoch is not None:
+    if (
+        len(entries) < TEMPLATE_RUN_MIN
+        or redelivery_counts
+        or ack_sets
+        or consumer_epoch is not None
+    ):
         ids = range(first_entry, first_entry + len(entries))
-        return _message_frames_plain(consumer_id, ledger, ids, entries, partition, redelivery_counts, ack_sets, consumer_epoch)
+        return _message_frames_plain(
+            consumer_id,
+            ledger,
+            ids,
+            entries,
+            partition,
+            redelivery_counts,
+            ack_sets,
+            consumer_epoch,
+        )
     consumer = b"\x08" + varint(consumer_id) + b"\x12"
     log = b"\x08" + varint(ledger) + b"\x10"
     place = b"\x18" + varint(partition) if partition >= 0 else b""
@@ -308,19 +369,31 @@ def message_frames(
         id_bytes = len(log) + len(varint(entry)) + len(place)
         message_bytes = len(consumer) + 1 + id_bytes
         command_bytes = 4 + message_bytes
-        assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
+        assert id_bytes < 0x80 > message_bytes, (
+            "lengths take one byte: four varints have at most 40"
+        )
         overhead = command_bytes + SIZE_BYTES
-        before = command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
+        before = (
+            command_bytes.to_bytes(4, "big")
+            + bytes((0x08, 0x09, 0x4A, message_bytes))
+            + consumer
+            + bytes((id_bytes,))
+            + log
+        )
         after, low = window.high + place, window.numbers(entry, here)
         sizes = set(lengths[done : done + here])
-        # before each: the frame's size, and what is the same for all of them. Most runs have entries of one or of a few sizes.
+        # before each: the frame's size, and what is the same for all of them. Most runs have
+        # entries of one or of a few sizes.
         begin = {size: (overhead + size).to_bytes(4, "big") + before for size in sizes}
         pieces: list[Buffer] = [b""] * (2 * here)
         if len(sizes) == 1:
             (same,) = begin.values()
             pieces[0::2] = [same + number + after for number in low]
         else:
-            pieces[0::2] = [begin[size] + number + after for size, number in zip(lengths[done : done + here], low, strict=True)]
+            pieces[0::2] = [
+                begin[size] + number + after
+                for size, number in zip(lengths[done : done + here], low, strict=True)
+            ]
         pieces[1::2] = entries[done : done + here]
         frames += pieces
         done += here
@@ -338,7 +411,8 @@ def scattered_message_frames(
     ack_sets: Sequence[Sequence[int] | None] | None = None,
     consumer_epoch: int | None = None,
 ) -> list[Buffer]:
-    """As `message_frames`, of entries with any ids in rising order: what Key_Shared sends. A range goes the faster way."""
+    """As `message_frames`, of entries with any ids in rising order: what Key_Shared sends. A
+    range goes the faster way."""
     if isinstance(entry_ids, range):
         return message_frames(
             consumer_id,
@@ -350,9 +424,21 @@ def scattered_message_frames(
             ack_sets=ack_sets,
             consumer_epoch=consumer_epoch,
         )
-    if len(entries) < TEMPLATE_RUN_MIN or redelivery_counts or ack_sets or consumer_epoch is not None:
+    if (
+        len(entries) < TEMPLATE_RUN_MIN
+        or redelivery_counts
+        or ack_sets
+        or consumer_epoch is not None
+    ):
         return _message_frames_plain(
-            consumer_id, ledger, entry_ids, entries, partition, redelivery_counts, ack_sets, consumer_epoch
+            consumer_id,
+            ledger,
+            entry_ids,
+            entries,
+            partition,
+            redelivery_counts,
+            ack_sets,
+            consumer_epoch,
         )
     consumer = b"\x08" + varint(consumer_id) + b"\x12"
     log = b"\x08" + varint(ledger) + b"\x10"
@@ -368,10 +454,16 @@ def scattered_message_frames(
             id_bytes = len(log) + len(varint(entry_id)) + len(place)
             message_bytes = len(consumer) + 1 + id_bytes
             command_bytes = 4 + message_bytes
-            assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
+            assert id_bytes < 0x80 > message_bytes, (
+                "lengths take one byte: four varints have at most 40"
+            )
             overhead = command_bytes + SIZE_BYTES
             before = (
-                command_bytes.to_bytes(4, "big") + bytes((0x08, 0x09, 0x4A, message_bytes)) + consumer + bytes((id_bytes,)) + log
+                command_bytes.to_bytes(4, "big")
+                + bytes((0x08, 0x09, 0x4A, message_bytes))
+                + consumer
+                + bytes((id_bytes,))
+                + log
             )
             after = high + place
         append((overhead + len(entry)).to_bytes(4, "big") + before + low[entry_id & mask] + after)

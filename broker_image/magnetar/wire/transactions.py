@@ -1,9 +1,9 @@
 """What a transaction coordinator answers.
 
-Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames, transactions.ids, the
-generated protocol. Pure.
-Source: protocol 2.14. A TxnID is two u64: `most` is the coordinator's number (TCID), `least` its counter.
-Invariant: every response echoes the request id; an error response carries no TxnID unless the request did.
+Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames,
+transactions.ids, the generated protocol. Pure. Source: protocol 2.14. A TxnID is two u64: `most` is
+the coordinator's number (TCID), `least` its counter. Invariant: every response echoes the request
+id; an error response carries no TxnID unless the request did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Type = api.BaseCommand.Type
 
 
 class Refusal(NamedTuple):
-    """Why a request failed. Of a transaction that is not known: the first number that has not begun (None: not told), and the floor."""
+    """Why a request failed. Of a transaction that is not known: the first number that has not
+    begun (None: not told), and the floor."""
 
     code: WireCode
     message: str
@@ -51,13 +52,21 @@ def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
 def add_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
     """ADD_PARTITION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddPartitionToTxnResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=body)
+    )
 
 
-def add_subscription_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+def add_subscription_response(
+    request_id: int, txn_id: TxnId, refusal: Refusal | None = None
+) -> bytes:
     """ADD_SUBSCRIPTION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddSubscriptionToTxnResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, add_subscription_to_txn_response=body))
+    return encode_command(
+        api.BaseCommand(
+            type=Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, add_subscription_to_txn_response=body
+        )
+    )
 
 
 def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
@@ -66,24 +75,37 @@ def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = N
     return encode_command(api.BaseCommand(type=Type.END_TXN_RESPONSE, end_txn_response=body))
 
 
-def end_on_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+def end_on_partition_response(
+    request_id: int, txn_id: TxnId, refusal: Refusal | None = None
+) -> bytes:
     """END_TXN_ON_PARTITION_RESPONSE, from broker to coordinator."""
     body = _answer(api.CommandEndTxnOnPartitionResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=body)
+    )
 
 
-def end_on_subscription_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
+def end_on_subscription_response(
+    request_id: int, txn_id: TxnId, refusal: Refusal | None = None
+) -> bytes:
     """END_TXN_ON_SUBSCRIPTION_RESPONSE, from broker to coordinator."""
     body = _answer(api.CommandEndTxnOnSubscriptionResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, end_txn_on_subscription_response=body))
+    return encode_command(
+        api.BaseCommand(
+            type=Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, end_txn_on_subscription_response=body
+        )
+    )
 
 
 def coordinator_connected(request_id: int, refusal: Refusal | None = None) -> bytes:
-    """TC_CLIENT_CONNECT_RESPONSE; a coordinator served elsewhere refuses with TRANSACTION_COORDINATOR_NOT_FOUND."""
+    """TC_CLIENT_CONNECT_RESPONSE; a coordinator served elsewhere refuses with
+    TRANSACTION_COORDINATOR_NOT_FOUND."""
     body = api.CommandTcClientConnectResponse(request_id=request_id)
     if refusal is not None:
         body.error, body.message = api.ServerError.ValueType(int(refusal.code)), refusal.message
-    return encode_command(api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tc_client_connect_response=body))
+    return encode_command(
+        api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tc_client_connect_response=body)
+    )
 
 
 def _answer(body: R, *parts: TxnId | Refusal | None) -> R:

@@ -44,7 +44,8 @@ class Held(NamedTuple):
 
 
 def id_fields(ids: Iterable[tuple[int, int]], field_number: int, bytes_max: int) -> bytes:
-    """As many message ids as fit, as a repeated field of that number: by hand, because hundreds of thousands of objects take seconds."""
+    """As many message ids as fit, as a repeated field of that number: by hand, because hundreds
+    of thousands of objects take seconds."""
     found, ledgers = bytearray(), dict[int, bytes]()
     tag = varint(field_number << 3 | 2)
     for ledger, entry in ids:
@@ -64,7 +65,9 @@ def command_frame(kind: int, field_number: int, body: bytes) -> bytes:
     return (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
 
 
-def ack_frame(ids: Iterable[tuple[int, int]], bytes_max: int, request_id: int, txn: TxnId | None = None) -> bytes:
+def ack_frame(
+    ids: Iterable[tuple[int, int]], bytes_max: int, request_id: int, txn: TxnId | None = None
+) -> bytes:
     """One ACK of these ids."""
     head = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, request_id=request_id)
     if txn is not None:
@@ -87,12 +90,16 @@ def orders(target: Target, held: Held) -> dict[str, Callable[[], Iterable[tuple[
         "alternating from behind": lambda: ((ledger, entry) for entry in range(last, first, -2)),
         "from behind": lambda: ((ledger, entry) for entry in range(last, first - 1, -1)),
         "shuffled": shuffled,
-        "two ends": lambda: ((ledger, at) for step in range(middle - first) for at in (first + step, last - step)),
+        "two ends": lambda: (
+            (ledger, at) for step in range(middle - first) for at in (first + step, last - step)
+        ),
         "one again and again": lambda: ((ledger, middle) for _ in range(1 << 19)),
         "two in turns": lambda: ((ledger, middle + 2 * (turn % 2)) for turn in range(1 << 19)),
         "beyond the end": lambda: ((ledger, last + 2 * step) for step in range(1, 1 << 19)),
         "unknown ledgers": lambda: ((chance.getrandbits(40), step) for step in range(1 << 19)),
-        "largest numbers": lambda: ((UNSIGNED_MAX - step % 3, UNSIGNED_MAX - step) for step in range(1 << 19)),
+        "largest numbers": lambda: (
+            (UNSIGNED_MAX - step % 3, UNSIGNED_MAX - step) for step in range(1 << 19)
+        ),
     }
 
 
@@ -108,7 +115,11 @@ async def _hold(raw: RawConnection, target: Target, topic: str, kind: int, name:
     answer = await raw.until(Type.GET_LAST_MESSAGE_ID_RESPONSE, Type.ERROR)
     last = answer.get_last_message_id_response.last_message_id
     ledger, first = found[0]
-    end = last.entryId if last.ledgerId == ledger else max(entry for other, entry in found if other == ledger)
+    end = (
+        last.entryId
+        if last.ledgerId == ledger
+        else max(entry for other, entry in found if other == ledger)
+    )
     return Held(raw, ledger, first, max(first + 2, end))
 
 
@@ -142,9 +153,12 @@ async def ack_alternating(target: Target) -> str:
 
 
 async def many_small_acks(target: Target) -> str:
-    """Thousands of ACKs of one id each, every second entry, all with a request id and in one write."""
+    """Thousands of ACKs of one id each, every second entry, all with a request id and in one
+    write."""
     async with connection(target) as raw:
-        held = await _hold(raw, target, target.topic, target.chance.choice(KINDS), target.fresh("hostile"))
+        held = await _hold(
+            raw, target, target.topic, target.chance.choice(KINDS), target.fresh("hostile")
+        )
         if isinstance(held, str):
             return held
         entries = list(range(held.first, min(held.last, held.first + 20_000), 2))
@@ -167,11 +181,18 @@ async def ack_sets(target: Target) -> str:
         ack_set = [-1 if target.chance.random() < 0.5 else 0x5555555555555555 for _ in range(words)]
         step = target.chance.choice((1, 2))
         ids = [
-            api.MessageIdData(ledgerId=held.ledger, entryId=held.first + step * number, ack_set=ack_set, batch_size=64 * words)
+            api.MessageIdData(
+                ledgerId=held.ledger,
+                entryId=held.first + step * number,
+                ack_set=ack_set,
+                batch_size=64 * words,
+            )
             for number in range(min(count, (held.last - held.first) // 2))
         ]
         cumulative = target.chance.random() < 0.2
-        frame = requests.ack(1, ids[:1] if cumulative else ids, cumulative=cumulative, request_id=raw.request_id())
+        frame = requests.ack(
+            1, ids[:1] if cumulative else ids, cumulative=cumulative, request_id=raw.request_id()
+        )
         await raw.send(frame)
         outcome = await raw.answers(1, Type.ACK_RESPONSE)
         await unsubscribe(raw)
@@ -201,7 +222,11 @@ async def redeliver(target: Target) -> str:
         if isinstance(held, str):
             return held
         name, order = target.chance.choice(list(orders(target, held).items()))
-        frame = command_frame(Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, 20, b"\x08\x01" + id_fields(order(), 2, FRAME_BYTES_MAX))
+        frame = command_frame(
+            Type.REDELIVER_UNACKNOWLEDGED_MESSAGES,
+            20,
+            b"\x08\x01" + id_fields(order(), 2, FRAME_BYTES_MAX),
+        )
         for _ in range(target.chance.randint(1, 3)):
             await raw.send(frame)
         await raw.send(requests.redeliver(1) * (REDELIVERIES * 20))
@@ -221,21 +246,37 @@ async def seeks(target: Target) -> str:
         for _ in range(SEEKS):
             request, turn = raw.request_id(), target.chance.randrange(6)
             if turn == 0:
-                frames.append(requests.seek(1, request, message_id=commands.message_id_data(commands.EARLIEST)))
+                frames.append(
+                    requests.seek(
+                        1, request, message_id=commands.message_id_data(commands.EARLIEST)
+                    )
+                )
             elif turn == 1:
-                frames.append(requests.seek(1, request, message_id=commands.message_id_data(commands.LATEST)))
+                frames.append(
+                    requests.seek(1, request, message_id=commands.message_id_data(commands.LATEST))
+                )
             elif turn == 2:
                 moment = target.chance.choice((0, 1, 1 << 41, (1 << 63) - 1, UNSIGNED_MAX))
                 frames.append(requests.seek(1, request, publish_time_ms=moment))
             elif turn == 3:
                 place = commands.Position(held.ledger, target.chance.randint(held.first, held.last))
-                words = [target.chance.getrandbits(62) for _ in range(target.chance.choice((0, 1, 5000)))]
-                frames.append(requests.seek(1, request, message_id=commands.message_id_data(place, ack_set=words)))
+                words = [
+                    target.chance.getrandbits(62) for _ in range(target.chance.choice((0, 1, 5000)))
+                ]
+                frames.append(
+                    requests.seek(
+                        1, request, message_id=commands.message_id_data(place, ack_set=words)
+                    )
+                )
             elif turn == 4:
                 frames.append(requests.seek(1, request))
             else:
                 again = api.CommandSubscribe(
-                    topic=topic, subscription="hostile-seeks", subType=SubType.Shared, consumer_id=1, request_id=request
+                    topic=topic,
+                    subscription="hostile-seeks",
+                    subType=SubType.Shared,
+                    consumer_id=1,
+                    request_id=request,
                 )
                 frames.append(requests.subscribe(again))
         await raw.send(b"".join(frames))
@@ -244,4 +285,12 @@ async def seeks(target: Target) -> str:
         return outcome
 
 
-ATTACKS = (large_ack, ack_alternating, many_small_acks, ack_sets, transactional_ack, redeliver, seeks)
+ATTACKS = (
+    large_ack,
+    ack_alternating,
+    many_small_acks,
+    ack_sets,
+    transactional_ack,
+    redeliver,
+    seeks,
+)

@@ -1,7 +1,8 @@
 """Credentials that are wrong, and none.
 
-Owns: attacks by forged tokens, tokens of the cluster's own processes, and requests of unknown peers. Imports: magnetar.wire, raw.
-Invariants: whatever gets in by them is a note; bounded in number (the constants).
+Owns: attacks by forged tokens, tokens of the cluster's own processes, and requests of unknown
+peers. Imports: magnetar.wire, raw. Invariants: whatever gets in by them is a note; bounded in
+number (the constants).
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ ROUTES = (
     ("GET", "/magnetar/v1/status", b""),
     ("GET", "/admin/v2/tenants", b""),
     ("GET", "/admin/v2/persistent/public/ordinary/exclusive/stats", b""),
-    ("PUT", "/admin/v2/tenants/hostile", b'{"adminRoles": ["hostile"], "allowedClusters": ["standalone"]}'),
+    (
+        "PUT",
+        "/admin/v2/tenants/hostile",
+        b'{"adminRoles": ["hostile"], "allowedClusters": ["standalone"]}',
+    ),
     ("POST", "/admin/v2/namespaces/public/ordinary/permissions/hostile", b'["produce", "consume"]'),
     ("DELETE", "/admin/v2/namespaces/public/ordinary?force=true", b""),
     ("POST", "/internal/v1/store/range", b'{"prefix": ""}'),
@@ -58,21 +63,28 @@ async def _get_in(target: Target, method: str, shown: str, name: str) -> None:
     ]
     for url, context in urls:
         for verb, path, body in ROUTES:
-            with suppress(OSError, http.client.HTTPException):  # one that is refused may not have its body read
-                answer = await asyncio.to_thread(http_answer, url, verb, path, body or None, headers, tls=context)
+            # one that is refused may not have its body read
+            with suppress(OSError, http.client.HTTPException):
+                answer = await asyncio.to_thread(
+                    http_answer, url, verb, path, body or None, headers, tls=context
+                )
                 if answer.status not in REFUSED:
-                    target.notes.append(f"{name}: {verb} {path} at {url} is answered {answer.status}")
+                    target.notes.append(
+                        f"{name}: {verb} {path} at {url} is answered {answer.status}"
+                    )
 
 
 async def forged_credentials(target: Target) -> str:
-    """Tokens by other keys, without a signature, expired, for roles of the cluster, and internal ones that no process would make."""
+    """Tokens by other keys, without a signature, expired, for roles of the cluster, and internal
+    ones that no process would make."""
     for name, (method, shown) in target.secured.wrong.items():
         await _get_in(target, method, shown, name)
     return "refused"
 
 
 async def no_credentials(target: Target) -> str:
-    """Nothing is shown: to every route, in CONNECT, and thousands of commands without any CONNECT."""
+    """Nothing is shown: to every route, in CONNECT, and thousands of commands without any
+    CONNECT."""
     await _get_in(target, "", "", "no credentials")
     access = target.secured
     frames = b"".join(requests.new_txn(number, 0, 60_000) for number in range(FRAMES))
@@ -83,7 +95,9 @@ async def no_credentials(target: Target) -> str:
                 try:
                     await raw.send(target.chance.choice((frames, commands.PING * FRAMES + frames)))
                     answer = await raw.receive()
-                    target.notes.append(f"a command without CONNECT is answered on port {port}: {answer}"[:200])
+                    target.notes.append(
+                        f"a command without CONNECT is answered on port {port}: {answer}"[:200]
+                    )
                 finally:
                     raw.close()
     return "refused"

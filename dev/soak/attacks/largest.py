@@ -1,7 +1,8 @@
 """The largest frame of every command of the protocol.
 
-Owns: `largest_frames`: for each command, and for each of its fields that can grow (those of nested messages too), a frame in which that field is
-as large as a frame may be. Imports: the generated protocol. Made from the descriptors, so a new command or field is attacked from its first day.
+Owns: `largest_frames`: for each command, and for each of its fields that can grow (those of nested
+messages too), a frame in which that field is as large as a frame may be. Imports: the generated
+protocol. Made from the descriptors, so a new command or field is attacked from its first day.
 Invariant: every frame is well-formed: required fields are set, enums are in range.
 """
 
@@ -14,7 +15,17 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from dev.soak.attacks.raw import FRAME_BYTES_MAX, Gone, RawConnection, Target, Type, broker_of, connection, produce, subscribe
+from dev.soak.attacks.raw import (
+    FRAME_BYTES_MAX,
+    Gone,
+    RawConnection,
+    Target,
+    Type,
+    broker_of,
+    connection,
+    produce,
+    subscribe,
+)
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.commands import FIELD_OF_TYPE
 from magnetar.wire.frames import encode_command
@@ -44,7 +55,9 @@ class Shape:
         for field in message.DESCRIPTOR.fields:
             if path and field.name == path[0]:
                 self._enlarge(message, field, path[1:], bytes_max)
-            elif field.is_required or (field.name in ("topic", "namespace") and not field.is_repeated):
+            elif field.is_required or (
+                field.name in ("topic", "namespace") and not field.is_repeated
+            ):
                 self._set(message, field)
 
     def _set(self, message: Message, field: Any) -> None:
@@ -91,7 +104,11 @@ class Shape:
             for number in range(min(MESSAGES_MAX, bytes_max // (size + 8))):
                 values.append(self._numbered(one, number))
         elif field.type == FieldDescriptor.TYPE_STRING:
-            text = self._target.fresh_topic() if "topic" in field.name or "partition" in field.name else "hostile"
+            text = (
+                self._target.fresh_topic()
+                if "topic" in field.name or "partition" in field.name
+                else "hostile"
+            )
             values.extend(f"{text}-{number}" for number in range(bytes_max // (len(text) + 10)))
         else:
             values.extend([-1] * (bytes_max // 11))
@@ -110,7 +127,12 @@ class Shape:
         return copy
 
     def _long_text(self, name: str, bytes_max: int) -> str:
-        kinds = ["x" * bytes_max, "\u00e9" * (bytes_max // 2), "(a*)*" * (bytes_max // 5), "a/" * (bytes_max // 2)]
+        kinds = [
+            "x" * bytes_max,
+            "\u00e9" * (bytes_max // 2),
+            "(a*)*" * (bytes_max // 5),
+            "a/" * (bytes_max // 2),
+        ]
         if name == "topic":
             kinds.append(f"{self._target.topic}{'y' * (bytes_max - len(self._target.topic))}")
         return self._chance.choice(kinds)
@@ -131,17 +153,26 @@ class Shape:
 def large_fields(descriptor: Any, depth: int = 0) -> Iterator[tuple[str, ...]]:
     """Paths of all fields of a message that can grow."""
     for field in descriptor.fields:
-        if field.is_repeated or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+        if field.is_repeated or field.type in (
+            FieldDescriptor.TYPE_STRING,
+            FieldDescriptor.TYPE_BYTES,
+        ):
             yield (field.name,)
         if field.type == FieldDescriptor.TYPE_MESSAGE and depth < NESTING_MAX:
             yield from ((field.name, *path) for path in large_fields(field.message_type, depth + 1))
 
 
-ALL = [(kind, path) for kind, name in FIELD_OF_TYPE.items() for path in large_fields(getattr(api.BaseCommand(), name).DESCRIPTOR)]
+ALL = [
+    (kind, path)
+    for kind, name in FIELD_OF_TYPE.items()
+    for path in large_fields(getattr(api.BaseCommand(), name).DESCRIPTOR)
+]
 """Every command with every field of it that can grow."""
 
 
-def largest_frame(target: Target, kind: int, path: tuple[str, ...], bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+def largest_frame(
+    target: Target, kind: int, path: tuple[str, ...], bytes_max: int = FRAME_BYTES_MAX
+) -> bytes:
     """The frame of one command with one of its fields as large as `bytes_max` allows."""
     command = api.BaseCommand(type=kind)  # type: ignore[arg-type]
     body = getattr(command, FIELD_OF_TYPE[kind])
@@ -163,7 +194,9 @@ async def largest_command(target: Target) -> str:
         frame = largest_frame(target, kind, path)
         try:
             async with connection(target, target.topic) as raw:
-                await subscribe(raw, target.topic, "hostile-largest", consumer=CONSUMER, earliest=False)
+                await subscribe(
+                    raw, target.topic, "hostile-largest", consumer=CONSUMER, earliest=False
+                )
                 await produce(raw, target.topic, producer=PRODUCER)
                 said.append(f"{name} {await _send_and_wait(raw, frame)}")
         except (Gone, TimeoutError) as error:
@@ -176,7 +209,9 @@ async def largest_to_coordinator(target: Target) -> str:
     if not target.coordinators:
         return "no coordinator"
     said = []
-    chosen = [(kind, path) for kind, path in ALL if kind >= Type.NEW_TXN or target.chance.random() < 0.2]
+    chosen = [
+        (kind, path) for kind, path in ALL if kind >= Type.NEW_TXN or target.chance.random() < 0.2
+    ]
     for kind, path in target.chance.sample(chosen, FRAMES_PER_TURN):
         name = f"{Type.Name(kind)}.{'.'.join(path)}"  # type: ignore[arg-type]
         raw = await RawConnection.open(target.chance.choice(target.coordinators))

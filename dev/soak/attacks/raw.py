@@ -1,7 +1,8 @@
 """A connection without manners, and what attacks share.
 
-Owns: `RawConnection` (frames in and out, no state of a client), `Target` (whom to attack), finding a topic's broker. Imports: magnetar.wire.
-Invariants: everything that waits has a deadline; `close` never waits for the peer.
+Owns: `RawConnection` (frames in and out, no state of a client), `Target` (whom to attack), finding
+a topic's broker. Imports: magnetar.wire. Invariants: everything that waits has a deadline; `close`
+never waits for the peer.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 
 Type = api.BaseCommand.Type
 PATIENCE_S = 20.0
-"""For one answer. A broker that takes longer has failed the peer, not the soak: the ordinary workload is the judge."""
+"""For one answer. A broker that takes longer has failed the peer, not the soak: the ordinary
+workload is the judge."""
 READ_BYTES = 1 << 18
 SOURCE = ("127.0.0.66", 0)
-"""Where hostile connections come from: not the address of the ordinary clients, whose share of what brokers budget by address is their own."""
+"""Where hostile connections come from: not the address of the ordinary clients, whose share of
+what brokers budget by address is their own."""
 FRAME_BYTES_MAX = 5 * 1024 * 1024
-"""The largest command: what the broker announces as its largest message, and what a frame has on top, less the head."""
+"""The largest command: what the broker announces as its largest message, and what a frame has on
+top, less the head."""
 _SIZES = struct.Struct(">II")
 
 
@@ -60,7 +64,8 @@ class Access:
 
 @dataclass(slots=True)
 class Target:
-    """Whom to attack. Names are full topic names; `victims` are topics that ordinary clients use as well."""
+    """Whom to attack. Names are full topic names; `victims` are topics that ordinary clients use
+    as well."""
 
     http_urls: Sequence[str]
     coordinators: Sequence[tuple[str, int]]
@@ -125,11 +130,15 @@ class RawConnection:
         self._request = 0
 
     @classmethod
-    async def open(cls, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> RawConnection:
+    async def open(
+        cls, address: tuple[str, int], tls: ssl.SSLContext | None = None
+    ) -> RawConnection:
         """Connected, without a handshake of the protocol. Raises Gone."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_connection(*address, limit=READ_BYTES, local_addr=SOURCE, ssl=tls)
+                reader, writer = await asyncio.open_connection(
+                    *address, limit=READ_BYTES, local_addr=SOURCE, ssl=tls
+                )
         except (OSError, TimeoutError) as error:
             raise Gone(f"connect: {error!r}") from error
         return cls(reader, writer)
@@ -141,10 +150,16 @@ class RawConnection:
     async def shake_hands(self, method: str = "", shown: str = "") -> None:
         """CONNECT, with credentials if a method is named. Raises Gone if it is refused."""
         data = shown.encode() if method else None
-        await self.send(requests.connect("hostile", commands.PROTOCOL_VERSION, auth_method=method, auth_data=data))
+        await self.send(
+            requests.connect(
+                "hostile", commands.PROTOCOL_VERSION, auth_method=method, auth_data=data
+            )
+        )
         await self.until(Type.CONNECTED)
 
-    async def send(self, data: bytes | bytearray | memoryview, *, patience_s: float = PATIENCE_S) -> None:
+    async def send(
+        self, data: bytes | bytearray | memoryview, *, patience_s: float = PATIENCE_S
+    ) -> None:
         """Bytes as they are; returns when the kernel has taken most of them. Raises Gone."""
         try:
             self.writer.write(data)
@@ -200,7 +215,8 @@ class RawConnection:
 
 @asynccontextmanager
 async def connection(target: Target, topic: str = "") -> AsyncIterator[RawConnection]:
-    """A connection after the handshake, to the broker that serves a topic (its own one by default)."""
+    """A connection after the handshake, to the broker that serves a topic (its own one by
+    default)."""
     opened = await RawConnection.open(await broker_of(target, topic or target.topic))
     try:
         await opened.shake_hands()
@@ -210,7 +226,13 @@ async def connection(target: Target, topic: str = "") -> AsyncIterator[RawConnec
 
 
 async def subscribe(
-    raw: RawConnection, topic: str, name: str, *, kind: int = api.CommandSubscribe.Shared, consumer: int = 1, earliest: bool = True
+    raw: RawConnection,
+    topic: str,
+    name: str,
+    *,
+    kind: int = api.CommandSubscribe.Shared,
+    consumer: int = 1,
+    earliest: bool = True,
 ) -> str:
     """SUBSCRIBE and wait; "" or the refusal."""
     position = api.CommandSubscribe.Earliest if earliest else api.CommandSubscribe.Latest
@@ -247,7 +269,9 @@ async def entry_ids(raw: RawConnection, consumer: int, permits: int) -> list[tup
             while len(found) < permits:
                 command = await raw.receive(3.0)
                 if command.type == Type.MESSAGE:
-                    found.append((command.message.message_id.ledgerId, command.message.message_id.entryId))
+                    found.append(
+                        (command.message.message_id.ledgerId, command.message.message_id.entryId)
+                    )
     return found
 
 
@@ -279,9 +303,13 @@ def http_answer(
     where = urlsplit(url)
     host = where.hostname or ""
     if tls is None:
-        opened = http.client.HTTPConnection(host, where.port, timeout=patience_s, source_address=SOURCE)
+        opened = http.client.HTTPConnection(
+            host, where.port, timeout=patience_s, source_address=SOURCE
+        )
     else:
-        opened = http.client.HTTPSConnection(host, where.port, timeout=patience_s, source_address=SOURCE, context=tls)
+        opened = http.client.HTTPSConnection(
+            host, where.port, timeout=patience_s, source_address=SOURCE, context=tls
+        )
     try:
         opened.request(method, path, body=body, headers=headers)
         answer = opened.getresponse()
@@ -290,7 +318,14 @@ def http_answer(
         opened.close()
 
 
-def http_call(url: str, method: str, path: str, body: bytes | None, headers: dict[str, str], patience_s: float = PATIENCE_S) -> str:
+def http_call(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    patience_s: float = PATIENCE_S,
+) -> str:
     """One REST request; the status, or why there is none."""
     try:
         return str(http_answer(url, method, path, body, headers, patience_s).status)

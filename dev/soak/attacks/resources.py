@@ -1,7 +1,8 @@
 """What a peer may use up on a server with TLS and tokens.
 
-Owns: attacks on connections, handshakes, half requests, transactions, memory and reading. Imports: magnetar.wire, raw.
-Invariants: bounded in number and time (the constants); everything that was opened is closed in the end, and what was begun is ended.
+Owns: attacks on connections, handshakes, half requests, transactions, memory and reading. Imports:
+magnetar.wire, raw. Invariants: bounded in number and time (the constants); everything that was
+opened is closed in the end, and what was begun is ended.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ async def _silent(port: int, said: bytes = b"", source: str = SOURCES[0]) -> soc
     """A connection that has said so much; None if it did not come to be."""
     opened = socket.socket()
     opened.setblocking(False)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # no port waits for a peer that was left
+    # no port waits for a peer that was left
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     try:
         opened.bind((source, 0))
         async with asyncio.timeout(CONNECT_S):
@@ -68,7 +70,8 @@ async def _silent(port: int, said: bytes = b"", source: str = SOURCES[0]) -> soc
 
 @asynccontextmanager
 async def secured(target: Target, topic: str = "") -> AsyncIterator[RawConnection]:
-    """A connection by TLS as the attacker's own role, after a look-up of a topic if one is named. Raises Gone."""
+    """A connection by TLS as the attacker's own role, after a look-up of a topic if one is
+    named. Raises Gone."""
     access = target.secured
     raw = await RawConnection.open((HOST, access.tls), access.context())
     try:
@@ -82,13 +85,16 @@ async def secured(target: Target, topic: str = "") -> AsyncIterator[RawConnectio
 
 
 async def connections_without_connect(target: Target) -> str:
-    """More than the process may open files, from four addresses; the oldest of them are let go as new ones come."""
+    """More than the process may open files, from four addresses; the oldest of them are let go
+    as new ones come."""
     access, made, count = target.secured, 0, target.scaled(CONNECTS)
     with ExitStack() as held:
         for number in range(count):
             if number % OPEN_MAX == OPEN_MAX - 1:
                 held.pop_all().close()
-            opened = await _silent(access.plain or access.tls, source=SOURCES[number % len(SOURCES)])
+            opened = await _silent(
+                access.plain or access.tls, source=SOURCES[number % len(SOURCES)]
+            )
             if opened is not None:
                 held.enter_context(opened)
                 made += 1
@@ -97,7 +103,8 @@ async def connections_without_connect(target: Target) -> str:
 
 
 async def half_requests(target: Target) -> str:
-    """Requests to REST, metrics and probes that are never finished; by TLS where that is the only way."""
+    """Requests to REST, metrics and probes that are never finished; by TLS where that is the
+    only way."""
     access = target.secured
     with ExitStack() as held:
         for number in range(target.scaled(HALF_REQUESTS)):
@@ -128,12 +135,19 @@ async def half_handshakes(target: Target) -> str:
 
 
 async def bytes_before_connect(target: Target) -> str:
-    """Frames of the greatest size before CONNECT, one connection after another; the broker takes 64 KiB and closes."""
+    """Frames of the greatest size before CONNECT, one connection after another; the broker takes
+    64 KiB and closes."""
     access, taken = target.secured, 0
-    frame = EARLY_BYTES.to_bytes(4, "big") + (EARLY_BYTES - 4).to_bytes(4, "big") + bytes(EARLY_BYTES - 4)
+    frame = (
+        EARLY_BYTES.to_bytes(4, "big")
+        + (EARLY_BYTES - 4).to_bytes(4, "big")
+        + bytes(EARLY_BYTES - 4)
+    )
     for _ in range(target.scaled(EARLY_CONNECTIONS)):
         with suppress(Gone):
-            raw = await RawConnection.open((HOST, access.plain or access.tls), None if access.plain else access.context())
+            raw = await RawConnection.open(
+                (HOST, access.plain or access.tls), None if access.plain else access.context()
+            )
             try:
                 await raw.send(frame)
                 await raw.receive()
@@ -145,18 +159,24 @@ async def bytes_before_connect(target: Target) -> str:
     return "closed"
 
 
-# --- transactions --------------------------------------------------------------------------------------------------------------
+# --- transactions ---------------------------------------------------------------------------------
 
 
 async def long_transactions(target: Target) -> str:
-    """NEW_TXN with a life of a day, far more than one role may have; then topics and subscriptions of others in one of them."""
+    """NEW_TXN with a life of a day, far more than one role may have; then topics and
+    subscriptions of others in one of them."""
     async with secured(target) as raw:
         await raw.send(requests.coordinator_connect(raw.request_id(), 0))
         await raw.until(Type.TC_CLIENT_CONNECT_RESPONSE)
         begun, count = list[TxnId](), target.scaled(TRANSACTIONS)
         try:
             for _ in range(0, count, TRANSACTIONS_RUN):
-                await raw.send(b"".join(requests.new_txn(raw.request_id(), 0, DAY_MS) for _ in range(TRANSACTIONS_RUN)))
+                await raw.send(
+                    b"".join(
+                        requests.new_txn(raw.request_id(), 0, DAY_MS)
+                        for _ in range(TRANSACTIONS_RUN)
+                    )
+                )
                 for _ in range(TRANSACTIONS_RUN):
                     answer = (await raw.until(Type.NEW_TXN_RESPONSE)).new_txn_response
                     if not answer.HasField("error"):
@@ -167,7 +187,9 @@ async def long_transactions(target: Target) -> str:
         finally:  # a deadline may be over by now; what is left open the run aborts as an administrator
             for start in range(0, len(begun), TRANSACTIONS_RUN):
                 run = begun[start : start + TRANSACTIONS_RUN]
-                await raw.send(b"".join(requests.end_txn(raw.request_id(), txn, commit=False) for txn in run))
+                await raw.send(
+                    b"".join(requests.end_txn(raw.request_id(), txn, commit=False) for txn in run)
+                )
                 await raw.answers(len(run), Type.END_TXN_RESPONSE)
     return "ended"
 
@@ -187,16 +209,20 @@ async def _join_others(target: Target, raw: RawConnection, txn: TxnId) -> None:
         if target.chance.random() < 0.5:
             frames.append(requests.add_partitions_to_txn(raw.request_id(), txn, [name]))
         else:
-            frames.append(requests.add_subscription_to_txn(raw.request_id(), txn, name, "ordinary-Shared"))
+            frames.append(
+                requests.add_subscription_to_txn(raw.request_id(), txn, name, "ordinary-Shared")
+            )
     await raw.send(b"".join(frames))
     for _ in frames:
-        answer = await raw.until(Type.ADD_PARTITION_TO_TXN_RESPONSE, Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE)
+        answer = await raw.until(
+            Type.ADD_PARTITION_TO_TXN_RESPONSE, Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE
+        )
         body: Any = getattr(answer, commands.FIELD_OF_TYPE[answer.type])
         if not body.HasField("error"):
             target.notes.append(f"{Type.Name(answer.type)}: a participant of others was taken")
 
 
-# --- reading -------------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 async def _publish(target: Target, topic: str, entries: Sequence[bytes]) -> int:
@@ -204,16 +230,27 @@ async def _publish(target: Target, topic: str, entries: Sequence[bytes]) -> int:
     async with secured(target, topic) as raw:
         if refusal := await produce(raw, topic):
             raise Gone(refusal)
-        await raw.send(b"".join(requests.send(1, number, entry) for number, entry in enumerate(entries)))
-        return sum([(await raw.until(Type.SEND_RECEIPT, Type.SEND_ERROR)).type == Type.SEND_RECEIPT for _ in entries])
+        await raw.send(
+            b"".join(requests.send(1, number, entry) for number, entry in enumerate(entries))
+        )
+        return sum(
+            [
+                (await raw.until(Type.SEND_RECEIPT, Type.SEND_ERROR)).type == Type.SEND_RECEIPT
+                for _ in entries
+            ]
+        )
 
 
 def _entry(payload: bytes, **metadata: Any) -> bytes:
-    return encode_entry(api.MessageMetadata(producer_name="hostile", sequence_id=0, publish_time=1, **metadata), payload)
+    return encode_entry(
+        api.MessageMetadata(producer_name="hostile", sequence_id=0, publish_time=1, **metadata),
+        payload,
+    )
 
 
 async def slow_readers(target: Target) -> str:
-    """Consumers with permits without end, and REST clients with hundreds of requests, that read nothing."""
+    """Consumers with permits without end, and REST clients with hundreds of requests, that read
+    nothing."""
     access, topic = target.secured, target.fresh_topic()
     await _publish(target, topic, [_entry(bytes(ENTRY_BYTES))] * ENTRIES)
     held: list[RawConnection] = []
@@ -245,7 +282,8 @@ async def slow_readers(target: Target) -> str:
 
 
 def bombs() -> list[bytes]:
-    """Entries that are small, and announce or hold much; and properties that would be headers of their own."""
+    """Entries that are small, and announce or hold much; and properties that would be headers of
+    their own."""
     zeros = zlib.compress(bytes(BOMB_BYTES), 9)
     inject = [
         api.KeyValue(key="x\r\nX-Injected: yes\r\n\r\n<b>", value="y"),
@@ -257,26 +295,50 @@ def bombs() -> list[bytes]:
     return [
         _entry(b"plain", properties=inject),
         _entry(b"many", properties=many),
-        *(_entry(zeros, compression=api.ZLIB, uncompressed_size=size) for size in (BOMB_BYTES, 10, 0, (1 << 32) - 1)),
-        *(_entry(b"\xff" * 200, compression=kind, uncompressed_size=(1 << 32) - 1) for kind in (api.LZ4, api.ZSTD, api.SNAPPY)),
-        _entry(b"\xff\xff\xff\xff\x0f" + bytes(100), compression=api.SNAPPY, uncompressed_size=(1 << 31) - 1),
-        _entry(zeros, compression=api.ZLIB, uncompressed_size=BOMB_BYTES, num_messages_in_batch=1000),
-        _entry(b"\x00\x00\x00\x04\xff\xff\xff\xff", num_messages_in_batch=(1 << 31) - 1, properties=inject),
+        *(
+            _entry(zeros, compression=api.ZLIB, uncompressed_size=size)
+            for size in (BOMB_BYTES, 10, 0, (1 << 32) - 1)
+        ),
+        *(
+            _entry(b"\xff" * 200, compression=kind, uncompressed_size=(1 << 32) - 1)
+            for kind in (api.LZ4, api.ZSTD, api.SNAPPY)
+        ),
+        _entry(
+            b"\xff\xff\xff\xff\x0f" + bytes(100),
+            compression=api.SNAPPY,
+            uncompressed_size=(1 << 31) - 1,
+        ),
+        _entry(
+            zeros, compression=api.ZLIB, uncompressed_size=BOMB_BYTES, num_messages_in_batch=1000
+        ),
+        _entry(
+            b"\x00\x00\x00\x04\xff\xff\xff\xff",
+            num_messages_in_batch=(1 << 31) - 1,
+            properties=inject,
+        ),
     ]
 
 
 async def examinations(target: Target) -> str:
-    """Messages that are bombs or would inject headers, looked at over REST by each of the ways to look at one; the largest by many at once."""
+    """Messages that are bombs or would inject headers, looked at over REST by each of the ways
+    to look at one; the largest by many at once."""
     access, topic = target.secured, target.fresh_topic()
     taken = await _publish(target, topic, bombs())
     path = f"/admin/v2/{topic.replace('://', '/')}"
     await _asked(target, "PUT", f"{path}/subscription/peeked", b'"earliest"')
     for number in range(1, taken + 1):
-        await _asked(target, "GET", f"{path}/examinemessage?initialPosition=earliest&messagePosition={number}")
+        await _asked(
+            target,
+            "GET",
+            f"{path}/examinemessage?initialPosition=earliest&messagePosition={number}",
+        )
         await _asked(target, "GET", f"{path}/subscription/peeked/position/{number}")
     largest = f"{path}/examinemessage?initialPosition=earliest&messagePosition={LARGEST}"
     await asyncio.gather(*(_asked(target, "GET", largest) for _ in range(EXAMINED_AT_ONCE)))
-    head = f"GET {largest} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nAuthorization: Bearer {access.token}\r\n\r\n".encode()
+    head = (
+        f"GET {largest} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nAuthorization: Bearer "
+        f"{access.token}\r\n\r\n"
+    ).encode()
     held: list[RawConnection] = []
     try:
         for _ in range(target.scaled(READERS)):
@@ -293,9 +355,14 @@ async def examinations(target: Target) -> str:
 
 
 async def _asked(target: Target, method: str, path: str, body: bytes | None = None) -> None:
-    """One request whose answer must be bounded, without headers of the attacker's and no error of the server's."""
+    """One request whose answer must be bounded, without headers of the attacker's and no error
+    of the server's."""
     access = target.secured
-    url, context, headers = f"https://{HOST}:{access.https}", access.context(), {"Authorization": f"Bearer {access.token}"}
+    url, context, headers = (
+        f"https://{HOST}:{access.https}",
+        access.context(),
+        {"Authorization": f"Bearer {access.token}"},
+    )
     try:
         answer = await asyncio.to_thread(http_answer, url, method, path, body, headers, tls=context)
     except LineTooLong:
@@ -306,7 +373,8 @@ async def _asked(target: Target, method: str, path: str, body: bytes | None = No
     injected = [name for name, _ in answer.headers if name.lower() in ("x-injected", "set-cookie")]
     if injected or answer.status >= 500 or len(answer.body) > BOMB_BYTES:
         target.notes.append(
-            f"{method} {path}: {answer.status}, {len(answer.body)} bytes, headers {injected}: {answer.body[:100]!r}"
+            f"{method} {path}: {answer.status}, {len(answer.body)} bytes, headers {injected}: "
+            f"{answer.body[:100]!r}"
         )
 
 

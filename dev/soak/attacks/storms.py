@@ -1,7 +1,8 @@
 """Many requests, and many connections.
 
-Owns: attacks by number: look-ups, watchers, consumers, connections, half frames, slow reading. Imports: magnetar.wire, raw.
-Invariants: bounded in number (the constants), and everything that was made is closed in the end.
+Owns: attacks by number: look-ups, watchers, consumers, connections, half frames, slow reading.
+Imports: magnetar.wire, raw. Invariants: bounded in number (the constants), and everything that was
+made is closed in the end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from dev.soak.attacks.raw import Gone, RawConnection, Target, Type, broker_of, connection, produce, subscribe, unsubscribe
+from dev.soak.attacks.raw import (
+    Gone,
+    RawConnection,
+    Target,
+    Type,
+    broker_of,
+    connection,
+    produce,
+    subscribe,
+    unsubscribe,
+)
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
@@ -44,16 +55,23 @@ PATTERNS = (
 
 def _topics_of_namespace(target: Target, request: int, pattern: str) -> bytes:
     body = api.CommandGetTopicsOfNamespace(
-        request_id=request, namespace=target.namespace, topics_pattern=pattern, mode=api.CommandGetTopicsOfNamespace.ALL
+        request_id=request,
+        namespace=target.namespace,
+        topics_pattern=pattern,
+        mode=api.CommandGetTopicsOfNamespace.ALL,
     )
-    return encode_command(api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body))
+    return encode_command(
+        api.BaseCommand(type=Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body)
+    )
 
 
 async def patterns(target: Target) -> str:
     """Patterns that take other engines for ever, in lists and watchers."""
     async with connection(target) as raw:
         chosen = [target.chance.choice(PATTERNS[:-1]) for _ in range(100)] + [PATTERNS[-1]]
-        await raw.send(b"".join(_topics_of_namespace(target, raw.request_id(), pattern) for pattern in chosen))
+        await raw.send(
+            b"".join(_topics_of_namespace(target, raw.request_id(), pattern) for pattern in chosen)
+        )
         said = await raw.answers(len(chosen), Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, Type.ERROR)
         watchers = [
             encode_command(
@@ -70,7 +88,10 @@ async def patterns(target: Target) -> str:
             for number in range(WATCHERS)
         ]
         await raw.send(b"".join(watchers))
-        return f"{said}, watchers {await raw.answers(WATCHERS, Type.WATCH_TOPIC_LIST_SUCCESS, Type.ERROR)}"
+        return (
+            f"{said}, watchers "
+            f"{await raw.answers(WATCHERS, Type.WATCH_TOPIC_LIST_SUCCESS, Type.ERROR)}"
+        )
 
 
 async def requests_at_once(target: Target) -> str:
@@ -81,23 +102,35 @@ async def requests_at_once(target: Target) -> str:
         kinds: dict[str, Callable[[], bytes]] = {
             "last message id": lambda: requests.last_message_id(1, raw.request_id()),
             "lookup": lambda: requests.lookup(raw.request_id(), topic, authoritative=False),
-            "partitions": lambda: requests.partitioned_metadata(raw.request_id(), topic, create=False),
+            "partitions": lambda: requests.partitioned_metadata(
+                raw.request_id(), topic, create=False
+            ),
             "topics": lambda: _topics_of_namespace(target, raw.request_id(), ".*"),
             "statistics": lambda: encode_command(
                 api.BaseCommand(
-                    type=Type.CONSUMER_STATS, consumer_stats=api.CommandConsumerStats(request_id=raw.request_id(), consumer_id=1)
+                    type=Type.CONSUMER_STATS,
+                    consumer_stats=api.CommandConsumerStats(
+                        request_id=raw.request_id(), consumer_id=1
+                    ),
                 )
             ),
             "subscribe again": lambda: requests.subscribe(
                 api.CommandSubscribe(
-                    topic=topic, subscription="hostile-x", subType=SubType.Shared, consumer_id=9, request_id=raw.request_id()
+                    topic=topic,
+                    subscription="hostile-x",
+                    subType=SubType.Shared,
+                    consumer_id=9,
+                    request_id=raw.request_id(),
                 )
             ),
             "producer again": lambda: requests.producer(
                 api.CommandProducer(topic=topic, producer_id=9, request_id=raw.request_id())
             ),
             "schema": lambda: encode_command(
-                api.BaseCommand(type=Type.GET_SCHEMA, get_schema=api.CommandGetSchema(request_id=raw.request_id(), topic=topic))
+                api.BaseCommand(
+                    type=Type.GET_SCHEMA,
+                    get_schema=api.CommandGetSchema(request_id=raw.request_id(), topic=topic),
+                )
             ),
             "PING": lambda: commands.PING,
         }
@@ -114,9 +147,18 @@ async def unknown_names(target: Target) -> str:
         frames = []
         for _ in range(NAMES):
             name = target.chance.choice(
-                (target.fresh_topic(), target.fresh_topic() + "-partition-7", "persistent://", "x" * 30_000, "a/b/c/d/e", "")
+                (
+                    target.fresh_topic(),
+                    target.fresh_topic() + "-partition-7",
+                    "persistent://",
+                    "x" * 30_000,
+                    "a/b/c/d/e",
+                    "",
+                )
             )
-            frames.append(requests.lookup(raw.request_id(), name, authoritative=target.chance.random() < 0.5))
+            frames.append(
+                requests.lookup(raw.request_id(), name, authoritative=target.chance.random() < 0.5)
+            )
             frames.append(requests.partitioned_metadata(raw.request_id(), name, create=False))
         await raw.send(b"".join(frames))
         return await raw.pong()
@@ -134,7 +176,8 @@ async def flows(target: Target) -> str:
 
 
 async def many_consumers(target: Target) -> str:
-    """Hundreds of consumers of one subscription that come and go, over messages that they do not acknowledge."""
+    """Hundreds of consumers of one subscription that come and go, over messages that they do not
+    acknowledge."""
     kind = target.chance.choice((1, 2, 3))
     topic, name = target.any_topic(), target.fresh("hostile")
     async with connection(target, topic) as raw:
@@ -152,7 +195,11 @@ async def many_consumers(target: Target) -> str:
             frames += [requests.subscribe(body), requests.flow(number, 100)]
         await raw.send(b"".join(frames))
         said = await raw.answers(CONSUMERS, Type.SUCCESS, Type.ERROR)
-        await raw.send(b"".join(requests.close_consumer(number, raw.request_id()) for number in range(CONSUMERS - 1)))
+        await raw.send(
+            b"".join(
+                requests.close_consumer(number, raw.request_id()) for number in range(CONSUMERS - 1)
+            )
+        )
         await raw.pong()
         await unsubscribe(raw, CONSUMERS - 1)
         return said
@@ -172,7 +219,9 @@ async def sticky_ranges(target: Target) -> str:
             )
             body.keySharedMeta.keySharedMode = api.STICKY
             count = 30_000 if step else 300_000
-            body.keySharedMeta.hashRanges.extend(api.IntRange(start=step * n % 65536, end=step * n % 65536) for n in range(count))
+            body.keySharedMeta.hashRanges.extend(
+                api.IntRange(start=step * n % 65536, end=step * n % 65536) for n in range(count)
+            )
             await raw.send(requests.subscribe(body))
             answer = await raw.until(Type.SUCCESS, Type.ERROR)
             said += f" {Type.Name(answer.type)}"
@@ -181,7 +230,8 @@ async def sticky_ranges(target: Target) -> str:
 
 
 async def connection_storm(target: Target) -> str:
-    """Connections that come and go: some say nothing, some greet in another protocol, some leave in the middle of the handshake."""
+    """Connections that come and go: some say nothing, some greet in another protocol, some leave
+    in the middle of the handshake."""
     address = await broker_of(target, target.any_topic())
     greetings = (
         b"",
@@ -209,7 +259,8 @@ async def connection_storm(target: Target) -> str:
 
 
 async def half_frames(target: Target) -> str:
-    """Frames of the greatest size that are never finished, on many connections; then one byte at a time."""
+    """Frames of the greatest size that are never finished, on many connections; then one byte at
+    a time."""
     address = await broker_of(target, target.any_topic())
     held = []
     try:
@@ -219,7 +270,9 @@ async def half_frames(target: Target) -> str:
             await raw.shake_hands()
             size = 5 * 1024 * 1024
             await raw.send(
-                size.to_bytes(4, "big") + (size - 4).to_bytes(4, "big") + bytes(target.chance.choice((1, 1000, 200_000)))
+                size.to_bytes(4, "big")
+                + (size - 4).to_bytes(4, "big")
+                + bytes(target.chance.choice((1, 1000, 200_000)))
             )
         drip = requests.connect("hostile", commands.PROTOCOL_VERSION)[:DRIP_BYTES]
         raw = await RawConnection.open(address)
@@ -250,7 +303,9 @@ async def slow_reading(target: Target) -> str:
         await raw.send(requests.subscribe(body) + requests.flow(1, 1 << 30))
         with suppress(Gone):
             for _ in range(REQUESTS // 100):
-                frames = b"".join(_topics_of_namespace(target, raw.request_id(), ".*") for _ in range(100))
+                frames = b"".join(
+                    _topics_of_namespace(target, raw.request_id(), ".*") for _ in range(100)
+                )
                 await raw.send(frames, patience_s=1.0)
         await asyncio.sleep(SLOW_S)
     async with connection(target, topic) as raw:
@@ -265,13 +320,17 @@ async def producers_at_once(target: Target) -> str:
     async with connection(target, topic) as raw:
         frames = []
         for number in range(CONSUMERS):
-            body = api.CommandProducer(topic=topic, producer_id=number, request_id=raw.request_id(), epoch=number)
+            body = api.CommandProducer(
+                topic=topic, producer_id=number, request_id=raw.request_id(), epoch=number
+            )
             if number % 2:
                 body.producer_name = name
             body.producer_access_mode = target.chance.choice(api.ProducerAccessMode.values())
             frames.append(requests.producer(body))
             if target.chance.random() < 0.3:
-                frames.append(requests.close_producer(target.chance.randrange(CONSUMERS), raw.request_id()))
+                frames.append(
+                    requests.close_producer(target.chance.randrange(CONSUMERS), raw.request_id())
+                )
         await raw.send(b"".join(frames))
         outcome = await raw.pong()
         await produce(raw, target.fresh_topic(), producer=CONSUMERS)

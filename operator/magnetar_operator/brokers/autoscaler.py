@@ -1,8 +1,9 @@
 """Acting on the load.
 
-Owns: what the autoscaler is shown of a cluster, who else writes `spec.replicas`, and writing it through `/scale`. Imports: autoscaling, world.
-Invariants: nothing is read or written for a cluster that does not ask for it; the write carries the resourceVersion that the decision was made on;
-the status says what was done only after it was done.
+Owns: what the autoscaler is shown of a cluster, who else writes `spec.replicas`, and writing it
+through `/scale`. Imports: autoscaling, world. Invariants: nothing is read or written for a cluster
+that does not ask for it; the write carries the resourceVersion that the decision was made on; the
+status says what was done only after it was done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from dataclasses import dataclass, field
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.scaling import AutoscalingStatus
 from magnetar_operator import names
-from magnetar_operator.brokers.autoscaling import Decision, Report, Sight, decide, inputs_of, reports_that_count, window_ends_ms
+from magnetar_operator.brokers.autoscaling import (
+    Decision,
+    Report,
+    Sight,
+    decide,
+    inputs_of,
+    reports_that_count,
+    window_ends_ms,
+)
 from magnetar_operator.brokers.autoscaling_metrics import Look
 from magnetar_operator.brokers.moves import Moves
 from magnetar_operator.brokers.status import Observed
@@ -41,7 +50,8 @@ class Autoscaled:
 
 
 def busy_with(observed: Observed, moves: Moves, roll: RollPlan, problems: Sequence[Problem]) -> str:
-    """What keeps load from meaning anything now, "" = nothing. Without numbers that change by themselves."""
+    """What keeps load from meaning anything now, "" = nothing. Without numbers that change by
+    themselves."""
     if problems:
         return f"the cluster is degraded: {problems[0].reason.word}"
     if moves.shown.reason is not None:
@@ -57,7 +67,9 @@ def busy_with(observed: Observed, moves: Moves, roll: RollPlan, problems: Sequen
     return f"{cordoned[0]} is cordoned, so that the others carry its load" if cordoned else ""
 
 
-async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, busy: str) -> Autoscaled:
+async def autoscale(
+    world: World, cluster: BrokerCluster, observed: Observed, busy: str
+) -> Autoscaled:
     """Decide, and write what was decided. Raises KubernetesError."""
     spec, name = cluster.spec.autoscaling, f"{cluster.namespace}/{cluster.name}"
     if not spec.enabled:
@@ -65,12 +77,15 @@ async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, bu
         return Autoscaled()
     current = await world.api.get(BROKER_CLUSTER, cluster.namespace, cluster.name)
     if current is None or current["metadata"].get("generation") != cluster.metadata.generation:
-        return Autoscaled(cluster.status.autoscaling, again_s=STALE_S)  # decided on an old spec: the next pass sees the new one
+        # decided on an old spec: the next pass sees the new one
+        return Autoscaled(cluster.status.autoscaling, again_s=STALE_S)
     owner = owner_of_replicas(current, written=bool(cluster.status.autoscaling.last_scale_time))
     sight = _sight(cluster, observed, busy, owner, world.clock.wall_ms())
     decision = decide(spec, cluster.status.autoscaling, sight, world.clock.wall_ms())
     inputs = inputs_of(spec, reports_that_count(sight))
-    world.autoscaling.note(name, Look(decision.status, inputs, window_ends_ms(spec, decision.status)), world.clock)
+    world.autoscaling.note(
+        name, Look(decision.status, inputs, window_ends_ms(spec, decision.status)), world.clock
+    )
     if decision.replicas is not None:
         await world.api.scale(current, decision.replicas)
     if decision.news:
@@ -83,10 +98,17 @@ async def autoscale(world: World, cluster: BrokerCluster, observed: Observed, bu
 
 def _finding(decision: Decision) -> Finding:
     holds = decision.reason is Reason.AUTOSCALING_ACTIVE
-    return Finding(Type.AUTOSCALING, holds, decision.reason, f"{decision.status.decision}: {decision.status.message}")
+    return Finding(
+        Type.AUTOSCALING,
+        holds,
+        decision.reason,
+        f"{decision.status.decision}: {decision.status.message}",
+    )
 
 
-def _sight(cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int) -> Sight:
+def _sight(
+    cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wall_ms: int
+) -> Sight:
     loads = observed.state.loads if observed.state is not None else {}
     interval_s = cluster.spec.config.value("load_report_s")
     reports = [
@@ -101,21 +123,29 @@ def _sight(cluster: BrokerCluster, observed: Observed, busy: str, owner: str, wa
         )
         for broker, load in sorted(loads.items())
     ]
-    serving = tuple(broker_pods.name_of(pod) for pod in broker_pods.sorted_by_ordinal(observed.pods) if broker_pods.is_ready(pod))
+    serving = tuple(
+        broker_pods.name_of(pod)
+        for pod in broker_pods.sorted_by_ordinal(observed.pods)
+        if broker_pods.is_ready(pod)
+    )
     timeout_s = REPORTS_MISSED_MAX * max(interval_s, REPORT_INTERVAL_S)
     return Sight(cluster.spec.replicas, serving, tuple(reports), timeout_s, busy, owner)
 
 
 def owner_of_replicas(found: Manifest, written: bool) -> str:
-    """Who else keeps writing `spec.replicas`, "" if nobody does. `written`: whether the autoscaler has ever written it.
+    """Who else keeps writing `spec.replicas`, "" if nobody does. `written`: whether the autoscaler
+    has ever written it.
 
-    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an autoscaler, unless it is kubectl. Any other program that
-    owns the field counts once we have written it, because then it has taken it back; before, it merely made the object. A person's kubectl says once
-    what is wanted, and the autoscaler goes on from there.
+    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an
+    autoscaler, unless it is kubectl. Any other program that owns the field counts once we have
+    written it, because then it has taken it back; before, it merely made the object. A person's
+    kubectl says once what is wanted, and the autoscaler goes on from there.
     """
     for entry in found["metadata"].get("managedFields", []):
         manager = str(entry.get("manager", ""))
-        if manager == names.FIELD_MANAGER or "f:replicas" not in entry.get("fieldsV1", {}).get("f:spec", {}):
+        if manager == names.FIELD_MANAGER or "f:replicas" not in entry.get("fieldsV1", {}).get(
+            "f:spec", {}
+        ):
             continue
         if entry.get("operation") == "Apply":
             return f"{manager} (server-side apply)"

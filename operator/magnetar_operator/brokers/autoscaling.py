@@ -1,13 +1,16 @@
 """How many brokers the load asks for.
 
-Owns: the arithmetic, its words, and when a wish becomes a decision. Imports: models.scaling, conditions. Pure.
-Invariants: the result is within minReplicas and maxReplicas; more load never asks for fewer brokers; brokers are removed only if the rest would stay
-below every target by the tolerance, so constant load settles; nothing is decided from a report that is missing or older than its time-out, nor while
-the cluster changes; the same decision gives the same status, so that a steady state writes none.
+Owns: the arithmetic, its words, and when a wish becomes a decision. Imports: models.scaling,
+conditions. Pure. Invariants: the result is within minReplicas and maxReplicas; more load never asks
+for fewer brokers; brokers are removed only if the rest would stay below every target by the
+tolerance, so constant load settles; nothing is decided from a report that is missing or older than
+its time-out, nor while the cluster changes; the same decision gives the same status, so that a
+steady state writes none.
 
-Arithmetic. For each target: weighed = (mean of all brokers + hottest broker) / 2, because a mean hides a broker that suffers and a maximum calls for
-brokers when bundles only need to move. Brokers with a single bundle are never the hottest: nobody can relieve them of that one.
-n brokers at `weighed` carry the same as k brokers at n x weighed / k.
+Arithmetic. For each target: weighed = (mean of all brokers + hottest broker) / 2, because a mean
+hides a broker that suffers and a maximum calls for brokers when bundles only need to move. Brokers
+with a single bundle are never the hottest: nobody can relieve them of that one. n brokers at
+`weighed` carry the same as k brokers at n x weighed / k.
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ from magnetar.resources.scaling import Autoscaling, AutoscalingStatus
 from magnetar_operator.conditions import Reason, timestamp, wall_ms_of
 
 ROUNDING = 1e-9
-STEADY, UP_SOON, UP, DOWN_SOON, DOWN = "Steady", "ScaleUpSoon", "ScaleUp", "ScaleDownSoon", "ScaleDown"
+STEADY, UP_SOON, UP, DOWN_SOON, DOWN = (
+    "Steady",
+    "ScaleUpSoon",
+    "ScaleUp",
+    "ScaleDownSoon",
+    "ScaleDown",
+)
 WAITING, STEPPED_BACK, OFF = "Waiting", "SteppedBack", "Off"
 DIRECTIONS = {UP_SOON: "up", UP: "up", DOWN_SOON: "down", DOWN: "down"}
 DECISIONS = (STEADY, UP_SOON, UP, DOWN_SOON, DOWN, WAITING, STEPPED_BACK, OFF)
@@ -31,7 +40,8 @@ QUIET = ("", STEADY, WAITING, OFF)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One broker's load: shares are 0..1, rates per second in and out together, `age_s` by the operator's clock."""
+    """One broker's load: shares are 0..1, rates per second in and out together, `age_s` by the
+    operator's clock."""
 
     broker: str
     age_s: float
@@ -46,8 +56,9 @@ class Report:
 class Sight:
     """What the decision is made on.
 
-    `replicas`: spec.replicas. `serving`: brokers that must have reported. `timeout_s`: age above which a report counts for nothing.
-    `busy` and `owner` ("" = none): what the cluster is occupied with, and who else writes spec.replicas.
+    `replicas`: spec.replicas. `serving`: brokers that must have reported. `timeout_s`: age above
+    which a report counts for nothing. `busy` and `owner` ("" = none): what the cluster is occupied
+    with, and who else writes spec.replicas.
     """
 
     replicas: int
@@ -60,7 +71,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One kind of load: its mean, the hottest broker that could be relieved (`who`, "" = none), what counts, and the target, all above 0."""
+    """One kind of load: its mean, the hottest broker that could be relieved (`who`, "" = none),
+    what counts, and the target, all above 0."""
 
     name: str
     mean: float
@@ -80,7 +92,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`replicas` is what to write now (None = nothing); `status` and `reason` what to show; `news` whether people should hear of it."""
+    """`replicas` is what to write now (None = nothing); `status` and `reason` what to show;
+    `news` whether people should hear of it."""
 
     status: AutoscalingStatus
     reason: Reason
@@ -93,12 +106,22 @@ def decide(spec: Autoscaling, previous: AutoscalingStatus, sight: Sight, wall_ms
     mode = "DryRun" if spec.dry_run else "Active"
     bounded = min(max(sight.replicas, spec.min_replicas), spec.max_replicas)
     if sight.replicas == 0:
-        return _hold(previous, mode, sight, OFF, "spec.replicas is 0: raise it to 1 or more to begin", Reason.STOPPED, wall_ms)
+        return _hold(
+            previous,
+            mode,
+            sight,
+            OFF,
+            "spec.replicas is 0: raise it to 1 or more to begin",
+            Reason.STOPPED,
+            wall_ms,
+        )
     if sight.owner and not spec.dry_run:
         message = f"{sight.owner} writes spec.replicas"
         return _hold(previous, mode, sight, STEPPED_BACK, message, Reason.REPLICAS_OWNED, wall_ms)
     if bounded != sight.replicas:
-        message = f"{sight.replicas} brokers are outside of {spec.min_replicas} to {spec.max_replicas}"
+        message = (
+            f"{sight.replicas} brokers are outside of {spec.min_replicas} to {spec.max_replicas}"
+        )
         return _act(previous, mode, sight, bounded, bounded, message, wall_ms)
     if sight.busy:
         return _hold(previous, mode, sight, WAITING, sight.busy, Reason.AUTOSCALING_WAITS, wall_ms)
@@ -116,11 +139,16 @@ def decide(spec: Autoscaling, previous: AutoscalingStatus, sight: Sight, wall_ms
 
 def reports_that_count(sight: Sight) -> list[Report]:
     """Those of brokers that serve, as far as they are young enough."""
-    return [report for report in sight.reports if report.broker in sight.serving and abs(report.age_s) <= sight.timeout_s]
+    return [
+        report
+        for report in sight.reports
+        if report.broker in sight.serving and abs(report.age_s) <= sight.timeout_s
+    ]
 
 
 def window_ends_ms(spec: Autoscaling, status: AutoscalingStatus) -> int:
-    """When the wish that `status` tells of becomes a decision if it lasts (milliseconds since the epoch); 0 if none waits."""
+    """When the wish that `status` tells of becomes a decision if it lasts (milliseconds since
+    the epoch); 0 if none waits."""
     if status.decision not in (UP_SOON, DOWN_SOON) or not status.since:
         return 0
     pace = spec.scale_up if status.decision == UP_SOON else spec.scale_down
@@ -128,7 +156,8 @@ def window_ends_ms(spec: Autoscaling, status: AutoscalingStatus) -> int:
 
 
 def wish_of(spec: Autoscaling, reports: Sequence[Report]) -> Wish:
-    """Brokers that `reports` (at least one) ask for: the target that asks for most decides, and gives the sentence."""
+    """Brokers that `reports` (at least one) ask for: the target that asks for most decides, and
+    gives the sentence."""
     tolerance = spec.tolerance_percent / 100
     wishes = [_wish(one, len(reports), tolerance) for one in inputs_of(spec, reports)]
     return max(wishes, key=lambda wish: wish.replicas)
@@ -141,7 +170,11 @@ def inputs_of(spec: Autoscaling, reports: Sequence[Report]) -> list[Input]:
         for name, target, values in (
             ("cpu", spec.targets.cpu_percent / 100, [report.cpu for report in reports]),
             ("memory", spec.targets.memory_percent / 100, [report.memory for report in reports]),
-            ("messages/s", float(spec.targets.messages_per_second), [report.messages for report in reports]),
+            (
+                "messages/s",
+                float(spec.targets.messages_per_second),
+                [report.messages for report in reports],
+            ),
             ("bytes/s", float(spec.targets.bytes_per_second), [report.bytes for report in reports]),
         )
         if target > 0 and reports
@@ -150,7 +183,11 @@ def inputs_of(spec: Autoscaling, reports: Sequence[Report]) -> list[Input]:
 
 def _input(name: str, values: Sequence[float], target: float, reports: Sequence[Report]) -> Input:
     mean = sum(values) / len(values)
-    relievable = [(value, report.broker) for value, report in zip(values, reports, strict=True) if report.bundles > 1]
+    relievable = [
+        (value, report.broker)
+        for value, report in zip(values, reports, strict=True)
+        if report.bundles > 1
+    ]
     hottest, who = max(relievable, default=(mean, ""))
     return Input(name, mean, hottest, who, (mean + max(mean, hottest)) / 2, target)
 
@@ -158,11 +195,21 @@ def _input(name: str, values: Sequence[float], target: float, reports: Sequence[
 def _wish(one: Input, count: int, tolerance: float) -> Wish:
     name, weighed, ratio = one.name, one.weighed, one.weighed / one.target
     fewest = max(1, math.ceil(count * ratio / (1 - tolerance) - ROUNDING))
-    wanted = max(count, math.ceil(count * ratio - ROUNDING)) if ratio > 1 + tolerance else min(count, fewest)
-    shown = f"hottest {one.who} {_text(name, one.hottest)}" if one.who else "no broker with bundles to share"
+    wanted = (
+        max(count, math.ceil(count * ratio - ROUNDING))
+        if ratio > 1 + tolerance
+        else min(count, fewest)
+    )
+    shown = (
+        f"hottest {one.who} {_text(name, one.hottest)}"
+        if one.who
+        else "no broker with bundles to share"
+    )
     sentence = (
-        f"{name}: mean {_text(name, one.mean)}, {shown}, weighed {_text(name, weighed)} of the target {_text(name, one.target)}; "
-        f"{count} x {_text(name, weighed)} on {wanted} brokers is {_text(name, count * weighed / wanted)} each"
+        f"{name}: mean {_text(name, one.mean)}, {shown}, weighed {_text(name, weighed)} of the "
+        f"target {_text(name, one.target)}; "
+        f"{count} x {_text(name, weighed)} on {wanted} brokers is "
+        f"{_text(name, count * weighed / wanted)} each"
     )
     return Wish(wanted, sentence)
 
@@ -174,29 +221,47 @@ def _text(name: str, value: float) -> str:
 
 
 def _silent(sight: Sight) -> str:
-    """Whose report is missing, "" if all are there. Without ages, so that the sentence stays the same while it lasts."""
+    """Whose report is missing, "" if all are there. Without ages, so that the sentence stays the
+    same while it lasts."""
     if not sight.serving:
         return "no broker serves"
     fresh = {report.broker for report in reports_that_count(sight)}
     missing = [broker for broker in sight.serving if broker not in fresh]
-    return f"{', '.join(missing[:3])} sent no load report within {sight.timeout_s:.0f} s" if missing else ""
+    return (
+        f"{', '.join(missing[:3])} sent no load report within {sight.timeout_s:.0f} s"
+        if missing
+        else ""
+    )
 
 
 def _approach(
-    spec: Autoscaling, previous: AutoscalingStatus, mode: str, sight: Sight, target: int, sentence: str, wall_ms: int
+    spec: Autoscaling,
+    previous: AutoscalingStatus,
+    mode: str,
+    sight: Sight,
+    target: int,
+    sentence: str,
+    wall_ms: int,
 ) -> Decision:
-    """Wait until the window has passed in which every look said the same; the most careful of these wishes counts."""
+    """Wait until the window has passed in which every look said the same; the most careful of
+    these wishes counts."""
     up = target > sight.replicas
     soon, pace = (UP_SOON, spec.scale_up) if up else (DOWN_SOON, spec.scale_down)
     same = _is_same_way(previous, mode, sight, soon)
     wanted = target
     since_ms = wall_ms
     if same:
-        wanted = min(previous.wanted_replicas, target) if up else max(previous.wanted_replicas, target)
+        wanted = (
+            min(previous.wanted_replicas, target) if up else max(previous.wanted_replicas, target)
+        )
         since_ms = min(wall_ms, wall_ms_of(previous.since)) if previous.since else wall_ms
     if wall_ms - since_ms < pace.stabilization_window_seconds * 1000:
-        message = f"{sentence}; waiting {pace.stabilization_window_seconds} s to see whether it lasts"
-        return _hold(previous, mode, sight, soon, message, Reason.AUTOSCALING_ACTIVE, wall_ms, wanted)
+        message = (
+            f"{sentence}; waiting {pace.stabilization_window_seconds} s to see whether it lasts"
+        )
+        return _hold(
+            previous, mode, sight, soon, message, Reason.AUTOSCALING_ACTIVE, wall_ms, wanted
+        )
     step = max(-pace.max_step, min(pace.max_step, wanted - sight.replicas))
     return _act(previous, mode, sight, sight.replicas + step, wanted, sentence, wall_ms)
 
@@ -221,7 +286,11 @@ def _hold(
 ) -> Decision:
     """Nothing is written; the status stays as it is while it says the same."""
     goal = sight.replicas if wanted is None else wanted
-    same = (previous.mode, previous.decision, previous.current_replicas) == (mode, decision, sight.replicas)
+    same = (previous.mode, previous.decision, previous.current_replicas) == (
+        mode,
+        decision,
+        sight.replicas,
+    )
     waits = decision in (WAITING, STEPPED_BACK)
     if same and previous.wanted_replicas == goal and (not waits or previous.message == message):
         return Decision(previous, reason)
@@ -241,12 +310,22 @@ def _hold(
     return Decision(status, reason, news=news)
 
 
-def _act(previous: AutoscalingStatus, mode: str, sight: Sight, replicas: int, wanted: int, sentence: str, wall_ms: int) -> Decision:
+def _act(
+    previous: AutoscalingStatus,
+    mode: str,
+    sight: Sight,
+    replicas: int,
+    wanted: int,
+    sentence: str,
+    wall_ms: int,
+) -> Decision:
     """Write `replicas`, or in a dry run say that it would be written."""
     decision = UP if replicas > sight.replicas else DOWN
     if mode == "DryRun":
         message = f"would go from {sight.replicas} to {replicas} brokers: {sentence}"
-        return _hold(previous, mode, sight, decision, message, Reason.AUTOSCALING_DRY_RUN, wall_ms, wanted)
+        return _hold(
+            previous, mode, sight, decision, message, Reason.AUTOSCALING_DRY_RUN, wall_ms, wanted
+        )
     status = AutoscalingStatus(
         mode=mode,
         decision=decision,

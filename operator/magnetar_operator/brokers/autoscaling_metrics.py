@@ -1,8 +1,9 @@
 """What the autoscaler sees and decides, as metrics.
 
 Owns: the series of every cluster that is autoscaled. Imports: autoscaling, prometheus_client.
-Invariants: a series tells of the last look of this process while it leads, and vanishes with its cluster, with `spec.autoscaling.enabled`, and with
-the lead; the only names of objects among the labels are those of BrokerClusters, which are few.
+Invariants: a series tells of the last look of this process while it leads, and vanishes with its
+cluster, with `spec.autoscaling.enabled`, and with the lead; the only names of objects among the
+labels are those of BrokerClusters, which are few.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PREFIX = "magnetar_operator_autoscaling"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at one cluster; `window_ends_ms` is when a wish that lasts becomes a decision, 0 while nothing waits."""
+    """One look at one cluster; `window_ends_ms` is when a wish that lasts becomes a decision, 0
+    while nothing waits."""
 
     status: AutoscalingStatus
     inputs: Sequence[Input]
@@ -63,7 +65,8 @@ class AutoscalingMetrics(Collector):
         yield from self._times(looks)
         load = GaugeMetricFamily(
             f"{PREFIX}_load",
-            "Load of the brokers as the autoscaler weighs it, and its target: shares of 1, or per second",
+            "Load of the brokers as the autoscaler weighs it, and its target: shares of 1, or per "
+            "second",
             labels=["cluster", "input", "measure"],
         )
         for cluster, look in looks:
@@ -79,7 +82,9 @@ class AutoscalingMetrics(Collector):
 
     def _times(self, looks: Sequence[tuple[str, Look]]) -> Iterator[Metric]:
         window = GaugeMetricFamily(
-            f"{PREFIX}_window_seconds", "Time until a wish that lasts becomes a decision, 0 if none waits", labels=["cluster"]
+            f"{PREFIX}_window_seconds",
+            "Time until a wish that lasts becomes a decision, 0 if none waits",
+            labels=["cluster"],
         )
         last = GaugeMetricFamily(
             f"{PREFIX}_last_scale_timestamp_seconds",
@@ -89,7 +94,12 @@ class AutoscalingMetrics(Collector):
         now_ms = self._clock.wall_ms() if self._clock is not None else 0
         for cluster, look in looks:
             window.add_metric([cluster], max(0, look.window_ends_ms - now_ms) / 1000)
-            last.add_metric([cluster], wall_ms_of(look.status.last_scale_time) / 1000 if look.status.last_scale_time else 0)
+            last.add_metric(
+                [cluster],
+                wall_ms_of(look.status.last_scale_time) / 1000
+                if look.status.last_scale_time
+                else 0,
+            )
         yield from (window, last)
 
 
@@ -99,7 +109,9 @@ def _decisions(looks: Sequence[tuple[str, Look]]) -> Iterator[Metric]:
         "1 for the autoscaler's decision (of status.autoscaling.decision) that stands",
         labels=["cluster", "decision"],
     )
-    current = GaugeMetricFamily(f"{PREFIX}_replicas", "spec.replicas when the autoscaler decided", labels=["cluster"])
+    current = GaugeMetricFamily(
+        f"{PREFIX}_replicas", "spec.replicas when the autoscaler decided", labels=["cluster"]
+    )
     wanted = GaugeMetricFamily(
         f"{PREFIX}_wanted_replicas",
         "Brokers that the load asks for, within the bounds, by the autoscaler's decision",

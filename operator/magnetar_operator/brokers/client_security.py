@@ -1,9 +1,11 @@
 """Looking at what a cluster's client security is made of.
 
-Owns: reading the secrets that the spec names, the cluster's own key, and what follows for conditions and rolls. Imports: world, builders, conditions.
-Invariants: secrets are read by name, never listed or watched; the cluster's own key is kept as long as it will do and nobody asks for another one;
-the key is written only as it was read; while a secret is missing or unusable no pod is restarted, and none gets a new template, because it could not
-start; no Event, status or log holds what is in a secret.
+Owns: reading the secrets that the spec names, the cluster's own key, and what follows for
+conditions and rolls. Imports: world, builders, conditions. Invariants: secrets are read by name,
+never listed or watched; the cluster's own key is kept as long as it will do and nobody asks for
+another one; the key is written only as it was read; while a secret is missing or unusable no pod is
+restarted, and none gets a new template, because it could not start; no Event, status or log holds
+what is in a secret.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.security.keys import SECRET_BYTES_MIN
 from magnetar_operator import names
 from magnetar_operator.brokers.internal_rotation import InternalKeys, advanced
-from magnetar_operator.builders.client_tls import authority_of, broker_hosts, certificate_of, judged, secret_problem
+from magnetar_operator.builders.client_tls import (
+    authority_of,
+    broker_hosts,
+    certificate_of,
+    judged,
+    secret_problem,
+)
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.security import (
     internal_keys,
@@ -41,8 +49,9 @@ OF_SECRETS = (
 
 @dataclass(frozen=True, slots=True)
 class SeenSecurity:
-    """`blocking` keeps pods from starting, `problems` has what else is wrong, `findings` the condition of the certificate; `authority`: its
-    secret has one that other processes are checked by (None: it cannot be read now)."""
+    """`blocking` keeps pods from starting, `problems` has what else is wrong, `findings` the
+    condition of the certificate; `authority`: its secret has one that other processes are
+    checked by (None: it cannot be read now)."""
 
     blocking: tuple[Problem, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -55,7 +64,8 @@ class SeenSecurity:
 
 
 async def secure_clients(world: World, cluster: BrokerCluster) -> SeenSecurity:
-    """Look at the secrets, see to the cluster's own key, and tell what is wrong. Raises KubernetesError."""
+    """Look at the secrets, see to the cluster's own key, and tell what is wrong. Raises
+    KubernetesError."""
     seen = await see_security(world, cluster, broker_hosts(cluster))
     seen = replace(seen, blocking=(*seen.blocking, *await _ensure_internal_key(world, cluster)))
     await tell(world, cluster, seen)
@@ -63,14 +73,18 @@ async def secure_clients(world: World, cluster: BrokerCluster) -> SeenSecurity:
 
 
 async def see_security(world: World, cluster: BrokerCluster, hosts: Sequence[str]) -> SeenSecurity:
-    """Read the secrets that the cluster's spec names. `hosts`: what its certificate should be for. Raises KubernetesError."""
+    """Read the secrets that the cluster's spec names. `hosts`: what its certificate should be
+    for. Raises KubernetesError."""
     if not is_secured(cluster):
         return SeenSecurity()
     tls, entry = cluster.spec.tls, token_entry(cluster)
     pair, token = await asyncio.gather(
         *(
             _read(world, cluster, name)
-            for name in (tls.secret_name if tls is not None else "", entry.name if entry is not None else "")
+            for name in (
+                tls.secret_name if tls is not None else "",
+                entry.name if entry is not None else "",
+            )
         )
     )
     return judge(cluster, pair, token, world.clock.wall_ms(), hosts)
@@ -81,17 +95,28 @@ async def _read(world: World, cluster: BrokerCluster, name: str) -> Manifest | N
 
 
 def judge(
-    cluster: BrokerCluster, pair: Manifest | None, token: Manifest | None, wall_ms: int, hosts: Sequence[str] = ()
+    cluster: BrokerCluster,
+    pair: Manifest | None,
+    token: Manifest | None,
+    wall_ms: int,
+    hosts: Sequence[str] = (),
 ) -> SeenSecurity:
-    """What the secrets of the certificate and of the token key amount to (None: there is no such secret). Pure."""
+    """What the secrets of the certificate and of the token key amount to (None: there is no such
+    secret). Pure."""
     blocking, problems = [], []
     findings: tuple[Finding, ...] = ()
     authority: bool | None = False
     entry = token_entry(cluster)
     if entry is not None:
-        wrong = f"secret {entry.name} does not exist" if token is None else token_key_problem(cluster, token)
+        wrong = (
+            f"secret {entry.name} does not exist"
+            if token is None
+            else token_key_problem(cluster, token)
+        )
         if wrong:
-            blocking.append(Problem(Reason.TOKEN_KEY_MISSING, f"{wrong}. {Reason.TOKEN_KEY_MISSING.remedy}"))
+            blocking.append(
+                Problem(Reason.TOKEN_KEY_MISSING, f"{wrong}. {Reason.TOKEN_KEY_MISSING.remedy}")
+            )
     if cluster.spec.tls is not None:
         unusable = secret_problem(cluster, pair)
         if unusable is not None:
@@ -110,7 +135,8 @@ def judge(
 
 
 def authority_known(seen: SeenSecurity, config: Manifest | None) -> bool:
-    """As it was seen; while the secret cannot be read, as the ConfigMap of an earlier pass has it."""
+    """As it was seen; while the secret cannot be read, as the ConfigMap of an earlier pass has
+    it."""
     return knows_authority(config) if seen.authority is None else seen.authority
 
 
@@ -125,7 +151,8 @@ async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """Make the cluster's own key, make it anew if it will not do, or take the next step of its rotation. Raises KubernetesError."""
+    """Make the cluster's own key, make it anew if it will not do, or take the next step of its
+    rotation. Raises KubernetesError."""
     if not is_secured(cluster):
         return []
 
@@ -145,10 +172,17 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
         somebody = taken(wanted, found, cluster.metadata.uid)
         if isinstance(somebody, Taken):
             owner = somebody.owner or "somebody else"
-            return [Problem(Reason.NAME_TAKEN, f"Secret {name} exists and belongs to {owner}. {Reason.NAME_TAKEN.remedy}")]
+            return [
+                Problem(
+                    Reason.NAME_TAKEN,
+                    f"Secret {name} exists and belongs to {owner}. {Reason.NAME_TAKEN.remedy}",
+                )
+            ]
         if known is None:
             await world.api.apply(_compared(wanted, found))
-            await world.events.warning(cluster, "DriftCorrected", f"Secret {name}: its key would not do, and is a new one")
+            await world.events.warning(
+                cluster, "DriftCorrected", f"Secret {name}: its key would not do, and is a new one"
+            )
             return []
         requested = cluster.metadata.annotations.get(names.ROTATE_INTERNAL_KEY, "")
         keys, why = advanced(known, requested, world.clock.wall_ms(), draw)
@@ -163,7 +197,8 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
 
 
 def _compared(secret: Manifest, read: Manifest) -> Manifest:
-    """To be applied only if the secret is still as it was read: a former leader whose pass has stood still must not undo a phase of its successor's,
-    or bring a key back that was replaced. The API server answers 409 otherwise."""
+    """To be applied only if the secret is still as it was read: a former leader whose pass has
+    stood still must not undo a phase of its successor's, or bring a key back that was replaced.
+    The API server answers 409 otherwise."""
     kept = {field: read["metadata"][field] for field in ("uid", "resourceVersion")}
     return {**secret, "metadata": {**secret["metadata"], **kept}}

@@ -1,7 +1,8 @@
 """Everything that should exist for a cluster.
 
-Owns: which child objects there are and in which order they are applied. Imports: the builders. Pure.
-Invariant: the order is that of dependence, so that the first pod finds its account, settings, services and claim.
+Owns: which child objects there are and in which order they are applied. Imports: the builders.
+Pure. Invariant: the order is that of dependence, so that the first pod finds its account, settings,
+services and claim.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def desired(
     *,
     authority: bool = False,
 ) -> list[Manifest]:
-    """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be changed once they do and for addresses;
-    `credentials` is the digest of the storage's ("" = it has none); `shape` is that of managed etcd (None = what the spec wants in the end);
+    """Every child of `cluster`. `observed` gives what exists, for the parts that cannot be
+    changed once they do and for addresses; `credentials` is the digest of the storage's ("" = it
+    has none); `shape` is that of managed etcd (None = what the spec wants in the end);
     `authority`: the secret of the clients' TLS has one."""
     managed = cluster.spec.etcd.managed
     etcd: list[Manifest] = []
@@ -55,7 +57,9 @@ def desired(
             *([etcd_budget(cluster, spare=shape.spare)] if shape.replicas > 1 else []),
             etcd_set(cluster, managed, defaults, shape),
         ]
-    claim = storage_claim(cluster, observed.get(("PersistentVolumeClaim", names.storage_claim(cluster.name))))
+    claim = storage_claim(
+        cluster, observed.get(("PersistentVolumeClaim", names.storage_claim(cluster.name)))
+    )
     return [
         broker_account(cluster),
         *([claim] if claim is not None else []),

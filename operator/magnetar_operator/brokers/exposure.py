@@ -1,7 +1,7 @@
 """Who may administer a cluster.
 
-Owns: the condition Protected. Imports: conditions, builders.client_tls, models. Pure.
-Invariant: it speaks of the spec alone; whether a network plugin enforces policies is not known here, and is said.
+Owns: the condition Protected. Imports: conditions, builders.client_tls, models. Pure. Invariant: it
+speaks of the spec alone; whether a network plugin enforces policies is not known here, and is said.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ def protection(cluster: BrokerCluster) -> Finding:
     ports = " and ".join(str(number) for _, number in ports_of(cluster) if number in REST_PORTS)
     reach = f"REST on port {ports} is open to {_who(cluster)}"
     if auth is None:
-        return _not(Reason.OPEN_TO_ALL, f"no spec.auth: anybody there may administer this cluster. {reach}")
+        return _not(
+            Reason.OPEN_TO_ALL, f"no spec.auth: anybody there may administer this cluster. {reach}"
+        )
     if not auth.authorization:
-        return _not(Reason.NO_AUTHORIZATION, f"every client with a known role may administer this cluster. {reach}")
+        return _not(
+            Reason.NO_AUTHORIZATION,
+            f"every client with a known role may administer this cluster. {reach}",
+        )
     super_users = ", ".join(auth.super_user_roles) or "nobody, as spec.auth.superUserRoles is empty"
-    said = [f"roles with the right may administer parts of this cluster, and everything: {super_users}. {reach}"]
+    said = [
+        "roles with the right may administer parts of this cluster, and everything: "
+        f"{super_users}. {reach}"
+    ]
     if auth.anonymous_role:
         said.append(f"who shows nothing has the role {auth.anonymous_role}")
     if auth.tokens is not None and (tls is None or tls.plain == "Open"):
@@ -39,7 +47,11 @@ def _who(cluster: BrokerCluster) -> str:
     policy, tls = cluster.spec.network_policy, cluster.spec.tls
     chosen = "restFrom" if policy.rest_from else "clientsFrom"
     if policy.enabled and (policy.rest_from or policy.clients_from):
-        return f"whom spec.networkPolicy.{chosen} admits, where the network plugin enforces policies"
+        return (
+            f"whom spec.networkPolicy.{chosen} admits, where the network plugin enforces policies"
+        )
     if tls is not None and tls.plain == "Internal":
         return f"every pod, on {names.HTTP_PORT} for metrics only"
-    return "every pod of this Kubernetes cluster, and to every host that is routed to pods or services"
+    return (
+        "every pod of this Kubernetes cluster, and to every host that is routed to pods or services"
+    )

@@ -1,8 +1,10 @@
 """Replacing the key by which a cluster's processes know each other, while they serve.
 
-Owns: the key with what is beside it during a rotation, and the step from one phase to the next. Imports: etcd_rotation's phases. Pure.
-Invariants: a key is believed by everybody before it signs anything, and the former one for a while after it has signed its last; so two processes
-whose files are a phase apart always know each other. All that is known is in the secret: an operator may end at any point, and another goes on.
+Owns: the key with what is beside it during a rotation, and the step from one phase to the next.
+Imports: etcd_rotation's phases. Pure. Invariants: a key is believed by everybody before it signs
+anything, and the former one for a while after it has signed its last; so two processes whose files
+are a phase apart always know each other. All that is known is in the secret: an operator may end at
+any point, and another goes on.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ class InternalKeys:
         return hashlib.sha256(b"magnetar internal key" + self.keys[0]).hexdigest()[:16]
 
 
-def advanced(found: InternalKeys, requested: str, now_ms: int, draw: Callable[[], bytes]) -> tuple[InternalKeys, str]:
-    """The next phase and what it is, or `found` and "". `requested` is the `id` of the key that is to go; `draw` makes one."""
+def advanced(
+    found: InternalKeys, requested: str, now_ms: int, draw: Callable[[], bytes]
+) -> tuple[InternalKeys, str]:
+    """The next phase and what it is, or `found` and "". `requested` is the `id` of the key that
+    is to go; `draw` makes one."""
     if found.phase is Phase.NONE:
         if requested != found.id:
             return found, ""
@@ -41,5 +46,7 @@ def advanced(found: InternalKeys, requested: str, now_ms: int, draw: Callable[[]
     signing, *rest = found.keys
     if found.phase is Phase.TRUSTING and rest:
         keys = (rest[0], signing)
-        return InternalKeys(keys, Phase.ISSUING, now_ms), "the new key signs from now on, and the former one is still believed"
+        return InternalKeys(
+            keys, Phase.ISSUING, now_ms
+        ), "the new key signs from now on, and the former one is still believed"
     return InternalKeys((signing,)), "the former key is not believed any more"

@@ -1,7 +1,8 @@
 """Brokers that come, leave and are replaced: one decision from one look.
 
-Owns: putting the plans for scaling, replacement and their story together. Imports: scaling, replacing, scale_story, broker_pods. Pure.
-Invariants: scaling comes before a replacement, a replacement before a roll; a drain that takes too long is a problem that names what holds it up, and
+Owns: putting the plans for scaling, replacement and their story together. Imports: scaling,
+replacing, scale_story, broker_pods. Pure. Invariants: scaling comes before a replacement, a
+replacement before a roll; a drain that takes too long is a problem that names what holds it up, and
 removes nothing.
 """
 
@@ -64,19 +65,31 @@ def plan_moves(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> Move
     fleet, wanted = fleet_of(cluster, observed), cluster.spec.replicas
     scale = plan_scale(wanted, fleet)
     view = broker_pods.rolling_view(observed.pods, None)
-    replacement = plan_replace(cluster.metadata.annotations.get(names.REPLACE, ""), fleet, view, scale.reason is not None)
+    replacement = plan_replace(
+        cluster.metadata.annotations.get(names.REPLACE, ""), fleet, view, scale.reason is not None
+    )
     leaving = scale.broker or replacement.broker
     known = {broker.name: broker.bundles for broker in cluster.status.brokers}
     takers = observed.state.takers(leaving) if observed.state is not None else ()
     ready = sum(pod.ready for pod in view)
     chapter = Chapter(
-        wanted, fleet, scale, replacement, ready == len(view) == wanted == fleet.replicas, len(takers), known.get(leaving, 0)
+        wanted,
+        fleet,
+        scale,
+        replacement,
+        ready == len(view) == wanted == fleet.replicas,
+        len(takers),
+        known.get(leaving, 0),
     )
     story = tell(cluster.status.scaling, chapter, wall_ms)
-    return Moves(scale, replacement, story, tuple(_stuck(cluster, observed, story, takers, wall_ms)))
+    return Moves(
+        scale, replacement, story, tuple(_stuck(cluster, observed, story, takers, wall_ms))
+    )
 
 
-def _stuck(cluster: BrokerCluster, observed: Observed, story: Story, takers: tuple[str, ...], wall_ms: int) -> list[Problem]:
+def _stuck(
+    cluster: BrokerCluster, observed: Observed, story: Story, takers: tuple[str, ...], wall_ms: int
+) -> list[Problem]:
     """The drain that lasts too long."""
     status, limit_s = story.status, cluster.spec.drain_timeout_seconds
     held = observed.state.held.get(status.broker, ()) if observed.state is not None else ()

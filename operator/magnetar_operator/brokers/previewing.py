@@ -1,8 +1,9 @@
 """What a changed manifest would do to a cluster.
 
-Owns: the preview that `magnetar plan` shows. Imports: desired, planning, rolling, names. Pure; no Kubernetes client.
-Invariants: both manifests are rendered by the operator's own builders from the same inputs, so that only what the change causes is shown; the
-order of restarts and removals is the one in which the operator works.
+Owns: the preview that `magnetar plan` shows. Imports: desired, planning, rolling, names. Pure; no
+Kubernetes client. Invariants: both manifests are rendered by the operator's own builders from the
+same inputs, so that only what the change causes is shown; the order of restarts and removals is the
+one in which the operator works.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from magnetar_operator.engine.planning import DELETABLE_KINDS, Change, differenc
 from magnetar_operator.pods.rolling import difference_of
 from magnetar_operator.stores.restore import Phase, pause_s
 
-OPERATORS = Defaults("(the brokers' image, as the operator was given it)", "", "(the operator's etcd image)", "(Spark's image)")
-"""Stands for what only the running operator knows; equal on both sides, so that it is never a change."""
+OPERATORS = Defaults(
+    "(the brokers' image, as the operator was given it)",
+    "",
+    "(the operator's etcd image)",
+    "(Spark's image)",
+)
+"""Stands for what only the running operator knows; equal on both sides, so that it is never a
+change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,8 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """`restarts` in order with the reason; `leaving` in order; `joining` in order; `notes` are sentences."""
+    """`restarts` in order with the reason; `leaving` in order; `joining` in order; `notes` are
+    sentences."""
 
     objects: tuple[ObjectChange, ...]
     restarts: tuple[tuple[str, str], ...]
@@ -56,13 +64,21 @@ class Preview:
 def field_changes(old: Any, new: Any, path: str = "spec") -> list[Change]:
     """Fields that differ between two complete specs, those that went included."""
     changed = list(differences(new, old, path))
-    gone = [change for change in differences(old, new, path) if change.old is None and change.new not in (None, {}, [], "")]
+    gone = [
+        change
+        for change in differences(old, new, path)
+        if change.old is None and change.new not in (None, {}, [], "")
+    ]
     known = {change.path for change in changed}
-    return [*changed, *(Change(change.path, change.new, None) for change in gone if change.path not in known)]
+    return [
+        *changed,
+        *(Change(change.path, change.new, None) for change in gone if change.path not in known),
+    ]
 
 
 def preview(old: BrokerCluster | None, new: BrokerCluster) -> Preview:
-    """What the operator would do. `old` is None for a cluster that does not exist; both carry the status that was read."""
+    """What the operator would do. `old` is None for a cluster that does not exist; both carry
+    the status that was read."""
     wanted = desired(_in_the_end(new), OPERATORS, new.spec.replicas, {})
     before = desired(_in_the_end(old), OPERATORS, old.spec.replicas, {}) if old is not None else []
     have = {identity_of(child): child for child in before}
@@ -91,7 +107,11 @@ def _objects(wanted: list[Manifest], have: dict[Identity, Manifest]) -> Iterator
         # The replicas of the brokers' set are told as brokers that join or leave.
         brokers = manifest["metadata"]["labels"].get(names.COMPONENT) == names.BROKER
         changes = field_changes(have[identity], manifest, "")
-        shown = tuple(change for change in changes if not (brokers and kind == "StatefulSet" and change.path == "spec.replicas"))
+        shown = tuple(
+            change
+            for change in changes
+            if not (brokers and kind == "StatefulSet" and change.path == "spec.replicas")
+        )
         if shown:
             yield ObjectChange("update", kind, name, shown)
     for kind, name in sorted(have.keys() - {identity_of(manifest) for manifest in wanted}):
@@ -102,15 +122,21 @@ def _objects(wanted: list[Manifest], have: dict[Identity, Manifest]) -> Iterator
 def _restarts(
     old: BrokerCluster, new: BrokerCluster, wanted: list[Manifest], have: dict[Identity, Manifest]
 ) -> tuple[tuple[str, str], ...]:
-    """Brokers whose template changes, in the order of the roll: sick ones and then the highest ordinal first."""
+    """Brokers whose template changes, in the order of the roll: sick ones and then the highest
+    ordinal first."""
     identity = ("StatefulSet", names.broker_set(new.name))
     template = next(item for item in wanted if identity_of(item) == identity)["spec"]["template"]
     before = have[identity]["spec"]["template"]
     if not list(differences(template, before)) and not list(differences(before, template)):
         return ()
     reason = difference_of({"metadata": before["metadata"], "spec": before["spec"]}, template)
-    staying = [broker for broker in old.status.brokers if names.ordinal_of(broker.name) < new.spec.replicas]
-    ordered = sorted(staying, key=lambda broker: (broker.phase in ("Ready", "Draining"), -names.ordinal_of(broker.name)))
+    staying = [
+        broker for broker in old.status.brokers if names.ordinal_of(broker.name) < new.spec.replicas
+    ]
+    ordered = sorted(
+        staying,
+        key=lambda broker: (broker.phase in ("Ready", "Draining"), -names.ordinal_of(broker.name)),
+    )
     return tuple((broker.name, reason) for broker in ordered)
 
 
@@ -128,9 +154,15 @@ def _joining(old: BrokerCluster | None, new: BrokerCluster) -> tuple[str, ...]:
 
 def _notes(old: BrokerCluster | None, new: BrokerCluster) -> Iterator[str]:
     if new.spec.autoscaling.enabled and old is not None and old.spec.replicas != new.spec.replicas:
-        yield "spec.autoscaling is enabled and writes spec.replicas too: leave replicas out of the manifest"
+        yield (
+            "spec.autoscaling is enabled and writes spec.replicas too: leave replicas out of the "
+            "manifest"
+        )
     if old is not None and old.spec.replicas and not new.spec.replicas:
-        yield "no broker is left: topics are not served until replicas is raised again; their messages stay"
+        yield (
+            "no broker is left: topics are not served until replicas is raised again; their "
+            "messages stay"
+        )
     members = [
         cluster.spec.etcd.managed.replicas
         for cluster in (old, new)
@@ -148,11 +180,14 @@ def _restore_notes(new: BrokerCluster) -> Iterator[str]:
     """What a restore of the metadata store costs that is asked for and has not ended."""
     asked = new.spec.etcd.managed.restore if new.spec.etcd.managed is not None else None
     told = new.status.restore
-    if asked is None or (asked.request == told.request and told.phase not in (Phase.NONE, Phase.WAITING)):
+    if asked is None or (
+        asked.request == told.request and told.phase not in (Phase.NONE, Phase.WAITING)
+    ):
         return
     pause = pause_s(broker.bundles for broker in new.status.brokers)
     yield (
         f"the metadata store is restored for request {asked.request}"
         + (", whatever it holds" if asked.force else " if it is lost")
-        + f": brokers serve until it is filled, then no topic is served for about {pause} s; transactions wait from the loss on"
+        + f": brokers serve until it is filled, then no topic is served for about {pause} s; "
+        "transactions wait from the loss on"
     )

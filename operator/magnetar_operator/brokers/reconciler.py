@@ -1,9 +1,10 @@
 """Reconciling a `BrokerCluster`.
 
-Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children, pod_care, moves, autoscaler,
-client_security, cluster_status.
-Invariants: decisions are pure functions of one look at the world, effects follow them; children are applied even while the metadata store is away;
-a broker leaves only as `plan_scale` allows; the status is written last and only when it differs.
+Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children,
+pod_care, moves, autoscaler, client_security, cluster_status. Invariants: decisions are pure
+functions of one look at the world, effects follow them; children are applied even while the
+metadata store is away; a broker leaves only as `plan_scale` allows; the status is written last and
+only when it differs.
 """
 
 from __future__ import annotations
@@ -81,8 +82,13 @@ async def reconcile(world: World, key: Key) -> float | None:
     held_fleet = observed.restore.is_held
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
     await _tell(world, cluster, () if held_fleet else moves.story.before)
-    problems = [*secured.problems, *([] if held_fleet else await _apply_cordons(world, cluster, moves))]
-    seen = await see_credentials(world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name)))
+    problems = [
+        *secured.problems,
+        *([] if held_fleet else await _apply_cordons(world, cluster, moves)),
+    ]
+    seen = await see_credentials(
+        world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name))
+    )
     security = await secure_clients(world, cluster)
     problems += [*seen.problems, *security.all_problems]
     authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
@@ -90,14 +96,27 @@ async def reconcile(world: World, key: Key) -> float | None:
     replicas = _present(cluster, observed) if held_fleet else moves.scale.replicas
     observed = await _with_listener_services(world, cluster, observed, replicas)
     have = observed.children
-    wanted = desired(cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority)
-    wanted = held_back(wanted, observed.children, names.broker_set(cluster.name), security.blocking, names.security(cluster.name))
+    wanted = desired(
+        cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority
+    )
+    wanted = held_back(
+        wanted,
+        observed.children,
+        names.broker_set(cluster.name),
+        security.blocking,
+        names.security(cluster.name),
+    )
     wanted, held_claim = await hold_claim(world, cluster, wanted, observed.children)
-    claims = [*held_claim, *await missing_classes(world, cluster, observed.children, observed.etcd_pods)]
+    claims = [
+        *held_claim,
+        *await missing_classes(world, cluster, observed.children, observed.etcd_pods),
+    ]
     problems += await apply_children(world, cluster, wanted, observed.children)
     await etcd_life.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
-    roll = RollPlan() if held_fleet else held(_plan_roll(cluster, observed, moves), security.blocking)
+    roll = (
+        RollPlan() if held_fleet else held(_plan_roll(cluster, observed, moves), security.blocking)
+    )
     await restart(world, cluster, observed.pods, roll)
     if not security.blocking and not held_fleet:
         await _replace(world, observed, moves)
@@ -106,11 +125,21 @@ async def reconcile(world: World, key: Key) -> float | None:
         problems += await ensure_users(world, secured)
         await namespace_release.see_store(world, cluster)
     await _tell(world, cluster, () if held_fleet else moves.story.after)
-    for problem in (*claims, *moves.problems, *([observed.copies_problem] if observed.copies_problem is not None else [])):
-        await world.events.once(cluster, "Warning", problem.reason.word, problem.message, part=problem.about)
+    for problem in (
+        *claims,
+        *moves.problems,
+        *([observed.copies_problem] if observed.copies_problem is not None else []),
+    ):
+        await world.events.once(
+            cluster, "Warning", problem.reason.word, problem.message, part=problem.about
+        )
     problems += [*claims, *moves.problems]
-    autoscaled = await autoscale(world, cluster, observed, busy_with(observed, moves, roll, problems))
-    await _write_status(world, stored, cluster, observed, moves, roll, problems, autoscaled, security)
+    autoscaled = await autoscale(
+        world, cluster, observed, busy_with(observed, moves, roll, problems)
+    )
+    await _write_status(
+        world, stored, cluster, observed, moves, roll, problems, autoscaled, security
+    )
     rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     if observed.restore.is_active:
         return RESTORING_S
@@ -120,61 +149,100 @@ async def reconcile(world: World, key: Key) -> float | None:
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
     world.autoscaling.forget(f"{cluster.namespace}/{cluster.name}")
-    await world.events.once(cluster, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
-    kept = [condition for condition in cluster.status.conditions if condition.type != Type.PROGRESSING.value]
+    await world.events.once(
+        cluster, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
+    )
+    kept = [
+        condition
+        for condition in cluster.status.conditions
+        if condition.type != Type.PROGRESSING.value
+    ]
     findings = [Finding(Type.PROGRESSING, False, Reason.PAUSED)]
     paused = world.conditions(cluster, cluster.status.conditions, findings)
-    await world.write_status(cluster, cluster.status.model_copy(update={"conditions": (*kept, *paused)}))
+    await world.write_status(
+        cluster, cluster.status.model_copy(update={"conditions": (*kept, *paused)})
+    )
 
 
-# --- reading the world --------------------------------------------------------------------------------------------------------
+# --- reading the world ----------------------------------------------------------------------------
 
 
 async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> Observed:
-    """Everything that belongs to the cluster: from the caches, or `live` from the API server. Raises KubernetesError."""
+    """Everything that belongs to the cluster: from the caches, or `live` from the API server.
+    Raises KubernetesError."""
     children, pods = await _read_children(world, cluster, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem, away = await _read_state(world, cluster, children)
     etcd = await etcd_life.look(world, cluster, children, live)
-    copies = copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
+    copies = (
+        copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
+    )
     lost = await lost_nodes(world, mine)
     return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_away=away)
 
 
-async def _with_listener_services(world: World, cluster: BrokerCluster, observed: Observed, replicas: int) -> Observed:
-    """Make services that are missing before anything else: they say which addresses a broker finds when it starts. A kubelet brings it those that
-    are known later within a minute or two only, and until then its listeners' clients are refused. Raises KubernetesError."""
+async def _with_listener_services(
+    world: World, cluster: BrokerCluster, observed: Observed, replicas: int
+) -> Observed:
+    """Make services that are missing before anything else: they say which addresses a broker
+    finds when it starts. A kubelet brings it those that are known later within a minute or two
+    only, and until then its listeners' clients are refused. Raises KubernetesError."""
     missing = [
-        service for service in listener_services(brokers_of(cluster), replicas) if identity_of(service) not in observed.children
+        service
+        for service in listener_services(brokers_of(cluster), replicas)
+        if identity_of(service) not in observed.children
     ]
     if not missing:
         return observed
-    await apply_children(world, cluster, missing, {})  # what is refused is refused, and told, once more below
+    # what is refused is refused, and told, once more below
+    await apply_children(world, cluster, missing, {})
     children, _ = await _read_children(world, cluster, live=False)
     return replace(observed, children=children)
 
 
-async def _read_children(world: World, cluster: BrokerCluster, live: bool) -> tuple[dict[Identity, Manifest], list[Manifest]]:
-    return await read_children(world, cluster, {names.CLUSTER: cluster.name}, names.selector(cluster.name, names.BROKER), live)
+async def _read_children(
+    world: World, cluster: BrokerCluster, live: bool
+) -> tuple[dict[Identity, Manifest], list[Manifest]]:
+    return await read_children(
+        world,
+        cluster,
+        {names.CLUSTER: cluster.name},
+        names.selector(cluster.name, names.BROKER),
+        live,
+    )
 
 
 def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
-    """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
+    """Whether what would be done next cannot be taken back: the caches find such work, a look at
+    the API server itself decides."""
     moves = plan_moves(cluster, observed, wall_ms)
     if observed.etcd is not None and observed.etcd.plan.reason is not None:
         return True
-    return moves.shown.reason is not None or bool(_plan_roll(cluster, observed, moves).restart) or bool(observed.lost_nodes)
+    return (
+        moves.shown.reason is not None
+        or bool(_plan_roll(cluster, observed, moves).restart)
+        or bool(observed.lost_nodes)
+    )
 
 
 async def _read_state(
     world: World, cluster: BrokerCluster, children: dict[Identity, Manifest]
 ) -> tuple[ClusterState | None, str, bool]:
-    """The store's picture, or why there is none, and whether that is because the store was not seen to answer."""
+    """The store's picture, or why there is none, and whether that is because the store was not
+    seen to answer."""
     etcd = children.get(("StatefulSet", names.etcd_set(cluster.name)))
-    if cluster.spec.etcd.managed is not None and (etcd is None or not etcd.get("status", {}).get("readyReplicas")):
+    if cluster.spec.etcd.managed is not None and (
+        etcd is None or not etcd.get("status", {}).get("readyReplicas")
+    ):
         return None, f"etcd pod {names.etcd_set(cluster.name)}-0 is not ready", True
     try:
-        return await read_cluster_state((await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled), "", False
+        return (
+            await read_cluster_state(
+                (await world.store_of(cluster)).reader, cluster.spec.autoscaling.enabled
+            ),
+            "",
+            False,
+        )
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
         problem = f"etcd {', '.join(etcd_endpoints(cluster))}: {str(error) or 'no answer in time'}"
@@ -183,11 +251,18 @@ async def _read_state(
 
 def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> RollPlan:
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
-    return roll_of(observed.pods, brokers, moves.scale.replicas, scaling=moves.holds_rolls, awaits=_store_awaited(observed))
+    return roll_of(
+        observed.pods,
+        brokers,
+        moves.scale.replicas,
+        scaling=moves.holds_rolls,
+        awaits=_store_awaited(observed),
+    )
 
 
 def _present(cluster: BrokerCluster, observed: Observed) -> int:
-    """How many brokers the set has; what a store that is being restored says of them is worth nothing."""
+    """How many brokers the set has; what a store that is being restored says of them is worth
+    nothing."""
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
     return int(brokers["spec"]["replicas"]) if brokers is not None else cluster.spec.replicas
 
@@ -199,12 +274,14 @@ def _store_awaited(observed: Observed) -> str:
     return observed.etcd.restarting if observed.etcd is not None else ""
 
 
-# --- effects ------------------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
 async def _tell(world: World, cluster: BrokerCluster, chapters: Iterable[Told]) -> None:
     for told in chapters:
-        await world.events.once(cluster, "Warning" if told.warning else "Normal", told.reason, told.message)
+        await world.events.once(
+            cluster, "Warning" if told.warning else "Normal", told.reason, told.message
+        )
         if told.reason in LAST_CHAPTERS:
             for reason in CHAPTERS:
                 world.events.forget(cluster.metadata.uid, reason)
@@ -216,16 +293,25 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> 
     try:
         for broker in (*scale.uncordon, *replacement.uncordon):
             await (await world.store_of(cluster)).uncordon(broker)
-            await world.events.normal(cluster, "Uncordoned", f"{broker} may take bundles again, or is gone")
+            await world.events.normal(
+                cluster, "Uncordoned", f"{broker} may take bundles again, or is gone"
+            )
         for broker, reason, why in (
             (scale.cordon, CORDON_REASON, "it is removed"),
             (replacement.cordon, REPLACE_REASON, "its pod is replaced"),
         ):
             if broker:
                 await (await world.store_of(cluster)).cordon(broker, reason)
-                await world.events.normal(cluster, "Cordoned", f"{broker} hands its bundles over before {why}")
+                await world.events.normal(
+                    cluster, "Cordoned", f"{broker} hands its bundles over before {why}"
+                )
     except (StoreError, TimeoutError) as error:
-        return [Problem(Reason.STORE_UNAVAILABLE, f"cordons could not be written: {str(error) or 'no answer in time'}")]
+        return [
+            Problem(
+                Reason.STORE_UNAVAILABLE,
+                f"cordons could not be written: {str(error) or 'no answer in time'}",
+            )
+        ]
     return []
 
 
@@ -251,9 +337,14 @@ async def _write_status(
     findings = findings_of(cluster, observed, moves.shown, roll, problems)
     more = (*autoscaled.findings, *security.findings, protection(cluster))
     conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *more])
-    was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in cluster.status.conditions)
+    was_ready = any(
+        condition.type == "Ready" and condition.status == "True"
+        for condition in cluster.status.conditions
+    )
     status = derive(cluster, observed, roll, conditions)
-    troubles = listed(cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms())
+    troubles = listed(
+        cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms()
+    )
     update = {"scaling": moves.story.status, "autoscaling": autoscaled.status, "troubles": troubles}
     await world.write_status(stored, status.model_copy(update=update))
     if findings[-1].holds and not was_ready:
@@ -262,7 +353,9 @@ async def _write_status(
 
 def _again_after_s(observed: Observed, moves: Moves) -> float:
     if observed.state is None:
-        return min(STORE_RETRY_S, observed.etcd.again_s if observed.etcd is not None else STORE_RETRY_S)
+        return min(
+            STORE_RETRY_S, observed.etcd.again_s if observed.etcd is not None else STORE_RETRY_S
+        )
     if moves.shown.reason is not None or observed.lost_nodes:
         return MOVING_S
     return min(LOOK_AGAIN_S, observed.etcd.again_s if observed.etcd is not None else LOOK_AGAIN_S)

@@ -1,9 +1,10 @@
 """The story of a change of the number of brokers, as `kubectl describe` tells it.
 
-Owns: `status.scaling`, which remembers when a change and its drain began, and the Events of each chapter, in order. Imports: models, scaling,
-replacing, conditions. Pure.
-Invariants: each chapter is told once, also when the operator restarts in between (what was told follows from the status); a long drain is told again
-only when its rest has halved; the status changes with the chapter, never with the time.
+Owns: `status.scaling`, which remembers when a change and its drain began, and the Events of each
+chapter, in order. Imports: models, scaling, replacing, conditions. Pure. Invariants: each chapter
+is told once, also when the operator restarts in between (what was told follows from the status); a
+long drain is told again only when its rest has halved; the status changes with the chapter, never
+with the time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """What the story is told from, beside the last status. `last_left`: bundles that the leaving broker had at the last look."""
+    """What the story is told from, beside the last status. `last_left`: bundles that the leaving
+    broker had at the last look."""
 
     wanted: int
     fleet: Fleet
@@ -61,43 +63,90 @@ def tell(previous: ScalingStatus, chapter: Chapter, wall_ms: int) -> Story:
     status = _farewell(status, chapter, after)
     if status.action in (DOWN, REPLACE):
         status = _drain(status, chapter, wall_ms, after)
-    if status.action and chapter.settled and chapter.scale.reason is None and chapter.replacement.reason is None:
+    if (
+        status.action
+        and chapter.settled
+        and chapter.scale.reason is None
+        and chapter.replacement.reason is None
+    ):
         after.append(_end(status, chapter, wall_ms))
         status = NOTHING
     return Story(status, tuple(before), tuple(after))
 
 
-def _begin(previous: ScalingStatus, chapter: Chapter, wall_ms: int) -> tuple[ScalingStatus, list[Told]]:
+def _begin(
+    previous: ScalingStatus, chapter: Chapter, wall_ms: int
+) -> tuple[ScalingStatus, list[Told]]:
     """A change that is new, or that turned into another one."""
     wanted, current = chapter.wanted, chapter.fleet.replicas
     if current is None:
         return previous, []
     scaling = chapter.scale.reason is not None and wanted != current
     if scaling and (previous.action not in (UP, DOWN) or previous.to_replicas != wanted):
-        told = [_called_off(previous, chapter)] if previous.action == DOWN and wanted > previous.to_replicas else []
+        told = (
+            [_called_off(previous, chapter)]
+            if previous.action == DOWN and wanted > previous.to_replicas
+            else []
+        )
         action = UP if wanted > current else DOWN
-        status = ScalingStatus(action=action, from_replicas=current, to_replicas=wanted, started_at=timestamp(wall_ms))
+        status = ScalingStatus(
+            action=action, from_replicas=current, to_replicas=wanted, started_at=timestamp(wall_ms)
+        )
         if action == UP:
             return status, [*told, Told("ScalingUp", f"from {current} to {wanted} brokers")]
-        order = [names.broker_pod(chapter.fleet.cluster, ordinal) for ordinal in range(current - 1, wanted - 1, -1)]
-        shown = ", then ".join(order[:3]) + (f" and {len(order) - 3} more" if len(order) > 3 else "")
-        told.append(Told("ScalingDown", f"from {current} to {wanted} brokers, one at a time: {shown}"))
-        kept = {"broker": previous.broker, "drain_started_at": previous.drain_started_at, "bundles": previous.bundles}
+        order = [
+            names.broker_pod(chapter.fleet.cluster, ordinal)
+            for ordinal in range(current - 1, wanted - 1, -1)
+        ]
+        shown = ", then ".join(order[:3]) + (
+            f" and {len(order) - 3} more" if len(order) > 3 else ""
+        )
+        told.append(
+            Told("ScalingDown", f"from {current} to {wanted} brokers, one at a time: {shown}")
+        )
+        kept = {
+            "broker": previous.broker,
+            "drain_started_at": previous.drain_started_at,
+            "bundles": previous.bundles,
+        }
         same = previous.action == DOWN and previous.broker == chapter.scale.broker
         return (status.model_copy(update=kept) if same else status), told
-    if not scaling and previous.action == DOWN and wanted == current and previous.to_replicas < wanted:
+    if (
+        not scaling
+        and previous.action == DOWN
+        and wanted == current
+        and previous.to_replicas < wanted
+    ):
         update = {"to_replicas": wanted, "broker": "", "drain_started_at": "", "bundles": 0}
         return previous.model_copy(update=update), [_called_off(previous, chapter)]
-    if chapter.replacement.broker and not previous.action and chapter.replacement.reason is Reason.REPLACING:
-        status = ScalingStatus(action=REPLACE, from_replicas=current, to_replicas=current, started_at=timestamp(wall_ms))
-        return status, [Told("Replacing", f"{chapter.replacement.broker}: it is drained, then its pod is deleted and comes back")]
+    if (
+        chapter.replacement.broker
+        and not previous.action
+        and chapter.replacement.reason is Reason.REPLACING
+    ):
+        status = ScalingStatus(
+            action=REPLACE,
+            from_replicas=current,
+            to_replicas=current,
+            started_at=timestamp(wall_ms),
+        )
+        return status, [
+            Told(
+                "Replacing",
+                f"{chapter.replacement.broker}: it is drained, then its pod is deleted and comes "
+                "back",
+            )
+        ]
     return previous, []
 
 
 def _called_off(previous: ScalingStatus, chapter: Chapter) -> Told:
     broker, left = previous.broker, (chapter.fleet.bundles or {}).get(previous.broker, 0)
     stays = f"; {broker} stays, with its {left} bundles" if broker else ""
-    return Told("ScaleDownCalledOff", f"{chapter.wanted} brokers are wanted again instead of {previous.to_replicas}{stays}")
+    return Told(
+        "ScaleDownCalledOff",
+        f"{chapter.wanted} brokers are wanted again instead of {previous.to_replicas}{stays}",
+    )
 
 
 def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Told]) -> ScalingStatus:
@@ -105,32 +154,48 @@ def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Told]) -> Sca
     gone = status.broker and status.action == DOWN and status.broker not in chapter.fleet.pods
     if not gone or names.ordinal_of(status.broker) < (chapter.fleet.replicas or 0):
         return status
-    after.append(Told("Removed", f"{status.broker} is gone; {len(chapter.fleet.pods)} brokers now, {chapter.wanted} are wanted"))
+    after.append(
+        Told(
+            "Removed",
+            f"{status.broker} is gone; {len(chapter.fleet.pods)} brokers now, {chapter.wanted} are "
+            "wanted",
+        )
+    )
     return status.model_copy(update={"broker": "", "drain_started_at": "", "bundles": 0})
 
 
-def _drain(status: ScalingStatus, chapter: Chapter, wall_ms: int, after: list[Told]) -> ScalingStatus:
+def _drain(
+    status: ScalingStatus, chapter: Chapter, wall_ms: int, after: list[Told]
+) -> ScalingStatus:
     """Begin, progress and end of the drain that is under way."""
     plan = chapter.replacement if status.action == REPLACE else chapter.scale
     broker, left = plan.broker, plan.left
     if not broker or plan.reason in (Reason.STORE_UNAVAILABLE, Reason.REPLACE_WAITS, None):
         return status
     goes = (
-        chapter.replacement.delete == broker if status.action == REPLACE else chapter.scale.replicas < (chapter.fleet.replicas or 0)
+        chapter.replacement.delete == broker
+        if status.action == REPLACE
+        else chapter.scale.replicas < (chapter.fleet.replicas or 0)
     )
     terminating = status.action == REPLACE and not goes and not left and not plan.cordon
     if broker != status.broker and not terminating:
         update = {"broker": broker, "drain_started_at": timestamp(wall_ms), "bundles": left}
         status = status.model_copy(update=update)
         if left and not goes:
-            after.append(Told("Draining", f"{broker} hands {left} bundles over to {_takers(chapter.takers)}"))
+            after.append(
+                Told("Draining", f"{broker} hands {left} bundles over to {_takers(chapter.takers)}")
+            )
     elif left and left.bit_length() < chapter.last_left.bit_length():
-        after.append(Told("Draining", f"{broker} has {left} of {status.bundles} bundles left to hand over"))
+        after.append(
+            Told("Draining", f"{broker} has {left} of {status.bundles} bundles left to hand over")
+        )
     if goes:
         if left == 0:
             seconds = max(0, wall_ms - wall_ms_of(status.drain_started_at)) / 1000
             count = (
-                f"handed {status.bundles} bundles over in {age_text(seconds)}" if status.bundles else "had no bundle to hand over"
+                f"handed {status.bundles} bundles over in {age_text(seconds)}"
+                if status.bundles
+                else "had no bundle to hand over"
             )
             after.append(Told("Drained", f"{broker} {count}"))
         after.append(Told("Removing" if status.action == DOWN else "Restarting", plan.message))
@@ -138,26 +203,52 @@ def _drain(status: ScalingStatus, chapter: Chapter, wall_ms: int, after: list[To
 
 
 def _takers(count: int) -> str:
-    return f"{count} other brokers" if count > 1 else "the other broker" if count else "nobody: no other broker takes bundles yet"
+    return (
+        f"{count} other brokers"
+        if count > 1
+        else "the other broker"
+        if count
+        else "nobody: no other broker takes bundles yet"
+    )
 
 
 def _end(status: ScalingStatus, chapter: Chapter, wall_ms: int) -> Told:
     seconds = max(0, wall_ms - wall_ms_of(status.started_at)) / 1000
     if status.action == REPLACE:
-        return Told("Replaced", f"{status.broker or 'the broker'} is back and ready after {age_text(seconds)}")
-    change = f"from {status.from_replicas} to {chapter.wanted}" if status.from_replicas != chapter.wanted else "that was called off"
-    return Told("Settled", f"{chapter.wanted} brokers; the change {change} took {age_text(seconds)}")
+        return Told(
+            "Replaced",
+            f"{status.broker or 'the broker'} is back and ready after {age_text(seconds)}",
+        )
+    change = (
+        f"from {status.from_replicas} to {chapter.wanted}"
+        if status.from_replicas != chapter.wanted
+        else "that was called off"
+    )
+    return Told(
+        "Settled", f"{chapter.wanted} brokers; the change {change} took {age_text(seconds)}"
+    )
 
 
 def overdue(status: ScalingStatus, left: int, limit_s: int, wall_ms: int) -> bool:
     """Whether the drain under way has lasted longer than `limit_s`."""
-    return bool(left and status.drain_started_at) and wall_ms - wall_ms_of(status.drain_started_at) > limit_s * 1000
+    return (
+        bool(left and status.drain_started_at)
+        and wall_ms - wall_ms_of(status.drain_started_at) > limit_s * 1000
+    )
 
 
 def stuck_message(broker: str, held: Sequence[str], takers: Sequence[str], limit_s: int) -> str:
-    """What holds a drain up. Without the time that passes, so that the status stays the same while it lasts."""
+    """What holds a drain up. Without the time that passes, so that the status stays the same
+    while it lasts."""
     shown = ", ".join(held[:BUNDLES_NAMED_MAX]) + (
         f" and {len(held) - BUNDLES_NAMED_MAX} more" if len(held) > BUNDLES_NAMED_MAX else ""
     )
-    taken = f"{', '.join(takers[:BUNDLES_NAMED_MAX])} could take them" if takers else "no other broker takes bundles"
-    return f"{broker} still has bundles after more than {limit_s} s: {shown}; {taken}; {broker} stays until they are gone"
+    taken = (
+        f"{', '.join(takers[:BUNDLES_NAMED_MAX])} could take them"
+        if takers
+        else "no other broker takes bundles"
+    )
+    return (
+        f"{broker} still has bundles after more than {limit_s} s: {shown}; {taken}; {broker} stays "
+        "until they are gone"
+    )

@@ -1,9 +1,10 @@
 """When brokers are added and removed.
 
-Owns: the decision about replicas and cordons. Imports: names. Pure.
-Invariants: more brokers are made at once, never gated on anything's health; a broker is removed only after it was cordoned, no bundle's record names
-it any more and no other removal is under way; only the highest ordinal is ever cordoned by the operator; raising the number lifts its cordons;
-a cordon that a person set is never lifted, and one that had to give way to a drain comes back.
+Owns: the decision about replicas and cordons. Imports: names. Pure. Invariants: more brokers are
+made at once, never gated on anything's health; a broker is removed only after it was cordoned, no
+bundle's record names it any more and no other removal is under way; only the highest ordinal is
+ever cordoned by the operator; raising the number lifts its cordons; a cordon that a person set is
+never lifted, and one that had to give way to a drain comes back.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Cordon:
 
     @property
     def before(self) -> Cordon | None:
-        """A person's cordon without drain that was in its place: it comes back when ours is lifted."""
+        """A person's cordon without drain that was in its place: it comes back when ours is
+        lifted."""
         _, instead, reason = self.reason.partition(_INSTEAD_OF)
         return Cordon(drain=False, reason=reason) if instead else None
 
@@ -49,15 +51,18 @@ def draining_cordon(reason: str, before: Cordon | None) -> Cordon:
     """Our cordon for `reason`, which remembers a person's one that it takes the place of."""
     if before is not None and (before.is_ours or before.is_for_replacement):
         before = before.before
-    return Cordon(drain=True, reason=reason if before is None else f"{reason}{_INSTEAD_OF}{before.reason}")
+    return Cordon(
+        drain=True, reason=reason if before is None else f"{reason}{_INSTEAD_OF}{before.reason}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What scaling looks at.
 
-    `replicas`: of the StatefulSet, None if there is none yet. `pods`: names of the broker pods that exist, terminating ones included.
-    `bundles`: how many records name a broker, by its name. `cordons` and `bundles` are None while the store cannot be read.
+    `replicas`: of the StatefulSet, None if there is none yet. `pods`: names of the broker pods that
+    exist, terminating ones included. `bundles`: how many records name a broker, by its name.
+    `cordons` and `bundles` are None while the store cannot be read.
     """
 
     cluster: str
@@ -69,7 +74,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """What to do now. `replicas` is what the StatefulSet gets; `reason` is None when the fleet has the wanted size.
+    """What to do now. `replicas` is what the StatefulSet gets; `reason` is None when the fleet has
+    the wanted size.
 
     `broker` is the one that leaves, `left` how many bundles it still has.
     """
@@ -91,20 +97,36 @@ def plan_scale(wanted: int, fleet: Fleet) -> ScalePlan:
     if wanted >= current:
         lifted = _lifted(fleet, wanted, keep="")
         if wanted > current:
-            return ScalePlan(wanted, uncordon=lifted, reason=Reason.SCALING_UP, message=f"from {current} to {wanted} brokers")
+            return ScalePlan(
+                wanted,
+                uncordon=lifted,
+                reason=Reason.SCALING_UP,
+                message=f"from {current} to {wanted} brokers",
+            )
         return ScalePlan(wanted, uncordon=lifted)
-    leaving = sorted((pod for pod in fleet.pods if names.ordinal_of(pod) >= current), key=names.ordinal_of)
+    leaving = sorted(
+        (pod for pod in fleet.pods if names.ordinal_of(pod) >= current), key=names.ordinal_of
+    )
     if leaving:
         message = f"{leaving[-1]} is going; {current} brokers stay so far, {wanted} are wanted"
         return ScalePlan(current, reason=Reason.REMOVING, message=message, broker=leaving[-1])
     if wanted == 0 and current == 1:
-        # There is nobody to take the last broker's bundles: it seals its log and leaves them free for the next broker.
+        # There is nobody to take the last broker's bundles: it seals its log and leaves them free
+        # for the next broker.
         last = names.broker_pod(fleet.cluster, 0)
         left = (fleet.bundles or {}).get(last, 0)
         message = (
-            f"{last}, the last broker, seals its log and stops; its {left} bundles are served again when spec.replicas is raised"
+            f"{last}, the last broker, seals its log and stops; its {left} bundles are served "
+            "again when spec.replicas is raised"
         )
-        return ScalePlan(0, uncordon=_lifted(fleet, 0, keep=""), reason=Reason.REMOVING, message=message, broker=last, left=left)
+        return ScalePlan(
+            0,
+            uncordon=_lifted(fleet, 0, keep=""),
+            reason=Reason.REMOVING,
+            message=message,
+            broker=last,
+            left=left,
+        )
     return _shrink(wanted, current, fleet)
 
 
@@ -113,23 +135,36 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
     if fleet.cordons is None or fleet.bundles is None:
         message = f"{victim} cannot be drained: the metadata store does not answer"
         return ScalePlan(current, reason=Reason.STORE_UNAVAILABLE, message=message, broker=victim)
-    plan = ScalePlan(current, uncordon=_lifted(fleet, wanted, keep=victim), reason=Reason.DRAINING, broker=victim)
+    plan = ScalePlan(
+        current, uncordon=_lifted(fleet, wanted, keep=victim), reason=Reason.DRAINING, broker=victim
+    )
     left = fleet.bundles.get(victim, 0)
     cordon = fleet.cordons.get(victim)
     if cordon is None or not cordon.drain:
-        return replace(plan, cordon=victim, message=f"{victim} is cordoned and hands {left} bundles over", left=left)
+        return replace(
+            plan,
+            cordon=victim,
+            message=f"{victim} is cordoned and hands {left} bundles over",
+            left=left,
+        )
     if left:
-        message = f"{victim} has {counted(left, 'bundle', 'bundles')} left to hand over; {current} brokers now, {wanted} are wanted"
+        message = (
+            f"{victim} has {counted(left, 'bundle', 'bundles')} left to hand over; {current} "
+            f"brokers now, {wanted} are wanted"
+        )
         return replace(plan, message=message, left=left)
     message = f"{victim} is drained and goes; {current - 1} brokers stay, {wanted} are wanted"
     return replace(plan, replicas=current - 1, reason=Reason.REMOVING, message=message)
 
 
 def _lifted(fleet: Fleet, wanted: int, keep: str) -> tuple[str, ...]:
-    """Our cordons that have no purpose any more: of brokers that stay, and of removed ones whose pod is gone."""
+    """Our cordons that have no purpose any more: of brokers that stay, and of removed ones whose
+    pod is gone."""
     if fleet.cordons is None:
         return ()
     stays = max(wanted, fleet.replicas or 0)
     ours = (broker for broker, cordon in fleet.cordons.items() if cordon.is_ours and broker != keep)
-    lifted = (broker for broker in ours if names.ordinal_of(broker) < stays or broker not in fleet.pods)
+    lifted = (
+        broker for broker in ours if names.ordinal_of(broker) < stays or broker not in fleet.pods
+    )
     return tuple(sorted(lifted, key=names.ordinal_of))

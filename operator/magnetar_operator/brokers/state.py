@@ -1,8 +1,9 @@
 """What a cluster's metadata store says.
 
-Owns: reading brokers, bundles and cordons in one picture, and who each bundle belongs to. Imports: magnetar.metadata.
-Invariants: cordons are read before bundles, so a bundle count that follows a cordon was read after it was written; a bundle whose owner's
-incarnation has died still counts for that broker, because its record still names it.
+Owns: reading brokers, bundles and cordons in one picture, and who each bundle belongs to. Imports:
+magnetar.metadata. Invariants: cordons are read before bundles, so a bundle count that follows a
+cordon was read after it was written; a bundle whose owner's incarnation has died still counts for
+that broker, because its record still names it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ READ_TIMEOUT_S = 5.0
 class ClusterState:
     """One look at the store.
 
-    `bundles` counts the records that name a broker; `incarnations` maps a broker to its live incarnation; `held` has the names and
-    states of the bundles of brokers that are cordoned; `loads` the brokers' reports, if they were asked for; `copies` what the leader says
-    of its copies of the store, if any has said something; `restored_for` the
-    request that the store was last filled for.
+    `bundles` counts the records that name a broker; `incarnations` maps a broker to its live
+    incarnation; `held` has the names and states of the bundles of brokers that are cordoned;
+    `loads` the brokers' reports, if they were asked for; `copies` what the leader says of its
+    copies of the store, if any has said something; `restored_for` the request that the store was
+    last filled for.
     """
 
     storage_id: str
@@ -55,19 +57,26 @@ class ClusterState:
 
 
 async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> ClusterState:
-    """Raises StoreError (also for a record that this version cannot read: then nothing may be concluded) and TimeoutError."""
+    """Raises StoreError (also for a record that this version cannot read: then nothing may be
+    concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         cordons = {
-            item.key.removeprefix(keys.CORDONS): CordonRecord.decode(item.value) for item in (await store.range(keys.CORDONS)).items
+            item.key.removeprefix(keys.CORDONS): CordonRecord.decode(item.value)
+            for item in (await store.range(keys.CORDONS)).items
         }
         incarnations = {
             item.key.removeprefix(keys.INCARNATIONS): IncarnationRecord.decode(item.value)
             for item in (await store.range(keys.INCARNATIONS)).items
         }
         bundles = {
-            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in (await store.range(keys.BUNDLES)).items
+            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value)
+            for item in (await store.range(keys.BUNDLES)).items
         }
-        loads = [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items] if with_loads else []
+        loads = (
+            [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items]
+            if with_loads
+            else []
+        )
         cluster = await store.get(keys.CLUSTER)
         copies = await store.get(keys.BACKUP_REPORT)
         restored = await store.get(keys.RESTORE_REQUEST)
@@ -78,26 +87,38 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         cordons={broker: Cordon(record.drain, record.reason) for broker, record in cordons.items()},
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
-        loads={record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)},
-        restored_for=RestoreRequestRecord.decode(restored.value).request if restored is not None else "",
+        loads={
+            record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)
+        },
+        restored_for=RestoreRequestRecord.decode(restored.value).request
+        if restored is not None
+        else "",
         copies=BackupReportRecord.decode(copies.value) if copies is not None else None,
     )
 
 
 def held_bundles(
-    bundles: Mapping[str, BundleRecord], incarnations: Mapping[str, IncarnationRecord], cordons: Mapping[str, CordonRecord]
+    bundles: Mapping[str, BundleRecord],
+    incarnations: Mapping[str, IncarnationRecord],
+    cordons: Mapping[str, CordonRecord],
 ) -> dict[str, tuple[str, ...]]:
     """Bundles that cordoned brokers still have, as `name (State)`."""
     held: dict[str, list[str]] = {broker: [] for broker in cordons}
     for name, record in sorted(bundles.items()) if cordons else ():
         if record.state not in (BundleState.FREE, BundleState.DELETED):
-            for broker in {broker_of(named, incarnations) for named in (record.incarnation, record.destination) if named}:
+            for broker in {
+                broker_of(named, incarnations)
+                for named in (record.incarnation, record.destination)
+                if named
+            }:
                 if broker in held:
                     held[broker].append(f"{name} ({record.state.value})")
     return {broker: tuple(names) for broker, names in held.items()}
 
 
-def bundle_counts(bundles: list[BundleRecord], incarnations: Mapping[str, IncarnationRecord]) -> Counter[str]:
+def bundle_counts(
+    bundles: list[BundleRecord], incarnations: Mapping[str, IncarnationRecord]
+) -> Counter[str]:
     """How many records name each broker as owner or destination."""
     counts: Counter[str] = Counter()
     for record in bundles:
@@ -109,6 +130,7 @@ def bundle_counts(bundles: list[BundleRecord], incarnations: Mapping[str, Incarn
 
 
 def broker_of(incarnation: str, incarnations: Mapping[str, IncarnationRecord]) -> str:
-    """The broker behind an incarnation; of a dead one its id tells (<broker>.<16 hexadecimal digits>)."""
+    """The broker behind an incarnation; of a dead one its id tells (<broker>.<16 hexadecimal
+    digits>)."""
     record = incarnations.get(incarnation)
     return record.broker if record is not None else incarnation.rpartition(".")[0] or incarnation

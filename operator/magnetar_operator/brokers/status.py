@@ -1,7 +1,8 @@
 """The status of a `BrokerCluster`.
 
-Owns: its derivation from what was observed and planned. Imports: models, conditions, scaling, rolling, broker_pods. Pure.
-Invariants: the same observation gives the same status, so that a steady state writes none; every reason for not being Ready appears in Ready itself.
+Owns: its derivation from what was observed and planned. Imports: models, conditions, scaling,
+rolling, broker_pods. Pure. Invariants: the same observation gives the same status, so that a steady
+state writes none; every reason for not being Ready appears in Ready itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magnetar.resources.base import Condition
-from magnetar.resources.broker_cluster import BrokerCluster, BrokerClusterStatus, BrokerStatus, Endpoints, PendingRestart
+from magnetar.resources.broker_cluster import (
+    BrokerCluster,
+    BrokerClusterStatus,
+    BrokerStatus,
+    Endpoints,
+    PendingRestart,
+)
 from magnetar.resources.etcd import RestoreStatus
 from magnetar.resources.storage import ClaimStatus
 from magnetar_operator import names
@@ -45,8 +52,9 @@ _NO_RESTORE = RestorePlan(RestoreStatus())
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look at everything that belongs to a cluster. `state` is None while the store cannot be read; `store_problem` says why,
-    `store_away` whether it is because it did not answer: a record that this operator cannot read is no hindrance to others."""
+    """One look at everything that belongs to a cluster. `state` is None while the store cannot
+    be read; `store_problem` says why, `store_away` whether it is because it did not answer: a
+    record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
     pods: tuple[Manifest, ...]
@@ -73,7 +81,11 @@ class Observed:
 
 
 def findings_of(
-    cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, problems: Iterable[Problem]
+    cluster: BrokerCluster,
+    observed: Observed,
+    scale: ScalePlan,
+    roll: RollPlan,
+    problems: Iterable[Problem],
 ) -> list[Finding]:
     """Available, Progressing, Degraded, Ready."""
     wanted = cluster.spec.replicas
@@ -88,24 +100,34 @@ def findings_of(
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
-        available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic")
+        available = Finding(
+            Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic"
+        )
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
-    complete = counted(wanted, "broker is ready", "brokers are ready") if wanted else Reason.STOPPED.meaning
+    complete = (
+        counted(wanted, "broker is ready", "brokers are ready")
+        if wanted
+        else Reason.STOPPED.meaning
+    )
     return standing(available, progress, troubles_of(cluster, observed, problems), complete)
 
 
 def _rotation(cluster: BrokerCluster) -> Problem | None:
     """The rotation of etcd's authority."""
     texts = {
-        Phase.TRUSTING.value: "etcd's next authority is made known to everybody; it issues nothing yet",
-        Phase.ISSUING.value: "etcd's new authority has issued all certificates; the former one is trusted until everybody has them",
+        Phase.TRUSTING.value: "etcd's next authority is made known to everybody; it issues nothing "
+        "yet",
+        Phase.ISSUING.value: "etcd's new authority has issued all certificates; the former one is "
+        "trusted until everybody has them",
     }
     text = texts.get(cluster.status.etcd_authority.rotation)
     return Problem(Reason.ETCD_AUTHORITY_ROTATING, text) if text is not None else None
 
 
-def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, ready: int) -> Problem | None:
+def _progress(
+    cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll: RollPlan, ready: int
+) -> Problem | None:
     """What is under way."""
     if scale.reason is not None:
         return Problem(scale.reason, scale.message)
@@ -118,20 +140,32 @@ def _progress(cluster: BrokerCluster, observed: Observed, scale: ScalePlan, roll
         return pending_listener(brokers_of(cluster), observed.children)
     leaving = first_leaving(observed.pods)
     if leaving:
-        return Problem(Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING, f"{leaving} is stopping")
+        return Problem(
+            Reason.REMOVING if len(observed.pods) > wanted else Reason.STARTING,
+            f"{leaving} is stopping",
+        )
     trouble = first_trouble(observed.pods)
     message = f"{ready} of {wanted} brokers are ready" + (f"; {trouble}" if trouble else "")
     claim = observed.child("PersistentVolumeClaim", claim_name(cluster))
     if claim is not None and claim.get("status", {}).get("phase") != "Bound" and not ready:
-        return Problem(Reason.STORAGE_PENDING, f"claim {claim_name(cluster)} is not bound yet; {message}")
+        return Problem(
+            Reason.STORAGE_PENDING, f"claim {claim_name(cluster)} is not bound yet; {message}"
+        )
     return Problem(Reason.STARTING, message)
 
 
-def troubles_of(cluster: BrokerCluster, observed: Observed, problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def troubles_of(
+    cluster: BrokerCluster, observed: Observed, problems: Iterable[Problem]
+) -> tuple[Problem, ...]:
     """Everything that is wrong, the gravest first; `problems` are those that this pass met."""
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    alone = (observed.restore.problem, store, lost_nodes_problem(observed.lost_nodes), _storage_problem(cluster, observed))
+    alone = (
+        observed.restore.problem,
+        store,
+        lost_nodes_problem(observed.lost_nodes),
+        _storage_problem(cluster, observed),
+    )
     etcd = observed.etcd
     return ranked(
         [
@@ -148,15 +182,24 @@ def troubles_of(cluster: BrokerCluster, observed: Observed, problems: Iterable[P
 def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | None:
     """The brokers' volume is awaited and not bound: what is said of their pods follows from it."""
     claim = observed.child("PersistentVolumeClaim", claim_name(cluster))
-    if claim is None or claim.get("status", {}).get("phase", "Pending") == "Bound" or any(map(is_ready, observed.pods)):
+    if (
+        claim is None
+        or claim.get("status", {}).get("phase", "Pending") == "Bound"
+        or any(map(is_ready, observed.pods))
+    ):
         return None
     trouble = first_trouble(observed.pods)
     if not trouble:
         return None  # nobody has asked for it yet, or it has only just been asked for
-    return Problem(Reason.STORAGE_PENDING, f"claim {claim_name(cluster)} is not bound; {trouble}. {Reason.STORAGE_PENDING.remedy}")
+    return Problem(
+        Reason.STORAGE_PENDING,
+        f"claim {claim_name(cluster)} is not bound; {trouble}. {Reason.STORAGE_PENDING.remedy}",
+    )
 
 
-def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]) -> BrokerClusterStatus:
+def derive(
+    cluster: BrokerCluster, observed: Observed, roll: RollPlan, conditions: tuple[Condition, ...]
+) -> BrokerClusterStatus:
     """The whole status."""
     state = observed.state
     known = {broker.name: broker for broker in cluster.status.brokers}
@@ -164,11 +207,21 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
     for pod in sorted_by_ordinal(observed.pods):
         name = name_of(pod)
         if state is not None:
-            incarnation, bundles, cordons = state.incarnations.get(name, ""), state.bundles.get(name, 0), state.cordons
+            incarnation, bundles, cordons = (
+                state.incarnations.get(name, ""),
+                state.bundles.get(name, 0),
+                state.cordons,
+            )
         else:
             last = known.get(name)
-            incarnation, bundles, cordons = (last.incarnation, last.bundles, {}) if last is not None else ("", 0, {})
-        brokers.append(BrokerStatus(name=name, incarnation=incarnation, bundles=bundles, phase=phase_of(pod, cordons)))
+            incarnation, bundles, cordons = (
+                (last.incarnation, last.bundles, {}) if last is not None else ("", 0, {})
+            )
+        brokers.append(
+            BrokerStatus(
+                name=name, incarnation=incarnation, bundles=bundles, phase=phase_of(pod, cordons)
+            )
+        )
     return BrokerClusterStatus(
         observed_generation=cluster.metadata.generation,
         replicas=len(observed.pods),
@@ -184,7 +237,9 @@ def derive(cluster: BrokerCluster, observed: Observed, roll: RollPlan, condition
         endpoints=_endpoints(cluster),
         listeners=listener_statuses(cluster, observed.children, node_addresses(observed.pods)),
         brokers=tuple(brokers),
-        pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
+        pending_restarts=tuple(
+            PendingRestart(name=name, reason=reason) for name, reason in roll.pending
+        ),
         conditions=conditions,
     )
 

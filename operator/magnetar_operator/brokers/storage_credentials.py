@@ -1,7 +1,8 @@
 """Looking at the credentials of a cluster's storage.
 
-Owns: reading their secret, by name, and what follows for the template of brokers or coordinators. Imports: world, builders, conditions.
-Invariants: a secret that is away, or lacks something, rolls nobody: running pods have what they need, and their successors would not start.
+Owns: reading their secret, by name, and what follows for the template of brokers or coordinators.
+Imports: world, builders, conditions. Invariants: a secret that is away, or lacks something, rolls
+nobody: running pods have what they need, and their successors would not start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 from magnetar.resources.base import CustomResource
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
-from magnetar_operator.builders.message_storage import credentials_digest, credentials_of, credentials_problem
+from magnetar_operator.builders.message_storage import (
+    credentials_digest,
+    credentials_of,
+    credentials_problem,
+)
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.engine.world import World
@@ -24,7 +29,8 @@ LOOK_AGAIN_S = 5.0
 
 
 def secrets_again_s(*problems: Sequence[Problem]) -> float:
-    """When the secrets of a cluster are to be looked at for their own sake: soon while there are problems with them, else never (inf)."""
+    """When the secrets of a cluster are to be looked at for their own sake: soon while there are
+    problems with them, else never (inf)."""
     return LOOK_AGAIN_S if any(problems) else math.inf
 
 
@@ -48,7 +54,9 @@ async def see_credentials(
     if secret is not None and not problem:
         return SeenCredentials(credentials_digest(cluster, chosen, secret))
     await world.events.once(owner, "Warning", Reason.CREDENTIALS_MISSING.word, problem)
-    return SeenCredentials(_known(stateful_set or {}), (Problem(Reason.CREDENTIALS_MISSING, problem),))
+    return SeenCredentials(
+        _known(stateful_set or {}), (Problem(Reason.CREDENTIALS_MISSING, problem),)
+    )
 
 
 def _known(stateful_set: Manifest) -> str:

@@ -1,8 +1,9 @@
 """The StorageClasses of a cluster's claims.
 
-Owns: holding a claim at its size while it cannot be expanded, and what is said of classes. Imports: world, conditions, quantities, resources.
-Invariants: a claim is enlarged only once it is bound and its class was seen to allow that; where the operator may not read classes, the API server
-decides. No class is read while no claim is to grow and none waits for its volume.
+Owns: holding a claim at its size while it cannot be expanded, and what is said of classes. Imports:
+world, conditions, quantities, resources. Invariants: a claim is enlarged only once it is bound and
+its class was seen to allow that; where the operator may not read classes, the API server decides.
+No class is read while no claim is to grow and none waits for its volume.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ _INFEASIBLE = ("ControllerResizeInfeasible", "NodeResizeInfeasible")
 
 
 async def hold_claim(
-    world: World, cluster: BrokerCluster, wanted: Sequence[Manifest], have: Mapping[Identity, Manifest]
+    world: World,
+    cluster: BrokerCluster,
+    wanted: Sequence[Manifest],
+    have: Mapping[Identity, Manifest],
 ) -> tuple[list[Manifest], list[Problem]]:
-    """`wanted` with the claim as large as it is if it cannot grow, and why it cannot. Raises KubernetesError."""
+    """`wanted` with the claim as large as it is if it cannot grow, and why it cannot. Raises
+    KubernetesError."""
     identity = ("PersistentVolumeClaim", names.storage_claim(cluster.name))
     claim = have.get(identity)
     manifest = next((found for found in wanted if identity_of(found) == identity), None)
@@ -40,13 +45,17 @@ async def hold_claim(
     if (amount(larger) or 0) <= (amount(size) or 0):
         return list(wanted), _infeasible(claim)
     bound = claim.get("status", {}).get("phase") == "Bound"
-    obstacle = await _obstacle(world, claim) if bound else "it is not bound yet, and grows when it is"
+    obstacle = (
+        await _obstacle(world, claim) if bound else "it is not bound yet, and grows when it is"
+    )
     if not obstacle:
         return list(wanted), []
     reason = Reason.STORAGE_NOT_EXPANDABLE if bound else Reason.STORAGE_PENDING
     text = f"claim {identity[1]} stays at {size} instead of {larger}: {obstacle}. {reason.remedy}"
     held = {**manifest, "spec": {**manifest["spec"], "resources": {"requests": {"storage": size}}}}
-    return [held if found is manifest else found for found in wanted], [Problem(reason, text, identity[1])]
+    return [held if found is manifest else found for found in wanted], [
+        Problem(reason, text, identity[1])
+    ]
 
 
 def _size(claim: Manifest) -> str:
@@ -59,12 +68,16 @@ def _infeasible(claim: Manifest) -> list[Problem]:
     if status.get("allocatedResourceStatuses", {}).get("storage") not in _INFEASIBLE:
         return []
     capacity = status.get("capacity", {}).get("storage")
-    text = f"claim {name} has {capacity} and cannot get {_size(claim)}: its driver refuses; kubectl describe pvc {name} says why"
+    text = (
+        f"claim {name} has {capacity} and cannot get {_size(claim)}: its driver refuses; kubectl "
+        f"describe pvc {name} says why"
+    )
     return [Problem(Reason.STORAGE_NOT_EXPANDABLE, text, name)]
 
 
 async def _obstacle(world: World, claim: Manifest) -> str:
-    """Why a bound claim cannot grow; "" = it can, or the operator cannot tell. Raises KubernetesError."""
+    """Why a bound claim cannot grow; "" = it can, or the operator cannot tell. Raises
+    KubernetesError."""
     name = claim["spec"].get("storageClassName", "")
     if not name:
         return "it has no StorageClass, and only volumes that a class has made can grow"
@@ -73,11 +86,18 @@ async def _obstacle(world: World, claim: Manifest) -> str:
         return ""
     if found is None:
         return f"its StorageClass {name} does not exist"
-    return "" if found.get("allowVolumeExpansion") else f"its StorageClass {name} has no allowVolumeExpansion: true"
+    return (
+        ""
+        if found.get("allowVolumeExpansion")
+        else f"its StorageClass {name} has no allowVolumeExpansion: true"
+    )
 
 
 async def missing_classes(
-    world: World, cluster: BrokerCluster, have: Mapping[Identity, Manifest], etcd_pods: Sequence[Manifest]
+    world: World,
+    cluster: BrokerCluster,
+    have: Mapping[Identity, Manifest],
+    etcd_pods: Sequence[Manifest],
 ) -> list[Problem]:
     """Classes that do not exist, of claims that wait for a volume. Raises KubernetesError."""
     waiting = []
@@ -87,13 +107,20 @@ async def missing_classes(
     managed = cluster.spec.etcd.managed
     for pod in etcd_pods:
         problem = problem_of(pod)
-        if managed is not None and problem is not None and problem.reason is Reason.POD_UNSCHEDULABLE:
+        if (
+            managed is not None
+            and problem is not None
+            and problem.reason is Reason.POD_UNSCHEDULABLE
+        ):
             waiting.append((f"data-{pod['metadata']['name']}", managed.storage.storage_class_name))
-    classes = {name: await _class(world, name) for name in sorted({name for _, name in waiting if name})}
+    classes = {
+        name: await _class(world, name) for name in sorted({name for _, name in waiting if name})
+    }
     return [
         Problem(
             Reason.STORAGE_CLASS_MISSING,
-            f"StorageClass {name} of claim {about} does not exist. {Reason.STORAGE_CLASS_MISSING.remedy}",
+            f"StorageClass {name} of claim {about} does not exist. "
+            f"{Reason.STORAGE_CLASS_MISSING.remedy}",
             about,
         )
         for about, name in waiting
@@ -106,5 +133,6 @@ async def _class(world: World, name: str) -> tuple[Manifest | None, bool]:
     try:
         return await world.api.get(STORAGE_CLASS, "", name), True
     except ApiRefused as error:
-        log.warning("storage_class.unreadable", name=name, error=str(error))  # an installation without rights on classes
+        # an installation without rights on classes
+        log.warning("storage_class.unreadable", name=name, error=str(error))
         return None, False

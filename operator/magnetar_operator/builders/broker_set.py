@@ -1,8 +1,8 @@
 """The brokers' StatefulSet.
 
 Owns: it and what brokers' pods have of their own. Imports: builders siblings, names. Pure.
-Invariants: the pods' grace period is longer than their drain; the operator restarts them (OnDelete), so an upgrade of the operator that renders the
-same template restarts nothing.
+Invariants: the pods' grace period is longer than their drain; the operator restarts them
+(OnDelete), so an upgrade of the operator that renders the same template restarts nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
 from magnetar_operator.builders.object import Defaults, Manifest, cluster_object
 
 
-def broker_set(cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = "") -> Manifest:
-    """`replicas` comes from the scaling plan, which may keep more pods than the spec wants while they drain; `credentials` is the digest of
-    the storage's ("" = it has none)."""
+def broker_set(
+    cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str = ""
+) -> Manifest:
+    """`replicas` comes from the scaling plan, which may keep more pods than the spec wants while
+    they drain; `credentials` is the digest of the storage's ("" = it has none)."""
     name = names.broker_set(cluster.name)
     stateful_set = cluster_object("apps/v1", "StatefulSet", cluster, name, names.BROKER)
     return stateful_set | {
         "spec": {
             "replicas": replicas,
             "serviceName": names.brokers_service(cluster.name),
-            # Brokers need no order among themselves, and one that is stuck must not hold up the others.
+            # Brokers need no order among themselves, and one that is stuck must not hold up the
+            # others.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": names.selector(cluster.name, names.BROKER)},

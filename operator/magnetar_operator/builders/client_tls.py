@@ -1,9 +1,10 @@
 """TLS between clients and the processes of a cluster.
 
-Owns: ports, the mounted certificate, what a process is told of it, and the judgement on a secret that somebody else made. Imports: builders.object,
-names, models, cryptography. Pure.
-Invariants: a template names the secret and nothing that it holds, so that a renewed certificate restarts nobody; with TLS every process is known by
-the name that its service gives it, because a certificate cannot name pods' addresses; nothing that is said of a pair holds key material.
+Owns: ports, the mounted certificate, what a process is told of it, and the judgement on a secret
+that somebody else made. Imports: builders.object, names, models, cryptography. Pure. Invariants: a
+template names the secret and nothing that it holds, so that a renewed certificate restarts nobody;
+with TLS every process is known by the name that its service gives it, because a certificate cannot
+name pods' addresses; nothing that is said of a pair holds key material.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ TLS_PORTS = (("pulsar-ssl", names.BROKER_TLS_PORT), ("https", names.HTTPS_PORT))
 TYPES = ("kubernetes.io/tls", "Opaque")
 WARN_BEFORE = timedelta(days=14)
 WARN_SHARE = 0.25
-"""Of a certificate that lives shorter, this share of its life: cert-manager renews when a third is left."""
+"""Of a certificate that lives shorter, this share of its life: cert-manager renews when a third
+is left."""
 
 
-# --- pods -----------------------------------------------------------------------------------------------------------------------
+# --- pods -----------------------------------------------------------------------------------------
 
 
 def ports_of(cluster: BrokerCluster) -> tuple[tuple[str, int], ...]:
@@ -46,7 +48,11 @@ def ports_of(cluster: BrokerCluster) -> tuple[tuple[str, int], ...]:
 
 def probe_target(cluster: BrokerCluster) -> tuple[str, str]:
     """Port and scheme of the probes."""
-    return ("https", "HTTPS") if ("http", names.HTTP_PORT) not in ports_of(cluster) else ("http", "HTTP")
+    return (
+        ("https", "HTTPS")
+        if ("http", names.HTTP_PORT) not in ports_of(cluster)
+        else ("http", "HTTP")
+    )
 
 
 def tls_labels(cluster: BrokerCluster) -> dict[str, str]:
@@ -64,7 +70,11 @@ def tls_arguments(cluster: BrokerCluster) -> list[str]:
 
 def advertised_host(cluster: BrokerCluster, service: str) -> str:
     """Where other processes and clients find a pod of `service`."""
-    return "$(POD_IP)" if cluster.spec.tls is None else f"$(POD_NAME).{service}.{cluster.namespace}.svc"
+    return (
+        "$(POD_IP)"
+        if cluster.spec.tls is None
+        else f"$(POD_NAME).{service}.{cluster.namespace}.svc"
+    )
 
 
 def tls_volumes(cluster: BrokerCluster) -> list[Manifest]:
@@ -72,19 +82,29 @@ def tls_volumes(cluster: BrokerCluster) -> list[Manifest]:
     tls = cluster.spec.tls
     if tls is None:
         return []
-    return [{"name": VOLUME, "secret": {"secretName": tls.secret_name, "defaultMode": READABLE_BY_GROUP}}]
+    return [
+        {
+            "name": VOLUME,
+            "secret": {"secretName": tls.secret_name, "defaultMode": READABLE_BY_GROUP},
+        }
+    ]
 
 
 def tls_mounts(cluster: BrokerCluster) -> list[Manifest]:
-    return [{"name": VOLUME, "mountPath": PATH, "readOnly": True}] if cluster.spec.tls is not None else []
+    return (
+        [{"name": VOLUME, "mountPath": PATH, "readOnly": True}]
+        if cluster.spec.tls is not None
+        else []
+    )
 
 
-# --- certificates ---------------------------------------------------------------------------------------------------------------
+# --- certificates ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is to be known of a certificate: when it begins and ends, and which host names it is for."""
+    """What is to be known of a certificate: when it begins and ends, and which host names it is
+    for."""
 
     begins: datetime
     ends: datetime
@@ -95,30 +115,50 @@ class Certificate:
         return self.ends - min(WARN_BEFORE, (self.ends - self.begins) * WARN_SHARE)
 
     def is_for(self, host: str) -> bool:
-        """Whether a client that wants `host` takes it (RFC 6125: a star stands for the first label)."""
+        """Whether a client that wants `host` takes it (RFC 6125: a star stands for the first
+        label)."""
         wanted = host.lower()
         return any(name in (wanted, f"*.{wanted.partition('.')[2]}") for name in self.names)
 
 
 def secret_problem(cluster: BrokerCluster, secret: Manifest | None) -> Problem | None:
-    """Why the secret cannot be used at all: pods that are made now would not start, or would keep out whom they should know."""
+    """Why the secret cannot be used at all: pods that are made now would not start, or would
+    keep out whom they should know."""
     assert cluster.spec.tls is not None
     name = cluster.spec.tls.secret_name
     if secret is None:
-        return Problem(Reason.TLS_SECRET_MISSING, f"secret {name} does not exist. {Reason.TLS_SECRET_MISSING.remedy}")
+        return Problem(
+            Reason.TLS_SECRET_MISSING,
+            f"secret {name} does not exist. {Reason.TLS_SECRET_MISSING.remedy}",
+        )
     if secret.get("type", "Opaque") not in TYPES:
-        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name} has the type {secret['type']}; make it with type {TYPES[0]}")
+        return Problem(
+            Reason.TLS_SECRET_UNUSABLE,
+            f"secret {name} has the type {secret['type']}; make it with type {TYPES[0]}",
+        )
     missing = [file for file in (CERTIFICATE_FILE, KEY_FILE) if not content(secret, file)]
     if missing:
-        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name} has no {' and no '.join(missing)}; add what is missing, as PEM")
+        return Problem(
+            Reason.TLS_SECRET_UNUSABLE,
+            f"secret {name} has no {' and no '.join(missing)}; add what is missing, as PEM",
+        )
     wrong = chain_problem(content(secret, CERTIFICATE_FILE), content(secret, KEY_FILE))
     if wrong:
-        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name}: {wrong}. {Reason.TLS_SECRET_UNUSABLE.remedy}")
+        return Problem(
+            Reason.TLS_SECRET_UNUSABLE,
+            f"secret {name}: {wrong}. {Reason.TLS_SECRET_UNUSABLE.remedy}",
+        )
     authority = authority_of(secret)
     if content(secret, AUTHORITY_FILE).strip() and not authority:
-        return Problem(Reason.TLS_SECRET_UNUSABLE, f"secret {name}: ca.crt is not a PEM certificate; correct it, or take it out")
+        return Problem(
+            Reason.TLS_SECRET_UNUSABLE,
+            f"secret {name}: ca.crt is not a PEM certificate; correct it, or take it out",
+        )
     if cluster.spec.auth is not None and cluster.spec.auth.client_certificates and not authority:
-        return Problem(Reason.CLIENT_AUTHORITY_MISSING, f"secret {name} has no ca.crt. {Reason.CLIENT_AUTHORITY_MISSING.remedy}")
+        return Problem(
+            Reason.CLIENT_AUTHORITY_MISSING,
+            f"secret {name} has no ca.crt. {Reason.CLIENT_AUTHORITY_MISSING.remedy}",
+        )
     return None
 
 
@@ -134,10 +174,14 @@ def certificate_of(secret: Manifest) -> Certificate:
     """Of a secret in which `secret_problem` found nothing."""
     leaf = x509.load_pem_x509_certificates(content(secret, CERTIFICATE_FILE))[0]
     try:
-        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        found = leaf.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value.get_values_for_type(x509.DNSName)
     except x509.ExtensionNotFound:
         found = []
-    return Certificate(leaf.not_valid_before_utc, leaf.not_valid_after_utc, tuple(name.lower() for name in found))
+    return Certificate(
+        leaf.not_valid_before_utc, leaf.not_valid_after_utc, tuple(name.lower() for name in found)
+    )
 
 
 def judged(certificate: Certificate, hosts: Sequence[str], wall_ms: int) -> tuple[Reason, str]:
@@ -146,21 +190,30 @@ def judged(certificate: Certificate, hosts: Sequence[str], wall_ms: int) -> tupl
     if now >= certificate.ends:
         return Reason.CERTIFICATE_EXPIRED, f"it ended {end}. {Reason.CERTIFICATE_EXPIRED.remedy}"
     if now < certificate.begins:
-        return Reason.CERTIFICATE_EXPIRED, f"it is valid from {certificate.begins:%Y-%m-%d %H:%M} UTC only. Look at the clocks."
+        return (
+            Reason.CERTIFICATE_EXPIRED,
+            f"it is valid from {certificate.begins:%Y-%m-%d %H:%M} UTC only. Look at the clocks.",
+        )
     if now >= certificate.soon():
         return Reason.CERTIFICATE_EXPIRES, f"it ends {end}. {Reason.CERTIFICATE_EXPIRES.remedy}"
     missing = [host for host in hosts if not certificate.is_for(host)]
     if missing:
-        return Reason.CERTIFICATE_NAMES, f"it is not for {', '.join(missing)}. {Reason.CERTIFICATE_NAMES.remedy}"
+        return (
+            Reason.CERTIFICATE_NAMES,
+            f"it is not for {', '.join(missing)}. {Reason.CERTIFICATE_NAMES.remedy}",
+        )
     return Reason.AS_DESIRED, f"it ends {end}"
 
 
 def broker_hosts(cluster: BrokerCluster) -> tuple[str, ...]:
-    """Names under which clients inside the Kubernetes cluster reach brokers: the service's, and a broker's own."""
+    """Names under which clients inside the Kubernetes cluster reach brokers: the service's, and
+    a broker's own."""
     pod = f"{names.broker_pod(cluster.name, 0)}.{names.brokers_service(cluster.name)}"
     return f"{cluster.name}.{cluster.namespace}.svc", f"{pod}.{cluster.namespace}.svc"
 
 
 def coordinator_hosts(coordinators: str, namespace: str) -> tuple[str, ...]:
     """The name under which clients reach a transaction coordinator."""
-    return (f"{names.coordinator_pod(coordinators, 0)}.{names.coordinators_service(coordinators)}.{namespace}.svc",)
+    return (
+        f"{names.coordinator_pod(coordinators, 0)}.{names.coordinators_service(coordinators)}.{namespace}.svc",
+    )

@@ -1,7 +1,8 @@
 """The brokers' settings.
 
 Owns: the ConfigMap that becomes their environment. Imports: builders.object, names. Pure.
-Invariant: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the pods' template, so that a change is rolled out.
+Invariant: every key is MAGNETAR_<NAME> of a broker setting; its hash is in the pods' template, so
+that a change is rolled out.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ PREFIX = "MAGNETAR_"
 
 def settings_of(cluster: BrokerCluster) -> dict[str, str]:
     """Environment variables of a broker."""
-    chosen = {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in cluster.spec.config.chosen().items()}
+    chosen = {
+        f"{PREFIX}{name.upper()}": f"{value:.15g}"
+        for name, value in cluster.spec.config.chosen().items()
+    }
     return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(cluster.spec.drain_timeout_seconds)}
 
 
 def broker_config(cluster: BrokerCluster) -> Manifest:
-    config = cluster_object("v1", "ConfigMap", cluster, names.broker_set(cluster.name), names.BROKER)
+    config = cluster_object(
+        "v1", "ConfigMap", cluster, names.broker_set(cluster.name), names.BROKER
+    )
     return config | {"data": settings_of(cluster)}

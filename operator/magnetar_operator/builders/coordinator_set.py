@@ -1,8 +1,9 @@
 """Everything that is made for a `TransactionCoordinator`.
 
-Owns: its StatefulSet, services, account, settings, disruption budget and network policy. Imports: builders siblings, names, models. Pure.
-Invariants: a coordinator's number is its pod's ordinal; the pods are restarted by the operator alone (OnDelete); deleting the resource removes these
-objects and nothing that holds data.
+Owns: its StatefulSet, services, account, settings, disruption budget and network policy. Imports:
+builders siblings, names, models. Pure. Invariants: a coordinator's number is its pod's ordinal; the
+pods are restarted by the operator alone (OnDelete); deleting the resource removes these objects and
+nothing that holds data.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def desired_coordinators(
     observed: Children,
     credentials: str = "",
 ) -> list[Manifest]:
-    """Every child, in the order of dependence. `replicas` comes from the scaling plan; `observed` gives what exists, for addresses; `credentials` is
-    the digest of the storage's ("" = it has none)."""
+    """Every child, in the order of dependence. `replicas` comes from the scaling plan;
+    `observed` gives what exists, for addresses; `credentials` is the digest of the storage's (""
+    = it has none)."""
     fleet = coordinators_of(resource, cluster)
     return [
         _account(resource),
@@ -57,7 +59,11 @@ def desired_coordinators(
 def coordinators_of(resource: TransactionCoordinator, cluster: BrokerCluster) -> Fleet:
     """The coordinators, by those of their listeners that the cluster has as well."""
     known = {listener.name: listener for listener in cluster.spec.listeners}
-    listeners = [Listener(**way.model_dump(), tls=known[way.name].tls) for way in resource.spec.listeners if way.name in known]
+    listeners = [
+        Listener(**way.model_dump(), tls=known[way.name].tls)
+        for way in resource.spec.listeners
+        if way.name in known
+    ]
     return Fleet(
         stateful_set=names.coordinator_set(resource.name),
         namespace=resource.namespace,
@@ -75,13 +81,19 @@ def unknown_listener(resource: TransactionCoordinator, cluster: BrokerCluster) -
     unknown = [way.name for way in resource.spec.listeners if way.name not in known]
     if not unknown:
         return None
-    text = f"{cluster.reference} has no listener {', '.join(unknown)}. {Reason.LISTENER_UNKNOWN.remedy}"
+    text = (
+        f"{cluster.reference} has no listener {', '.join(unknown)}. "
+        f"{Reason.LISTENER_UNKNOWN.remedy}"
+    )
     return Problem(Reason.LISTENER_UNKNOWN, text)
 
 
 def coordinator_settings(resource: TransactionCoordinator) -> dict[str, str]:
     """Environment variables of a coordinator."""
-    chosen = {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in resource.spec.config.chosen().items()}
+    chosen = {
+        f"{PREFIX}{name.upper()}": f"{value:.15g}"
+        for name, value in resource.spec.config.chosen().items()
+    }
     return chosen | {f"{PREFIX}DRAIN_TIMEOUT_S": str(resource.spec.drain_timeout_seconds)}
 
 
@@ -105,11 +117,20 @@ def _account(resource: TransactionCoordinator) -> Manifest:
 
 
 def _service(resource: TransactionCoordinator, cluster: BrokerCluster) -> Manifest:
-    """DNS names of single coordinators; also of those that are not ready. Clients are told addresses by brokers and do not use it."""
+    """DNS names of single coordinators; also of those that are not ready. Clients are told
+    addresses by brokers and do not use it."""
     service = _object("v1", "Service", resource, names.coordinators_service(resource.name))
-    ports = [{"name": name, "port": number, "targetPort": name, "protocol": "TCP"} for name, number in ports_of(cluster)]
+    ports = [
+        {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
+        for name, number in ports_of(cluster)
+    ]
     return service | {
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _selector(resource), "ports": ports}
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": _selector(resource),
+            "ports": ports,
+        }
     }
 
 
@@ -117,8 +138,12 @@ def _policy(resource: TransactionCoordinator, cluster: BrokerCluster) -> list[Ma
     """Who reaches the brokers reaches the coordinators."""
     if not cluster.spec.network_policy.enabled:
         return []
-    policy = _object("networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name))
-    return [policy | {"spec": served(cluster, coordinators_of(resource, cluster), _selector(resource))}]
+    policy = _object(
+        "networking.k8s.io/v1", "NetworkPolicy", resource, names.coordinator_set(resource.name)
+    )
+    return [
+        policy | {"spec": served(cluster, coordinators_of(resource, cluster), _selector(resource))}
+    ]
 
 
 def _config(resource: TransactionCoordinator) -> Manifest:
@@ -127,8 +152,11 @@ def _config(resource: TransactionCoordinator) -> Manifest:
 
 
 def _budget(resource: TransactionCoordinator) -> Manifest:
-    """A node drain takes one coordinator at a time, and may always take one that is not ready: it serves nobody."""
-    budget = _object("policy/v1", "PodDisruptionBudget", resource, names.coordinator_set(resource.name))
+    """A node drain takes one coordinator at a time, and may always take one that is not ready:
+    it serves nobody."""
+    budget = _object(
+        "policy/v1", "PodDisruptionBudget", resource, names.coordinator_set(resource.name)
+    )
     return budget | {
         "spec": {
             "maxUnavailable": 1,
@@ -139,7 +167,11 @@ def _budget(resource: TransactionCoordinator) -> Manifest:
 
 
 def _stateful_set(
-    resource: TransactionCoordinator, cluster: BrokerCluster, defaults: Defaults, replicas: int, credentials: str
+    resource: TransactionCoordinator,
+    cluster: BrokerCluster,
+    defaults: Defaults,
+    replicas: int,
+    credentials: str,
 ) -> Manifest:
     name, fleet = names.coordinator_set(resource.name), coordinators_of(resource, cluster)
     parts = PodParts(
@@ -163,7 +195,8 @@ def _stateful_set(
         "spec": {
             "replicas": replicas,
             "serviceName": names.coordinators_service(resource.name),
-            # Coordinators need no order among themselves: numbers are announced in order, whoever comes first.
+            # Coordinators need no order among themselves: numbers are announced in order, whoever
+            # comes first.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": _selector(resource)},

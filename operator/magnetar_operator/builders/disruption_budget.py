@@ -11,8 +11,11 @@ from magnetar_operator.builders.object import Manifest, cluster_object
 
 
 def disruption_budget(cluster: BrokerCluster) -> Manifest:
-    """A node drain takes one broker at a time, and may always take one that is not ready: it serves nobody."""
-    budget = cluster_object("policy/v1", "PodDisruptionBudget", cluster, names.broker_set(cluster.name), names.BROKER)
+    """A node drain takes one broker at a time, and may always take one that is not ready: it
+    serves nobody."""
+    budget = cluster_object(
+        "policy/v1", "PodDisruptionBudget", cluster, names.broker_set(cluster.name), names.BROKER
+    )
     return budget | {
         "spec": {
             "maxUnavailable": 1,
@@ -23,8 +26,11 @@ def disruption_budget(cluster: BrokerCluster) -> Manifest:
 
 
 def etcd_budget(cluster: BrokerCluster, *, spare: bool) -> Manifest:
-    """One of three may go (`spare`); while members come and go none may, because two voters can spare none."""
-    budget = cluster_object("policy/v1", "PodDisruptionBudget", cluster, names.etcd_set(cluster.name), names.ETCD)
+    """One of three may go (`spare`); while members come and go none may, because two voters can
+    spare none."""
+    budget = cluster_object(
+        "policy/v1", "PodDisruptionBudget", cluster, names.etcd_set(cluster.name), names.ETCD
+    )
     return budget | {
         "spec": {
             "maxUnavailable": 1 if spare else 0,

@@ -1,8 +1,8 @@
 """How etcd's pods start.
 
-Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd_members, etcd_start, names. Pure.
-Invariants: it is read when a container starts, so that it changes without restarting anybody; a pod with data ignores it; it stays the same while
-nobody joins.
+Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd_members,
+etcd_start, names. Pure. Invariants: it is read when a container starts, so that it changes without
+restarting anybody; a pod with data ignores it; it stays the same while nobody joins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.members import Door
 
 
-def start_variables(set_name: str, peers: Mapping[int, str], wanted: int, door: Door, token: str) -> dict[str, str]:
-    """Environment of all pods. `peers`: URLs by ordinal; etcd compares those of the members that there are with its own list."""
+def start_variables(
+    set_name: str, peers: Mapping[int, str], wanted: int, door: Door, token: str
+) -> dict[str, str]:
+    """Environment of all pods. `peers`: URLs by ordinal; etcd compares those of the members that
+    there are with its own list."""
     listed = door.ordinals if door.ordinal is not None else range(wanted)
     return {
-        "ETCD_INITIAL_CLUSTER": ",".join(f"{set_name}-{ordinal}={peers[ordinal]}" for ordinal in listed),
+        "ETCD_INITIAL_CLUSTER": ",".join(
+            f"{set_name}-{ordinal}={peers[ordinal]}" for ordinal in listed
+        ),
         "ETCD_INITIAL_CLUSTER_STATE": "new" if door.bootstrap else "existing",
         "ETCD_INITIAL_CLUSTER_TOKEN": token,
         etcd_start.OPEN: f"{set_name}-{door.ordinal}" if door.ordinal is not None else "",
@@ -28,12 +33,20 @@ def start_variables(set_name: str, peers: Mapping[int, str], wanted: int, door: 
     }
 
 
-def etcd_config(cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, door: Door) -> Manifest:
-    """The token carries the resource's uid, and what permitted to begin anew: members of an earlier life of the same name never take a new one
-    for theirs."""
+def etcd_config(
+    cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, door: Door
+) -> Manifest:
+    """The token carries the resource's uid, and what permitted to begin anew: members of an
+    earlier life of the same name never take a new one for theirs."""
     name = names.etcd_set(cluster.name)
     lost = cluster.metadata.annotations.get(names.BEGIN_ETCD, "")
-    parts = (cluster.namespace, cluster.name, cluster.metadata.uid, lost, cluster.status.restore.replaces)
+    parts = (
+        cluster.namespace,
+        cluster.name,
+        cluster.metadata.uid,
+        lost,
+        cluster.status.restore.replaces,
+    )
     token = "-".join(part for part in parts if part)
     config = cluster_object("v1", "ConfigMap", cluster, name, names.ETCD)
     return config | {"data": start_variables(name, peers, wanted, door, token)}

@@ -1,8 +1,8 @@
 """The managed etcd's StatefulSet.
 
-Owns: it and its pods' template. Imports: builders siblings, etcd_security, names. Pure.
-Invariants: its volume comes from a claim template and is kept when the set goes; what goes into it is
-immutable in the cluster's spec, because a StatefulSet cannot change it.
+Owns: it and its pods' template. Imports: builders siblings, etcd_security, names. Pure. Invariants:
+its volume comes from a claim template and is kept when the set goes; what goes into it is immutable
+in the cluster's spec, because a StatefulSet cannot change it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ START = "start"
 
 @dataclass(frozen=True, slots=True)
 class EtcdShape:
-    """What the plan of members says about the set. Empty images are those of the spec, or of the operator; `spare`: a node's drain may take one."""
+    """What the plan of members says about the set. Empty images are those of the spec, or of the
+    operator; `spare`: a node's drain may take one."""
 
     replicas: int = 1
     door: Door = field(default_factory=Door)
@@ -47,12 +48,18 @@ class EtcdShape:
 
 def peer_urls(cluster: BrokerCluster) -> dict[int, str]:
     """Where members reach each other, by ordinal."""
-    hosts = ((ordinal, names.etcd_member_host(cluster.name, cluster.namespace, ordinal)) for ordinal in range(MEMBERS_MAX))
+    hosts = (
+        (ordinal, names.etcd_member_host(cluster.name, cluster.namespace, ordinal))
+        for ordinal in range(MEMBERS_MAX)
+    )
     return {ordinal: f"https://{host}:{names.ETCD_PEER_PORT}" for ordinal, host in hosts}
 
 
-def etcd_set(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
-    """The set with as many members as `shape` says, which may be more or fewer than wanted while members come and go."""
+def etcd_set(
+    cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape
+) -> Manifest:
+    """The set with as many members as `shape` says, which may be more or fewer than wanted while
+    members come and go."""
     name = names.etcd_set(cluster.name)
     stateful_set = cluster_object("apps/v1", "StatefulSet", cluster, name, names.ETCD)
     return stateful_set | {
@@ -62,7 +69,10 @@ def etcd_set(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, s
             "podManagementPolicy": "Parallel",
             # The operator restarts members, because it knows which one can be spared.
             "updateStrategy": {"type": "OnDelete"},
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+            "persistentVolumeClaimRetentionPolicy": {
+                "whenDeleted": "Retain",
+                "whenScaled": "Retain",
+            },
             "selector": {"matchLabels": names.selector(cluster.name, names.ETCD)},
             "template": _template(cluster, managed, defaults, shape),
             "volumeClaimTemplates": [_claim(managed)],
@@ -71,20 +81,32 @@ def etcd_set(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, s
 
 
 def _claim(managed: ManagedEtcd) -> Manifest:
-    spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": managed.storage.size}}}
+    spec: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": managed.storage.size}},
+    }
     if managed.storage.storage_class_name:
         spec["storageClassName"] = managed.storage.storage_class_name
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data"},
+        "spec": spec,
+    }
 
 
-def _template(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
+def _template(
+    cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape
+) -> Manifest:
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **pull_secrets(cluster),
         "terminationGracePeriodSeconds": GRACE_S,
         "securityContext": pod_security(),
-        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": _apart(cluster)}},
+        "affinity": {
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": _apart(cluster)}
+        },
         "initContainers": [_start_container(cluster, defaults, shape)],
         "containers": [_container(cluster, managed, defaults, shape)],
         "volumes": [
@@ -102,11 +124,15 @@ def _apart(cluster: BrokerCluster) -> list[Manifest]:
     """On nodes of their own, in zones of their own, where there are as many."""
     chosen = {"labelSelector": {"matchLabels": names.selector(cluster.name, names.ETCD)}}
     topologies = (100, "kubernetes.io/hostname"), (50, "topology.kubernetes.io/zone")
-    return [{"weight": weight, "podAffinityTerm": {**chosen, "topologyKey": key}} for weight, key in topologies]
+    return [
+        {"weight": weight, "podAffinityTerm": {**chosen, "topologyKey": key}}
+        for weight, key in topologies
+    ]
 
 
 def _start_container(cluster: BrokerCluster, defaults: Defaults, shape: EtcdShape) -> Manifest:
-    """A member that has forgotten what it voted for must not come back under its old id (`etcd_start`)."""
+    """A member that has forgotten what it voted for must not come back under its old id
+    (`etcd_start`)."""
     image, pull_policy = image_of(cluster, defaults)
     return {
         "name": START,
@@ -117,11 +143,16 @@ def _start_container(cluster: BrokerCluster, defaults: Defaults, shape: EtcdShap
         "envFrom": [{"configMapRef": {"name": names.etcd_set(cluster.name)}}],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "data", "mountPath": DATA_PATH}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": DATA_PATH},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
     }
 
 
-def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape) -> Manifest:
+def _container(
+    cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults, shape: EtcdShape
+) -> Manifest:
     service = names.etcd_set(cluster.name)
     peer = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_PEER_PORT}"
     client = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_CLIENT_PORT}"
@@ -135,7 +166,8 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults,
             f"--data-dir={DATA_PATH}/{etcd_start.DATA}",
             f"--listen-client-urls={','.join(_client_urls(cluster))}",
             f"--listen-peer-urls=https://$(POD_IP):{names.ETCD_PEER_PORT}",
-            # Plain, and outside authentication: probes and metrics, which tell nothing of the content.
+            # Plain, and outside authentication: probes and metrics, which tell nothing of the
+            # content.
             f"--listen-metrics-urls=http://$(POD_IP):{names.ETCD_HEALTH_PORT}",
             f"--advertise-client-urls={client}",
             f"--initial-advertise-peer-urls={peer}",
@@ -149,8 +181,9 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults,
         "env": [
             field_variable("POD_NAME", "metadata.name"),
             field_variable("POD_IP", "status.podIP"),
-            # A member is known by its authority and name; its address comes from DNS, which lags behind a pod that was made again. As a
-            # variable, because etcd 3.5 and 3.6 know it by this name, and one that knows it no more only warns.
+            # A member is known by its authority and name; its address comes from DNS, which lags
+            # behind a pod that was made again. As a variable, because etcd 3.5 and 3.6 know it by
+            # this name, and one that knows it no more only warns.
             {"name": "ETCD_EXPERIMENTAL_PEER_SKIP_CLIENT_SAN_VERIFICATION", "value": "true"},
         ],
         "ports": [
@@ -172,15 +205,23 @@ def _container(cluster: BrokerCluster, managed: ManagedEtcd, defaults: Defaults,
 
 
 def _client_urls(cluster: BrokerCluster) -> list[str]:
-    """One that was made without TLS listens for both on one port until all its clients have changed over (`etcd_security`)."""
+    """One that was made without TLS listens for both on one port until all its clients have
+    changed over (`etcd_security`)."""
     pod = f"$(POD_IP):{names.ETCD_CLIENT_PORT}"
     both = cluster.status.etcd_security in (Security.PLAIN, Security.MIXED)
-    return [f"https://{pod}", *([f"http://{pod}"] if both else []), f"https://127.0.0.1:{names.ETCD_CLIENT_PORT}"]
+    return [
+        f"https://{pod}",
+        *([f"http://{pod}"] if both else []),
+        f"https://127.0.0.1:{names.ETCD_CLIENT_PORT}",
+    ]
 
 
 def _tls_flags() -> list[str]:
-    """Whoever comes shows a certificate of the cluster's own authority, and a member that of a member. etcd reads renewed files by itself."""
-    authority, certificate, key = (f"{TLS_PATH}/{file}" for file in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE))
+    """Whoever comes shows a certificate of the cluster's own authority, and a member that of a
+    member. etcd reads renewed files by itself."""
+    authority, certificate, key = (
+        f"{TLS_PATH}/{file}" for file in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)
+    )
     return [
         "--client-cert-auth=true", f"--trusted-ca-file={authority}", f"--cert-file={certificate}", f"--key-file={key}",
         "--peer-client-cert-auth=true", f"--peer-trusted-ca-file={authority}", f"--peer-cert-file={certificate}",
@@ -193,4 +234,9 @@ def _tls_flags() -> list[str]:
 
 def _probe(path: str, period: int, failures: int) -> Manifest:
     get = {"path": path, "port": "health", "scheme": "HTTP"}
-    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+    return {
+        "httpGet": get,
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

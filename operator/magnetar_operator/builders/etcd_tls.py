@@ -1,9 +1,9 @@
 """Who has which certificate for etcd.
 
-Owns: the subjects of a managed etcd's certificates, the secrets that hold them, and how pods mount one.
-Imports: builders.object, certificates, names. Pure.
-Invariants: the authority's key is in one secret, which no pod mounts and which outlives the cluster, as its volumes do; every other secret goes with
-the cluster; a secret carries no hash of its content.
+Owns: the subjects of a managed etcd's certificates, the secrets that hold them, and how pods mount
+one. Imports: builders.object, certificates, names. Pure. Invariants: the authority's key is in one
+secret, which no pod mounts and which outlives the cluster, as its volumes do; every other secret
+goes with the cluster; a secret carries no hash of its content.
 """
 
 from __future__ import annotations
@@ -20,27 +20,42 @@ from magnetar_operator.etcd.rotation import Authorities
 
 MEMBERS_MAX = 3
 MEMBER = "member"
-"""Common name of the members. There is no such user: a member's certificate reads and writes nothing, and no other is taken for a member's."""
-UPCOMING_CERTIFICATE, UPCOMING_KEY, FORMER_CERTIFICATE, ROTATION = "upcoming.crt", "upcoming.key", "former.crt", "rotation"
-"""What the authority's secret holds besides its pair while it is rotated; the last one stays: number of rotations, and when files last changed."""
+"""Common name of the members. There is no such user: a member's certificate reads and writes
+nothing, and no other is taken for a member's."""
+UPCOMING_CERTIFICATE, UPCOMING_KEY, FORMER_CERTIFICATE, ROTATION = (
+    "upcoming.crt",
+    "upcoming.key",
+    "former.crt",
+    "rotation",
+)
+"""What the authority's secret holds besides its pair while it is rotated; the last one stays:
+number of rotations, and when files last changed."""
 READABLE_BY_GROUP = 0o440
 """The pods' fsGroup makes the files theirs."""
 
 
 def subjects(cluster: BrokerCluster) -> dict[str, Subject]:
-    """By the secret's component: the members' certificate, and one per kind of client, whose common name is its user in etcd."""
+    """By the secret's component: the members' certificate, and one per kind of client, whose
+    common name is its user in etcd."""
     service, namespace = names.etcd_set(cluster.name), cluster.namespace
     hosts = [service, *(f"{service}-{ordinal}.{service}" for ordinal in range(MEMBERS_MAX))]
-    reached = [f"{host}.{namespace}.{domain}" for host in hosts for domain in ("svc", "svc.cluster.local")]
+    reached = [
+        f"{host}.{namespace}.{domain}" for host in hosts for domain in ("svc", "svc.cluster.local")
+    ]
     members = Subject(MEMBER, ("localhost", "127.0.0.1", f"{service}.{namespace}", *reached))
     return {names.ETCD_MEMBERS: members} | {user: Subject(user) for user in names.ETCD_USERS}
 
 
 def authority_secret(cluster: BrokerCluster, authorities: Authorities) -> Manifest:
-    secret = cluster_object("v1", "Secret", cluster, names.etcd_authority(cluster.name), names.ETCD, owned=False)
+    secret = cluster_object(
+        "v1", "Secret", cluster, names.etcd_authority(cluster.name), names.ETCD, owned=False
+    )
     data = {CERTIFICATE_FILE: authorities.current.certificate, KEY_FILE: authorities.current.key}
     if authorities.upcoming is not None:
-        data |= {UPCOMING_CERTIFICATE: authorities.upcoming.certificate, UPCOMING_KEY: authorities.upcoming.key}
+        data |= {
+            UPCOMING_CERTIFICATE: authorities.upcoming.certificate,
+            UPCOMING_KEY: authorities.upcoming.key,
+        }
     if authorities.former:
         data[FORMER_CERTIFICATE] = authorities.former
     if authorities.number:
@@ -52,13 +67,22 @@ def authorities_of(secret: Manifest) -> Authorities:
     """What the authority's secret holds."""
     upcoming = Pair(content(secret, UPCOMING_CERTIFICATE), content(secret, UPCOMING_KEY))
     former = content(secret, FORMER_CERTIFICATE)
-    numbers = [int(part) if part.isdigit() else 0 for part in content(secret, ROTATION).decode(errors="replace").split()]
-    number, since_ms = numbers if len(numbers) == 2 else (int(bool(former or upcoming.certificate)), 0)
-    return Authorities(pair_of(secret), number, since_ms, upcoming if upcoming.certificate else None, former)
+    numbers = [
+        int(part) if part.isdigit() else 0
+        for part in content(secret, ROTATION).decode(errors="replace").split()
+    ]
+    number, since_ms = (
+        numbers if len(numbers) == 2 else (int(bool(former or upcoming.certificate)), 0)
+    )
+    return Authorities(
+        pair_of(secret), number, since_ms, upcoming if upcoming.certificate else None, former
+    )
 
 
 def leaf_secret(cluster: BrokerCluster, component: str, authority: bytes, leaf: Pair) -> Manifest:
-    secret = cluster_object("v1", "Secret", cluster, names.etcd_secret(cluster.name, component), names.ETCD)
+    secret = cluster_object(
+        "v1", "Secret", cluster, names.etcd_secret(cluster.name, component), names.ETCD
+    )
     data = {AUTHORITY_FILE: authority, CERTIFICATE_FILE: leaf.certificate, KEY_FILE: leaf.key}
     return secret | {"type": "kubernetes.io/tls", "data": _encoded(data)}
 
@@ -80,7 +104,8 @@ def pair_of(secret: Manifest) -> Pair:
 
 
 def client_secret(cluster: BrokerCluster, user: str) -> str:
-    """Name of the secret that a client of the cluster's etcd uses; "" = no TLS. An external etcd has one certificate for all."""
+    """Name of the secret that a client of the cluster's etcd uses; "" = no TLS. An external etcd
+    has one certificate for all."""
     if not uses_etcd_tls(cluster):
         return ""
     external = cluster.spec.etcd.external
@@ -92,7 +117,10 @@ def client_secret(cluster: BrokerCluster, user: str) -> str:
 def secret_volume(name: str, secret: str) -> Manifest:
     """A volume with the three files and nothing else that the secret may hold."""
     items = [{"key": file, "path": file} for file in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)]
-    return {"name": name, "secret": {"secretName": secret, "defaultMode": READABLE_BY_GROUP, "items": items}}
+    return {
+        "name": name,
+        "secret": {"secretName": secret, "defaultMode": READABLE_BY_GROUP, "items": items},
+    }
 
 
 def client_volumes(cluster: BrokerCluster, user: str) -> list[Manifest]:

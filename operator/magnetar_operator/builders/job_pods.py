@@ -1,9 +1,11 @@
 """The pods of a DataJob: Spark's driver, and its executors.
 
-Owns: them, what they share, and the command lines of `magnetar_jobs.compact` and `magnetar_jobs.executor`. Imports: builders siblings, names. Pure.
-Invariants: a driver's name is a function of (resource, run, attempt), an executor's of its driver and a number; a driver is never restarted in place:
-another attempt is another pod; its durable record, not its phase, says whether the run succeeded; an executor goes with its driver's pod; neither has
-a token of the API server, and only the driver has a certificate for etcd.
+Owns: them, what they share, and the command lines of `magnetar_jobs.compact` and
+`magnetar_jobs.executor`. Imports: builders siblings, names. Pure. Invariants: a driver's name is a
+function of (resource, run, attempt), an executor's of its driver and a number; a driver is never
+restarted in place: another attempt is another pod; its durable record, not its phase, says whether
+the run succeeded; an executor goes with its driver's pod; neither has a token of the API server,
+and only the driver has a certificate for etcd.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ GRACE_S = 30
 SECRET_KEY, SECRET_VARIABLE = "key", "MAGNETAR_SPARK_SECRET"
 SECRET_BYTES = 32
 OVERHEAD_MIN_MIB, OVERHEAD_SHARE = 384, 0.4
-"""Of an executor's pod, beside the heap: Spark's own memory and Python's, as Spark asks it for Python applications."""
+"""Of an executor's pod, beside the heap: Spark's own memory and Python's, as Spark asks it for
+Python applications."""
 
 
-def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: str, attempt: int) -> Manifest:
+def driver_pod(
+    job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: str, attempt: int
+) -> Manifest:
     memory = f"{job.spec.driver.memory_mib}Mi"
     container = {
         "name": names.DRIVER,
@@ -48,16 +53,22 @@ def driver_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, run: st
     pod = _pod(job, cluster, defaults, container, restart="Never", etcd=True)
     pod["metadata"] |= {
         "name": names.driver_pod(job.name, job.metadata.uid, run, attempt),
-        "labels": _labels(job, cluster, names.DRIVER) | {names.RUN: run[: names.LABEL_LENGTH_MAX], names.ATTEMPT: str(attempt)},
+        "labels": _labels(job, cluster, names.DRIVER)
+        | {names.RUN: run[: names.LABEL_LENGTH_MAX], names.ATTEMPT: str(attempt)},
         "ownerReferences": [owner_of(job)],
     }
     return pod
 
 
-def executor_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, driver: Manifest, number: int) -> Manifest:
-    """An executor of a driver that runs. One that ends by an error is started again in place: to its driver it is another one."""
+def executor_pod(
+    job: DataJob, cluster: BrokerCluster, defaults: Defaults, driver: Manifest, number: int
+) -> Manifest:
+    """An executor of a driver that runs. One that ends by an error is started again in place: to
+    its driver it is another one."""
     wanted, name = job.spec.executors, str(driver["metadata"]["name"])
-    memory = f"{wanted.memory_mib + max(OVERHEAD_MIN_MIB, int(wanted.memory_mib * OVERHEAD_SHARE))}Mi"
+    memory = (
+        f"{wanted.memory_mib + max(OVERHEAD_MIN_MIB, int(wanted.memory_mib * OVERHEAD_SHARE))}Mi"
+    )
     container = {
         "name": names.EXECUTOR,
         "args": [
@@ -76,7 +87,13 @@ def executor_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, drive
         "name": names.executor_pod(name, number),
         "labels": _labels(job, cluster, names.EXECUTOR),
         "ownerReferences": [
-            {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": driver["metadata"]["uid"], "controller": True}
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": name,
+                "uid": driver["metadata"]["uid"],
+                "controller": True,
+            }
         ],
     }
     return pod
@@ -85,13 +102,19 @@ def executor_pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, drive
 def job_secret(job: DataJob, cluster: BrokerCluster, key: bytes) -> Manifest:
     """What driver and executors know each other by."""
     found = _owned("v1", "Secret", job, cluster)
-    return found | {"type": "Opaque", "data": {SECRET_KEY: base64.b64encode(key.hex().encode()).decode()}}
+    return found | {
+        "type": "Opaque",
+        "data": {SECRET_KEY: base64.b64encode(key.hex().encode()).decode()},
+    }
 
 
 def job_policy(job: DataJob, cluster: BrokerCluster) -> Manifest:
     """Nobody but the job's own pods reaches them."""
     own = {"podSelector": {"matchLabels": {names.JOB: job.name}}}
-    ports = [{"protocol": "TCP", "port": port} for port in (names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT)]
+    ports = [
+        {"protocol": "TCP", "port": port}
+        for port in (names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT)
+    ]
     return _owned("networking.k8s.io/v1", "NetworkPolicy", job, cluster) | {
         "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own], "ports": ports}]}
     }
@@ -112,10 +135,21 @@ def _owned(api_version: str, kind: str, job: DataJob, cluster: BrokerCluster) ->
 
 
 def _secret_variable(job: DataJob) -> Manifest:
-    return {"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": {"name": names.job_parts(job.name), "key": SECRET_KEY}}}
+    return {
+        "name": SECRET_VARIABLE,
+        "valueFrom": {"secretKeyRef": {"name": names.job_parts(job.name), "key": SECRET_KEY}},
+    }
 
 
-def _pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, container: Manifest, *, restart: str, etcd: bool) -> Manifest:
+def _pod(
+    job: DataJob,
+    cluster: BrokerCluster,
+    defaults: Defaults,
+    container: Manifest,
+    *,
+    restart: str,
+    etcd: bool,
+) -> Manifest:
     image, pull_policy = spark_image_of(cluster, defaults), image_of(cluster, defaults)[1]
     user = names.JOB_USER
     return {
@@ -135,7 +169,8 @@ def _pod(job: DataJob, cluster: BrokerCluster, defaults: Defaults, container: Ma
                 | {
                     "image": image,
                     "imagePullPolicy": pull_policy,
-                    # The job leaves its last words itself; the log's last lines are for what it could not foresee.
+                    # The job leaves its last words itself; the log's last lines are for what it
+                    # could not foresee.
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     # Some of Spark's files go to the working directory.
                     "workingDir": "/tmp",

@@ -1,9 +1,10 @@
 """Pods that run our image and stay.
 
-Owns: what the pods of every long-running component share: account, security, placement, probes, environment, volumes, the additions that users may
-make. Imports: builders.object, builders.etcd_tls, names, models. Pure.
-Invariants: the pods hold no rights and write nowhere but to the volume and /tmp; a user's additions never replace what is the operator's; the same
-parts give the same template, byte for byte, because a template that differs restarts every pod.
+Owns: what the pods of every long-running component share: account, security, placement, probes,
+environment, volumes, the additions that users may make. Imports: builders.object,
+builders.etcd_tls, names, models. Pure. Invariants: the pods hold no rights and write nowhere but to
+the volume and /tmp; a user's additions never replace what is the operator's; the same parts give
+the same template, byte for byte, because a template that differs restarts every pod.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from magnetar_operator.builders.client_tls import (
     tls_volumes,
 )
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
-from magnetar_operator.builders.message_storage import location, storage_environment, storage_mounts, storage_volumes
+from magnetar_operator.builders.message_storage import (
+    location,
+    storage_environment,
+    storage_mounts,
+    storage_volumes,
+)
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -37,11 +43,18 @@ from magnetar_operator.builders.object import (
     pull_secrets,
     store_url,
 )
-from magnetar_operator.builders.security import security_arguments, security_mounts, security_volumes
+from magnetar_operator.builders.security import (
+    security_arguments,
+    security_mounts,
+    security_volumes,
+)
 
 GRACE_BEYOND_DRAIN_S = 30
 """After the drain: sealing the log, leaving the store, ending the process."""
-SPREAD = tuple(TopologySpread(topology_key=key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone"))
+SPREAD = tuple(
+    TopologySpread(topology_key=key)
+    for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+)
 """As evenly as possible over hosts and zones, unless the spec says otherwise."""
 
 
@@ -49,9 +62,11 @@ SPREAD = tuple(TopologySpread(topology_key=key) for key in ("kubernetes.io/hostn
 class PodParts:
     """What one component has of its own.
 
-    `component` names the container, the command (`magnetar <component>`) and the user of etcd; `account` is the service account and the
-    ConfigMap with `settings`; `service` the headless one that names the pods; `arguments` follow those that every component takes; `labels` are
-    all labels of the pod and `selector` those that choose it; `environment`, `ports`, `volumes` and `mounts` come after those of every component.
+    `component` names the container, the command (`magnetar <component>`) and the user of etcd;
+    `account` is the service account and the ConfigMap with `settings`; `service` the headless one
+    that names the pods; `arguments` follow those that every component takes; `labels` are all
+    labels of the pod and `selector` those that choose it; `environment`, `ports`, `volumes` and
+    `mounts` come after those of every component.
     """
 
     component: str
@@ -72,7 +87,8 @@ class PodParts:
 
 
 def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
-    """The template of a StatefulSet whose pods run `magnetar <component>` on the cluster's store and volume."""
+    """The template of a StatefulSet whose pods run `magnetar <component>` on the cluster's store
+    and volume."""
     chosen = parts.additions
     pod: Manifest = {
         "serviceAccountName": parts.account,
@@ -81,7 +97,10 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": parts.drain_timeout_s + GRACE_BEYOND_DRAIN_S,
         "securityContext": pod_security(),
-        "topologySpreadConstraints": [_spread(parts, chosen) for chosen in parts.additions.topology_spread_constraints or SPREAD],
+        "topologySpreadConstraints": [
+            _spread(parts, chosen)
+            for chosen in parts.additions.topology_spread_constraints or SPREAD
+        ],
         "containers": [_container(cluster, defaults, parts)],
         "volumes": [
             *storage_volumes(cluster),
@@ -93,7 +112,11 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
         ],
     }
     pod |= pull_secrets(cluster) | _placement(chosen)
-    annotations = chosen.annotations | dict(parts.annotations) | {names.CONFIG_HASH: digest(dict(parts.settings))}
+    annotations = (
+        chosen.annotations
+        | dict(parts.annotations)
+        | {names.CONFIG_HASH: digest(dict(parts.settings))}
+    )
     labels = chosen.labels | dict(parts.labels) | tls_labels(cluster)
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
@@ -102,7 +125,9 @@ def _placement(chosen: PodTemplate) -> Manifest:
     """What a user says of where pods go; nothing that is empty."""
     wanted = {
         "nodeSelector": chosen.node_selector,
-        "tolerations": _filled([toleration.model_dump(by_alias=True) for toleration in chosen.tolerations]),
+        "tolerations": _filled(
+            [toleration.model_dump(by_alias=True) for toleration in chosen.tolerations]
+        ),
         "affinity": _filled(chosen.affinity.model_dump(by_alias=True)),
         "priorityClassName": chosen.priority_class_name,
     }
@@ -152,7 +177,8 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "securityContext": container_security(),
         # Conditions repeat the last words of a process that ended by an error.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        # A process starts in under a second, but first waits for etcd: the start may take minutes, silence afterwards may not.
+        # A process starts in under a second, but first waits for etcd: the start may take minutes,
+        # silence afterwards may not.
         "startupProbe": _probe(cluster, "/live", period=1, failures=300),
         "readinessProbe": _probe(cluster, "/ready", period=2, failures=2),
         "livenessProbe": _probe(cluster, "/live", period=10, failures=3),
@@ -167,4 +193,9 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
 def _probe(cluster: BrokerCluster, path: str, period: int, failures: int) -> Manifest:
     port, scheme = probe_target(cluster)
     get = {"path": path, "port": port, "scheme": scheme}
-    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+    return {
+        "httpGet": get,
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

@@ -1,9 +1,9 @@
 """How pods reach the storage that holds a cluster's messages.
 
-Owns: the location, volumes and environment that follow from `spec.storage`, and what a secret of credentials must hold. Imports: builders.object,
-names, models. Pure.
-Invariants: a location holds no credentials; they reach a process as references to a secret alone, and of their content a template carries a keyed
-digest, from which nothing can be learnt.
+Owns: the location, volumes and environment that follow from `spec.storage`, and what a secret of
+credentials must hold. Imports: builders.object, names, models. Pure. Invariants: a location holds
+no credentials; they reach a process as references to a secret alone, and of their content a
+template carries a keyed digest, from which nothing can be learnt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def location(cluster: BrokerCluster) -> str:
     if s3 is None:
         return names.VOLUME_PATH
     prefix = s3.prefix or f"{cluster.namespace}/{cluster.name}"
-    parameters = {name: value for name, value in (("endpoint", s3.endpoint), ("region", s3.region)) if value}
+    parameters = {
+        name: value for name, value in (("endpoint", s3.endpoint), ("region", s3.region)) if value
+    }
     query = f"?{urlencode(parameters, safe=':/')}" if parameters else ""
     return f"s3://{s3.bucket}/{prefix}{query}"
 
@@ -46,7 +48,10 @@ def storage_environment(cluster: BrokerCluster) -> list[Manifest]:
     if chosen is None:
         return []
     return [
-        {"name": variable, "valueFrom": {"secretKeyRef": {"name": chosen.secret_ref.name, "key": key}}}
+        {
+            "name": variable,
+            "valueFrom": {"secretKeyRef": {"name": chosen.secret_ref.name, "key": key}},
+        }
         for variable, key in _entries(chosen).items()
     ]
 
@@ -58,7 +63,10 @@ def credentials_of(cluster: BrokerCluster) -> S3Credentials | None:
 
 def _entries(chosen: S3Credentials) -> dict[str, str]:
     """Variable -> entry of the secret."""
-    found = {"AWS_ACCESS_KEY_ID": chosen.access_key_id, "AWS_SECRET_ACCESS_KEY": chosen.secret_access_key}
+    found = {
+        "AWS_ACCESS_KEY_ID": chosen.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": chosen.secret_access_key,
+    }
     return found | ({"AWS_SESSION_TOKEN": chosen.session_token} if chosen.session_token else {})
 
 
@@ -69,7 +77,8 @@ def credentials_problem(chosen: S3Credentials, secret: Manifest | None) -> str:
         return f"secret {name} does not exist; make it with {' and '.join(wanted)}"
     missing = [key for key in wanted if not secret.get("data", {}).get(key)]
     return (
-        f"secret {name} has no {' and no '.join(missing)}; add what is missing, or name its entries in credentials"
+        f"secret {name} has no {' and no '.join(missing)}; add what is missing, or name its "
+        "entries in credentials"
         if missing
         else ""
     )
@@ -78,4 +87,6 @@ def credentials_problem(chosen: S3Credentials, secret: Manifest | None) -> str:
 def credentials_digest(cluster: BrokerCluster, chosen: S3Credentials, secret: Manifest) -> str:
     """Changes with the credentials, and tells nothing about them."""
     content = "\n".join(secret.get("data", {}).get(key, "") for key in _entries(chosen).values())
-    return hmac.new(cluster.metadata.uid.encode(), content.encode(), hashlib.sha256).hexdigest()[:16]
+    return hmac.new(cluster.metadata.uid.encode(), content.encode(), hashlib.sha256).hexdigest()[
+        :16
+    ]

@@ -1,7 +1,8 @@
 """Parts that several child objects share.
 
-Owns: metadata with owner, pod and container security, the inputs of all builders. Imports: models, names. Pure.
-Invariants: every object is labelled for the operator's watches; objects that hold data have no owner, so that deleting the cluster keeps them.
+Owns: metadata with owner, pod and container security, the inputs of all builders. Imports: models,
+names. Pure. Invariants: every object is labelled for the operator's watches; objects that hold data
+have no owner, so that deleting the cluster keeps them.
 """
 
 from __future__ import annotations
@@ -42,10 +43,20 @@ def owner_of(resource: CustomResource) -> Manifest:
 
 
 def cluster_object(
-    api_version: str, kind: str, cluster: BrokerCluster, name: str, component: str, *, owned: bool = True
+    api_version: str,
+    kind: str,
+    cluster: BrokerCluster,
+    name: str,
+    component: str,
+    *,
+    owned: bool = True,
 ) -> Manifest:
     """An object of a cluster without its content."""
-    metadata: Manifest = {"name": name, "namespace": cluster.namespace, "labels": names.labels(cluster.name, component)}
+    metadata: Manifest = {
+        "name": name,
+        "namespace": cluster.namespace,
+        "labels": names.labels(cluster.name, component),
+    }
     if owned:
         metadata["ownerReferences"] = [owner_of(cluster)]
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
@@ -53,7 +64,9 @@ def cluster_object(
 
 def digest(value: Any) -> str:
     """Short hash of a JSON value, independent of key order."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()[:16]
 
 
 def image_of(cluster: BrokerCluster, defaults: Defaults) -> tuple[str, str]:
@@ -68,7 +81,11 @@ def image_of(cluster: BrokerCluster, defaults: Defaults) -> tuple[str, str]:
 def spark_image_of(cluster: BrokerCluster, defaults: Defaults) -> str:
     """Image of the cluster's jobs: of the brokers' tag, which alone holds Spark."""
     image = cluster.spec.image
-    return f"{image.repository}{SPARK_SUFFIX}:{image.tag}" if image.repository else defaults.spark_image
+    return (
+        f"{image.repository}{SPARK_SUFFIX}:{image.tag}"
+        if image.repository
+        else defaults.spark_image
+    )
 
 
 def pull_secrets(cluster: BrokerCluster) -> Manifest:
@@ -91,7 +108,11 @@ def pod_security() -> Manifest:
 
 
 def container_security() -> Manifest:
-    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
 def field_variable(name: str, path: str) -> Manifest:
@@ -106,25 +127,32 @@ def claim_name(cluster: BrokerCluster) -> str:
 
 
 def etcd_endpoints(cluster: BrokerCluster) -> tuple[str, ...]:
-    """host:port of the cluster's metadata store, as its clients are given it: a managed etcd's change when it is as wanted, because each change
-    restarts every client."""
+    """host:port of the cluster's metadata store, as its clients are given it: a managed etcd's
+    change when it is as wanted, because each change restarts every client."""
     external, managed = cluster.spec.etcd.external, cluster.spec.etcd.managed
     if external is not None:
         return external.endpoints
-    return cluster.status.etcd.endpoints or member_endpoints(cluster, managed.replicas if managed is not None else 1)
+    return cluster.status.etcd.endpoints or member_endpoints(
+        cluster, managed.replicas if managed is not None else 1
+    )
 
 
 def member_endpoints(cluster: BrokerCluster, members: int) -> tuple[str, ...]:
     """host:port of a managed etcd of so many members."""
     if members == 1:
         return (names.etcd_endpoint(cluster.name, cluster.namespace),)
-    # Every member by its name: one that hangs is left for another at once, not when its connection is found dead.
-    hosts = (names.etcd_member_host(cluster.name, cluster.namespace, ordinal) for ordinal in range(members))
+    # Every member by its name: one that hangs is left for another at once, not when its connection
+    # is found dead.
+    hosts = (
+        names.etcd_member_host(cluster.name, cluster.namespace, ordinal)
+        for ordinal in range(members)
+    )
     return tuple(f"{host}:{names.ETCD_CLIENT_PORT}" for host in hosts)
 
 
 def uses_etcd_tls(cluster: BrokerCluster) -> bool:
-    """Whether clients of the cluster's etcd use TLS now. Its status says so while one that was made without TLS comes to it."""
+    """Whether clients of the cluster's etcd use TLS now. Its status says so while one that was
+    made without TLS comes to it."""
     external, status = cluster.spec.etcd.external, cluster.status
     if external is not None:
         return external.tls is not None
@@ -136,4 +164,6 @@ def uses_etcd_tls(cluster: BrokerCluster) -> bool:
 
 def store_url(cluster: BrokerCluster) -> str:
     """What `--store` gets."""
-    return "etcd://" + ",".join(endpoint.removeprefix("http://") for endpoint in etcd_endpoints(cluster))
+    return "etcd://" + ",".join(
+        endpoint.removeprefix("http://") for endpoint in etcd_endpoints(cluster)
+    )

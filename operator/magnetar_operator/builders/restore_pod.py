@@ -1,8 +1,9 @@
 """The pod that fills a metadata store again.
 
-Owns: it. Imports: builders siblings, names, models. Pure.
-Invariants: its name is a function of the cluster and the request, so that it is made once; it shows the operator's certificate, because a copy holds
-what only the operator may write; it is never restarted in place, and the store, not its phase, says whether it has done its work.
+Owns: it. Imports: builders siblings, names, models. Pure. Invariants: its name is a function of the
+cluster and the request, so that it is made once; it shows the operator's certificate, because a
+copy holds what only the operator may write; it is never restarted in place, and the store, not its
+phase, says whether it has done its work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.etcd import MetadataRestore
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
-from magnetar_operator.builders.message_storage import location, storage_environment, storage_mounts, storage_volumes
+from magnetar_operator.builders.message_storage import (
+    location,
+    storage_environment,
+    storage_mounts,
+    storage_volumes,
+)
 from magnetar_operator.builders.object import (
     Defaults,
     Manifest,
@@ -83,7 +89,10 @@ def restore_pod(cluster: BrokerCluster, defaults: Defaults, asked: MetadataResto
 
 def _beside_brokers(cluster: BrokerCluster) -> Manifest:
     """A volume that one node can mount is on theirs."""
-    chosen = {"labelSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}, "topologyKey": "kubernetes.io/hostname"}
+    chosen = {
+        "labelSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
     return {"weight": 100, "podAffinityTerm": chosen}
 
 

@@ -1,9 +1,10 @@
 """How pods know who their clients are, and each other.
 
-Owns: the document that says so, its ConfigMap, the secret of the cluster's own key, what a secret of a token key must hold, and how pods mount these.
-Imports: builders.object, models, names, magnetar.security. Pure.
-Invariants: no ConfigMap, argument or template holds a key or anything that follows from one; processes follow the mounted files, so that another
-role or key changes no template; everything is in one volume, whose content changes at once.
+Owns: the document that says so, its ConfigMap, the secret of the cluster's own key, what a secret
+of a token key must hold, and how pods mount these. Imports: builders.object, models, names,
+magnetar.security. Pure. Invariants: no ConfigMap, argument or template holds a key or anything that
+follows from one; processes follow the mounted files, so that another role or key changes no
+template; everything is in one volume, whose content changes at once.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ def is_secured(cluster: BrokerCluster) -> bool:
     return cluster.spec.auth is not None or cluster.spec.tls is not None
 
 
-# --- the document ---------------------------------------------------------------------------------------------------------------
+# --- the document ---------------------------------------------------------------------------------
 
 
 def security_document(cluster: BrokerCluster, *, authority: bool) -> dict[str, Any]:
-    """What `--security` gets. `authority`: the certificate's secret has the authority that other processes' certificates are checked against."""
+    """What `--security` gets. `authority`: the certificate's secret has the authority that other
+    processes' certificates are checked against."""
     auth = cluster.spec.auth or Auth(anonymous_role=ANYBODY, authorization=False)
-    authentication: dict[str, Any] = {"anonymousRole": auth.anonymous_role, "tls": auth.client_certificates}
+    authentication: dict[str, Any] = {
+        "anonymousRole": auth.anonymous_role,
+        "tls": auth.client_certificates,
+    }
     if auth.tokens is not None:
         kind = "secretKeyFile" if auth.tokens.secret_key is not None else "publicKeyFile"
         authentication["token"] = {
@@ -58,7 +63,10 @@ def security_document(cluster: BrokerCluster, *, authority: bool) -> dict[str, A
             "proxyRoles": list(auth.proxy_roles),
             "openMetrics": auth.open_metrics,
         },
-        "internal": {"keyFile": f"{PATH}/{INTERNAL_KEY}", "caFile": AUTHORITY_PATH if authority else ""},
+        "internal": {
+            "keyFile": f"{PATH}/{INTERNAL_KEY}",
+            "caFile": AUTHORITY_PATH if authority else "",
+        },
     }
 
 
@@ -67,7 +75,9 @@ def security_config(cluster: BrokerCluster, *, authority: bool) -> list[Manifest
     if not is_secured(cluster):
         return []
     config = cluster_object("v1", "ConfigMap", cluster, names.security(cluster.name), names.BROKER)
-    text = yaml.safe_dump(security_document(cluster, authority=authority), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(
+        security_document(cluster, authority=authority), sort_keys=False, allow_unicode=True
+    )
     return [config | {"data": {DOCUMENT: text}}]
 
 
@@ -76,17 +86,23 @@ def knows_authority(config: Manifest | None) -> bool:
     return config is not None and AUTHORITY_PATH in config.get("data", {}).get(DOCUMENT, "")
 
 
-# --- keys -----------------------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def internal_secret(cluster: BrokerCluster, keys: InternalKeys) -> Manifest:
-    """The key by which the cluster's processes know each other, and what a rotation has beside it."""
-    secret = cluster_object("v1", "Secret", cluster, names.internal_secret(cluster.name), names.BROKER)
+    """The key by which the cluster's processes know each other, and what a rotation has beside
+    it."""
+    secret = cluster_object(
+        "v1", "Secret", cluster, names.internal_secret(cluster.name), names.BROKER
+    )
     secret["metadata"]["annotations"] = {names.KEY_ID: keys.id}
     data = {INTERNAL_KEY: keys.keys[0] if len(keys.keys) == 1 else key_lines(keys.keys)}
     if keys.phase is not Phase.NONE:
         data[ROTATION] = f"{keys.phase} {keys.since_ms}".encode()
-    return secret | {"type": "Opaque", "data": {name: base64.b64encode(value).decode() for name, value in data.items()}}
+    return secret | {
+        "type": "Opaque",
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
 
 
 def internal_keys(secret: Manifest) -> InternalKeys | None:
@@ -114,7 +130,10 @@ def token_key_problem(cluster: BrokerCluster, secret: Manifest) -> str:
         return ""
     key = content(secret, entry.key)
     if not key:
-        return f"secret {entry.name} has no {entry.key}; add it, or name the right entry in spec.auth.tokens"
+        return (
+            f"secret {entry.name} has no {entry.key}; add it, or name the right entry in "
+            "spec.auth.tokens"
+        )
     assert cluster.spec.auth is not None
     assert cluster.spec.auth.tokens is not None
     loads = secret_key if cluster.spec.auth.tokens.secret_key is not None else public_key
@@ -125,7 +144,7 @@ def token_key_problem(cluster: BrokerCluster, secret: Manifest) -> str:
     return ""
 
 
-# --- pods -----------------------------------------------------------------------------------------------------------------------
+# --- pods -----------------------------------------------------------------------------------------
 
 
 def security_arguments(cluster: BrokerCluster) -> list[str]:
@@ -137,12 +156,24 @@ def security_volumes(cluster: BrokerCluster) -> list[Manifest]:
     if not is_secured(cluster):
         return []
     sources: list[Manifest] = [
-        {"configMap": {"name": names.security(cluster.name), "items": [{"key": DOCUMENT, "path": DOCUMENT}]}},
-        {"secret": {"name": names.internal_secret(cluster.name), "items": [{"key": INTERNAL_KEY, "path": INTERNAL_KEY}]}},
+        {
+            "configMap": {
+                "name": names.security(cluster.name),
+                "items": [{"key": DOCUMENT, "path": DOCUMENT}],
+            }
+        },
+        {
+            "secret": {
+                "name": names.internal_secret(cluster.name),
+                "items": [{"key": INTERNAL_KEY, "path": INTERNAL_KEY}],
+            }
+        },
     ]
     entry = token_entry(cluster)
     if entry is not None:
-        sources.append({"secret": {"name": entry.name, "items": [{"key": entry.key, "path": TOKEN_KEY}]}})
+        sources.append(
+            {"secret": {"name": entry.name, "items": [{"key": entry.key, "path": TOKEN_KEY}]}}
+        )
     return [{"name": VOLUME, "projected": {"defaultMode": READABLE_BY_GROUP, "sources": sources}}]
 
 

@@ -1,6 +1,7 @@
 """Services.
 
-Owns: the clients' service, the brokers' and etcd's headless ones. Imports: builders.object, names. Pure.
+Owns: the clients' service, the brokers' and etcd's headless ones. Imports: builders.object, names.
+Pure.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ def client_service(cluster: BrokerCluster) -> Manifest:
     """Where clients connect first; lookups then name single brokers."""
     service = cluster_object("v1", "Service", cluster, cluster.name, names.BROKER)
     return service | {
-        "spec": {"type": "ClusterIP", "selector": names.selector(cluster.name, names.BROKER), "ports": _broker_ports(cluster)}
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(cluster.name, names.BROKER),
+            "ports": _broker_ports(cluster),
+        }
     }
 
 
 def brokers_service(cluster: BrokerCluster) -> Manifest:
-    """DNS names of single brokers; also of those that are not ready, whose metrics and logs are of interest then."""
-    service = cluster_object("v1", "Service", cluster, names.brokers_service(cluster.name), names.BROKER)
+    """DNS names of single brokers; also of those that are not ready, whose metrics and logs are
+    of interest then."""
+    service = cluster_object(
+        "v1", "Service", cluster, names.brokers_service(cluster.name), names.BROKER
+    )
     return service | {
         "spec": {
             "clusterIP": "None",

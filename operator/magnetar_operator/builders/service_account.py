@@ -1,7 +1,8 @@
 """Service accounts.
 
-Owns: the brokers' account and that of Spark's drivers and executors. Imports: builders.object, names. Pure.
-Invariant: no account has a right, and no pod a token of it: the operator alone talks to the API server.
+Owns: the brokers' account and that of Spark's drivers and executors. Imports: builders.object,
+names. Pure. Invariant: no account has a right, and no pod a token of it: the operator alone talks
+to the API server.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from magnetar_operator.builders.object import Manifest, cluster_object
 
 
 def broker_account(cluster: BrokerCluster) -> Manifest:
-    account = cluster_object("v1", "ServiceAccount", cluster, names.broker_set(cluster.name), names.BROKER)
+    account = cluster_object(
+        "v1", "ServiceAccount", cluster, names.broker_set(cluster.name), names.BROKER
+    )
     return without_rights(account, cluster.spec.pod_template)
 
 
@@ -25,7 +28,17 @@ def without_rights(account: Manifest, additions: PodTemplate) -> Manifest:
 
 
 def spark_account(namespace: str) -> Manifest:
-    """One per Kubernetes namespace, shared by its jobs; it has no owner because no single job owns it."""
-    labels = {"app.kubernetes.io/name": "magnetar", names.COMPONENT: names.DRIVER, names.MANAGED_BY: names.FIELD_MANAGER}
+    """One per Kubernetes namespace, shared by its jobs; it has no owner because no single job
+    owns it."""
+    labels = {
+        "app.kubernetes.io/name": "magnetar",
+        names.COMPONENT: names.DRIVER,
+        names.MANAGED_BY: names.FIELD_MANAGER,
+    }
     metadata = {"name": names.SPARK_ACCOUNT, "namespace": namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False}
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata,
+        "automountServiceAccountToken": False,
+    }

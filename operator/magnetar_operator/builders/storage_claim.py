@@ -1,8 +1,8 @@
 """The claim that holds a cluster's messages.
 
-Owns: the claim. Imports: builders.object, names, quantities. Pure.
-Invariants: it has no owner, so that it outlives the cluster, and a cluster made again under the same name finds it; what a claim cannot change is
-taken from the one that exists.
+Owns: the claim. Imports: builders.object, names, quantities. Pure. Invariants: it has no owner, so
+that it outlives the cluster, and a cluster made again under the same name finds it; what a claim
+cannot change is taken from the one that exists.
 """
 
 from __future__ import annotations
@@ -18,8 +18,18 @@ def storage_claim(cluster: BrokerCluster, existing: Manifest | None) -> Manifest
     wanted = cluster.spec.storage.volume_claim
     if wanted is None or wanted.existing_claim:
         return None
-    claim = cluster_object("v1", "PersistentVolumeClaim", cluster, names.storage_claim(cluster.name), "storage", owned=False)
-    spec: Manifest = {"accessModes": list(wanted.access_modes), "resources": {"requests": {"storage": wanted.size}}}
+    claim = cluster_object(
+        "v1",
+        "PersistentVolumeClaim",
+        cluster,
+        names.storage_claim(cluster.name),
+        "storage",
+        owned=False,
+    )
+    spec: Manifest = {
+        "accessModes": list(wanted.access_modes),
+        "resources": {"requests": {"storage": wanted.size}},
+    }
     if wanted.storage_class_name:
         spec["storageClassName"] = wanted.storage_class_name
     if existing is not None:
@@ -28,7 +38,8 @@ def storage_claim(cluster: BrokerCluster, existing: Manifest | None) -> Manifest
 
 
 def _keep_what_cannot_change(spec: Manifest, existing: Manifest) -> None:
-    """An adopted claim keeps its class and modes, and is never made smaller: it holds the data whatever they are."""
+    """An adopted claim keeps its class and modes, and is never made smaller: it holds the data
+    whatever they are."""
     spec["accessModes"] = existing["accessModes"]
     if spec.get("storageClassName") != existing.get("storageClassName"):
         spec.pop("storageClassName", None)

@@ -1,10 +1,11 @@
 """Reconciling a `TransactionCoordinator`.
 
-Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling, coordinators_state, children, pod_care, builders,
-withdrawing.
-Invariants: of several resources for one cluster the oldest acts and the others say so; the record is written before the StatefulSet follows it; a
-coordinator leaves only as `plan_coordinators` allows; deleting the resource removes pods, and the announcement when the last one has gone, but no
-number's record or log; the status is written last and only when it differs.
+Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling,
+coordinators_state, children, pod_care, builders, withdrawing. Invariants: of several resources for
+one cluster the oldest acts and the others say so; the record is written before the StatefulSet
+follows it; a coordinator leaves only as `plan_coordinators` allows; deleting the resource removes
+pods, and the announcement when the last one has gone, but no number's record or log; the status is
+written last and only when it differs.
 """
 
 from __future__ import annotations
@@ -24,13 +25,26 @@ from magnetar_operator.brokers.client_security import see_security, tell
 from magnetar_operator.brokers.desired import Identity, identity_of
 from magnetar_operator.brokers.storage_credentials import secrets_again_s, see_credentials
 from magnetar_operator.builders.client_tls import coordinator_hosts
-from magnetar_operator.builders.coordinator_set import coordinators_of, desired_coordinators, unknown_listener
+from magnetar_operator.builders.coordinator_set import (
+    coordinators_of,
+    desired_coordinators,
+    unknown_listener,
+)
 from magnetar_operator.builders.listeners import listener_services
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
-from magnetar_operator.coordinators.scaling import CoordinatorFleet, CoordinatorPlan, plan_coordinators
+from magnetar_operator.coordinators.scaling import (
+    CoordinatorFleet,
+    CoordinatorPlan,
+    plan_coordinators,
+)
 from magnetar_operator.coordinators.state import CoordinatorsState, read_coordinators
-from magnetar_operator.coordinators.status import ObservedCoordinators, derive, findings_of, troubles_of
+from magnetar_operator.coordinators.status import (
+    ObservedCoordinators,
+    derive,
+    findings_of,
+    troubles_of,
+)
 from magnetar_operator.coordinators.withdrawing import withdraw, withdraw_elsewhere
 from magnetar_operator.engine.children import apply_children, read_children
 from magnetar_operator.engine.planning import held_back
@@ -59,17 +73,24 @@ async def reconcile(world: World, key: Key) -> float | None:
     if resource is None or resource.metadata.deletion_timestamp:
         return await withdraw(world, key)  # children go with their owner; records and logs stay
     if is_paused(resource):
-        await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
+        await world.events.once(
+            resource,
+            "Normal",
+            Reason.PAUSED.word,
+            f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
+        )
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
         return None
     if not resource.status.conditions:
-        world.leftovers.setdefault(key, 0.0)  # it is new: one of its name may have served another cluster before it
+        # it is new: one of its name may have served another cluster before it
+        world.leftovers.setdefault(key, 0.0)
     again_s = await _serve(world, resource)
     return min(again_s, await withdraw_elsewhere(world, key, resource.spec.cluster_ref.name))
 
 
 async def _serve(world: World, resource: TransactionCoordinator) -> float:
-    """One pass of a resource that may act, or has to say why it cannot. Raises KubernetesError, InvalidResource."""
+    """One pass of a resource that may act, or has to say why it cannot. Raises KubernetesError,
+    InvalidResource."""
     cluster = await world.cluster(resource.namespace, resource.spec.cluster_ref.name)
     obstacle = _missing(resource) if cluster is None else await _older(world, resource)
     if cluster is None or obstacle is not None:
@@ -90,39 +111,57 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     held_fleet = is_held(cluster.status.restore)
     problems = [] if held_fleet else await _write_record(world, resource, cluster, observed, scale)
     seen = await see_credentials(world, cluster, resource, _set_of(resource, observed))
-    security = await see_security(world, cluster, coordinator_hosts(resource.name, resource.namespace))
+    security = await see_security(
+        world, cluster, coordinator_hosts(resource.name, resource.namespace)
+    )
     await tell(world, resource, security)
     problems += [*seen.problems, *security.all_problems]
     replicas, stateful_set = scale.replicas, _set_of(resource, observed)
     if held_fleet:
         problems.append(
-            Problem(Reason.RESTORING, f"the metadata store of {cluster.reference} is restored; transactions wait for it")
+            Problem(
+                Reason.RESTORING,
+                f"the metadata store of {cluster.reference} is restored; transactions wait for it",
+            )
         )
         replicas = int(stateful_set["spec"]["replicas"]) if stateful_set is not None else replicas
     observed = await _with_listener_services(world, resource, cluster, observed, replicas)
     have = observed.children
     wanted = desired_coordinators(resource, cluster, world.defaults, replicas, have, seen.digest)
-    wanted = held_back(wanted, observed.children, names.coordinator_set(resource.name), security.blocking)
+    wanted = held_back(
+        wanted, observed.children, names.coordinator_set(resource.name), security.blocking
+    )
     problems += await apply_children(world, resource, wanted, observed.children)
     unknown = unknown_listener(resource, cluster)
     problems += [unknown] if unknown is not None else []
-    roll = RollPlan() if held_fleet else held(_plan_roll(resource, observed, scale), security.blocking)
+    roll = (
+        RollPlan() if held_fleet else held(_plan_roll(resource, observed, scale), security.blocking)
+    )
     await restart(world, resource, observed.pods, roll)
     await delete_lost(world, resource, observed.pods, observed.lost_nodes)
-    await _write_status(world, resource, cluster, observed, scale, roll, problems, security.findings)
-    return min(_again_after_s(resource, observed, scale), secrets_again_s(seen.problems, security.all_problems))
+    await _write_status(
+        world, resource, cluster, observed, scale, roll, problems, security.findings
+    )
+    return min(
+        _again_after_s(resource, observed, scale),
+        secrets_again_s(seen.problems, security.all_problems),
+    )
 
 
-# --- who may act --------------------------------------------------------------------------------------------------------------
+# --- who may act ----------------------------------------------------------------------------------
 
 
 def _missing(resource: TransactionCoordinator) -> Problem:
     place = f"{resource.namespace}/{resource.spec.cluster_ref.name}"
-    return Problem(Reason.CLUSTER_MISSING, f"BrokerCluster {place} does not exist; make it, or correct clusterRef")
+    return Problem(
+        Reason.CLUSTER_MISSING,
+        f"BrokerCluster {place} does not exist; make it, or correct clusterRef",
+    )
 
 
 def seniority(resource: TransactionCoordinator) -> tuple[str, str]:
-    """Order among the resources for one cluster: the oldest first, by name where the second is the same."""
+    """Order among the resources for one cluster: the oldest first, by name where the second is
+    the same."""
     return resource.metadata.creation_timestamp, resource.name
 
 
@@ -133,35 +172,58 @@ async def _older(world: World, resource: TransactionCoordinator) -> Problem | No
             other = parsed(found, TransactionCoordinator)
         except InvalidResource:
             continue  # it cannot act either
-        same = (other.namespace, other.spec.cluster_ref) == (resource.namespace, resource.spec.cluster_ref)
-        if same and other.metadata.uid != resource.metadata.uid and seniority(other) < seniority(resource):
-            text = f"{other.reference} is older and serves BrokerCluster {other.spec.cluster_ref.name}; delete one of the two"
+        same = (other.namespace, other.spec.cluster_ref) == (
+            resource.namespace,
+            resource.spec.cluster_ref,
+        )
+        if (
+            same
+            and other.metadata.uid != resource.metadata.uid
+            and seniority(other) < seniority(resource)
+        ):
+            text = (
+                f"{other.reference} is older and serves BrokerCluster "
+                f"{other.spec.cluster_ref.name}; delete one of the two"
+            )
             return Problem(Reason.CONFLICT, text)
     return None
 
 
-# --- reading the world --------------------------------------------------------------------------------------------------------
+# --- reading the world ----------------------------------------------------------------------------
 
 
 async def observe(
     world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool = False
 ) -> ObservedCoordinators:
-    """Everything that belongs to the resource: from the caches, or `live` from the API server. Raises KubernetesError."""
+    """Everything that belongs to the resource: from the caches, or `live` from the API server.
+    Raises KubernetesError."""
     children, pods = await _read_children(world, resource, cluster, live)
-    mine = [pod for pod in pods if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")]
+    mine = [
+        pod
+        for pod in pods
+        if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")
+    ]
     state, problem, away = await _read_state(world, cluster)
-    return ObservedCoordinators(children, tuple(mine), state, problem, await lost_nodes(world, mine), away)
+    return ObservedCoordinators(
+        children, tuple(mine), state, problem, await lost_nodes(world, mine), away
+    )
 
 
 async def _with_listener_services(
-    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, observed: ObservedCoordinators, replicas: int
+    world: World,
+    resource: TransactionCoordinator,
+    cluster: BrokerCluster,
+    observed: ObservedCoordinators,
+    replicas: int,
 ) -> ObservedCoordinators:
-    """Make services that are missing before anything else: a new coordinator finds its addresses when it starts. Raises KubernetesError."""
+    """Make services that are missing before anything else: a new coordinator finds its addresses
+    when it starts. Raises KubernetesError."""
     services = listener_services(coordinators_of(resource, cluster), replicas)
     missing = [service for service in services if identity_of(service) not in observed.children]
     if not missing:
         return observed
-    await apply_children(world, resource, missing, {})  # what is refused is refused, and told, once more below
+    # what is refused is refused, and told, once more below
+    await apply_children(world, resource, missing, {})
     children, _ = await _read_children(world, resource, cluster, live=False)
     return replace(observed, children=children)
 
@@ -170,23 +232,37 @@ async def _read_children(
     world: World, resource: TransactionCoordinator, cluster: BrokerCluster, live: bool
 ) -> tuple[dict[Identity, Manifest], list[Manifest]]:
     coordinators = names.coordinator_selector(resource.name, cluster.name)
-    return await read_children(world, resource, {names.COORDINATORS: resource.name}, coordinators, live)
+    return await read_children(
+        world, resource, {names.COORDINATORS: resource.name}, coordinators, live
+    )
 
 
 def _is_grave(resource: TransactionCoordinator, observed: ObservedCoordinators) -> bool:
-    """Whether what would be done next cannot be taken back: the caches find such work, a look at the API server itself decides."""
+    """Whether what would be done next cannot be taken back: the caches find such work, a look at
+    the API server itself decides."""
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
-    return scale.reason is not None or bool(_plan_roll(resource, observed, scale).restart) or bool(observed.lost_nodes)
+    return (
+        scale.reason is not None
+        or bool(_plan_roll(resource, observed, scale).restart)
+        or bool(observed.lost_nodes)
+    )
 
 
-async def _read_state(world: World, cluster: BrokerCluster) -> tuple[CoordinatorsState | None, str, bool]:
-    """The store's picture, or why there is none, and whether that is because the store was not seen to answer."""
+async def _read_state(
+    world: World, cluster: BrokerCluster
+) -> tuple[CoordinatorsState | None, str, bool]:
+    """The store's picture, or why there is none, and whether that is because the store was not
+    seen to answer."""
     try:
         store = await world.store_of(cluster)
         return await read_coordinators(store.reader), "", False
     except (StoreError, TimeoutError) as error:
         log.warning("store.unreadable", cluster=cluster.reference, error=str(error))
-        return None, f"the etcd of {cluster.reference}: {str(error) or 'no answer in time'}", isinstance(error, NO_ANSWER)
+        return (
+            None,
+            f"the etcd of {cluster.reference}: {str(error) or 'no answer in time'}",
+            isinstance(error, NO_ANSWER),
+        )
 
 
 def _set_of(resource: TransactionCoordinator, observed: ObservedCoordinators) -> Manifest | None:
@@ -204,17 +280,30 @@ def _fleet(resource: TransactionCoordinator, observed: ObservedCoordinators) -> 
     )
 
 
-def _plan_roll(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> RollPlan:
+def _plan_roll(
+    resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan
+) -> RollPlan:
     scaling = scale.reason is not None
     awaits = f"the metadata store: {observed.store_problem}" if observed.store_away else ""
-    return roll_of(observed.pods, _set_of(resource, observed), scale.replicas, scaling=scaling, what="coordinators", awaits=awaits)
+    return roll_of(
+        observed.pods,
+        _set_of(resource, observed),
+        scale.replicas,
+        scaling=scaling,
+        what="coordinators",
+        awaits=awaits,
+    )
 
 
-# --- effects ------------------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
 async def _write_record(
-    world: World, resource: TransactionCoordinator, cluster: BrokerCluster, observed: ObservedCoordinators, scale: CoordinatorPlan
+    world: World,
+    resource: TransactionCoordinator,
+    cluster: BrokerCluster,
+    observed: ObservedCoordinators,
+    scale: CoordinatorPlan,
 ) -> list[Problem]:
     """Tell the coordinators how many of them there should be. Raises NotLeading."""
     if scale.record is None or observed.state is None:
@@ -222,10 +311,15 @@ async def _write_record(
     unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", observed.state.set_revision)
     try:
         store = await world.store_of(cluster)
-        written = await store.write((unchanged,), (Put(keys.COORDINATOR_SET, scale.record.encode()),))
+        written = await store.write(
+            (unchanged,), (Put(keys.COORDINATOR_SET, scale.record.encode()),)
+        )
     except (StoreError, TimeoutError) as error:
         return [
-            Problem(Reason.STORE_UNAVAILABLE, f"{keys.COORDINATOR_SET} could not be written: {str(error) or 'no answer in time'}")
+            Problem(
+                Reason.STORE_UNAVAILABLE,
+                f"{keys.COORDINATOR_SET} could not be written: {str(error) or 'no answer in time'}",
+            )
         ]
     before = observed.state.known
     if written and before is not None and before.limit != scale.record.limit:
@@ -235,13 +329,19 @@ async def _write_record(
 
 
 async def _write_conditions(
-    world: World, resource: TransactionCoordinator, findings: list[Finding], **changes: tuple[Trouble, ...]
+    world: World,
+    resource: TransactionCoordinator,
+    findings: list[Finding],
+    **changes: tuple[Trouble, ...],
 ) -> None:
-    """Only these conditions and changes; the rest of the status stays what it was when this resource last acted."""
+    """Only these conditions and changes; the rest of the status stays what it was when this
+    resource last acted."""
     told = {finding.type.value for finding in findings}
     kept = [condition for condition in resource.status.conditions if condition.type not in told]
     new = world.conditions(resource, resource.status.conditions, findings)
-    await world.write_status(resource, resource.status.model_copy(update={"conditions": (*kept, *new), **changes}))
+    await world.write_status(
+        resource, resource.status.model_copy(update={"conditions": (*kept, *new), **changes})
+    )
 
 
 async def _write_status(
@@ -256,8 +356,13 @@ async def _write_status(
 ) -> None:
     findings = findings_of(resource, cluster, observed, scale, roll, problems)
     conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
-    was_ready = any(condition.type == "Ready" and condition.status == "True" for condition in resource.status.conditions)
-    troubles = listed(resource.status.troubles, troubles_of(resource, observed, problems), world.clock.wall_ms())
+    was_ready = any(
+        condition.type == "Ready" and condition.status == "True"
+        for condition in resource.status.conditions
+    )
+    troubles = listed(
+        resource.status.troubles, troubles_of(resource, observed, problems), world.clock.wall_ms()
+    )
     status = derive(resource, cluster, observed, roll, conditions)
     await world.write_status(resource, status.model_copy(update={"troubles": troubles}))
     if scale.reason is Reason.TRANSACTIONS_OPEN:
@@ -266,9 +371,15 @@ async def _write_status(
         await world.events.normal(resource, "Ready", findings[-1].message)
 
 
-def _again_after_s(resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan) -> float:
+def _again_after_s(
+    resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan
+) -> float:
     if observed.state is None:
         return STORE_RETRY_S
-    if scale.reason is not None or observed.lost_nodes or observed.state.announced != resource.spec.replicas:
+    if (
+        scale.reason is not None
+        or observed.lost_nodes
+        or observed.state.announced != resource.spec.replicas
+    ):
         return MOVING_S
     return LOOK_AGAIN_S

@@ -1,8 +1,10 @@
 """When transaction coordinators are added and removed.
 
-Owns: the decision about replicas and about the set's record; whether a number may go. Imports: names, conditions, coordinators_state. Pure.
-Invariants: more coordinators are made at once; one is removed only after the limit was lowered below its number, its own record says that it begins
-nothing any more and that nothing is open, and no other removal is under way; only the highest goes; numbers above the limit are not announced.
+Owns: the decision about replicas and about the set's record; whether a number may go. Imports:
+names, conditions, coordinators_state. Pure. Invariants: more coordinators are made at once; one is
+removed only after the limit was lowered below its number, its own record says that it begins
+nothing any more and that nothing is open, and no other removal is under way; only the highest goes;
+numbers above the limit are not announced.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ _BEGIN_NOTHING = (CoordinatorState.RETIRING, CoordinatorState.RELEASED)
 class CoordinatorFleet:
     """What scaling looks at.
 
-    `replicas`: of the StatefulSet, None if there is none yet. `pods`: names of the pods that exist, terminating ones included. `state` is None while
-    the store cannot be read. `owner` is how the set's record names the resource.
+    `replicas`: of the StatefulSet, None if there is none yet. `pods`: names of the pods that exist,
+    terminating ones included. `state` is None while the store cannot be read. `owner` is how the
+    set's record names the resource.
     """
 
     coordinators: str
@@ -34,7 +37,8 @@ class CoordinatorFleet:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorPlan:
-    """What to do now. `record` is to be written to the store first (None: it says so already); `reason` is None at the wanted size."""
+    """What to do now. `record` is to be written to the store first (None: it says so already);
+    `reason` is None at the wanted size."""
 
     replicas: int
     record: CoordinatorSetRecord | None = None
@@ -66,24 +70,32 @@ def plan_coordinators(wanted: int, fleet: CoordinatorFleet) -> CoordinatorPlan:
 
 
 def _record(wanted: int, fleet: CoordinatorFleet) -> CoordinatorSetRecord | None:
-    """The set's record if it must change: raising the limit lets a retiring coordinator serve again, lowering it takes numbers back."""
+    """The set's record if it must change: raising the limit lets a retiring coordinator serve
+    again, lowering it takes numbers back."""
     if fleet.state is None:
         return None
-    should = CoordinatorSetRecord(limit=wanted, announced=min(wanted, fleet.state.announced), owner=fleet.owner)
+    should = CoordinatorSetRecord(
+        limit=wanted, announced=min(wanted, fleet.state.announced), owner=fleet.owner
+    )
     return should if should != fleet.state.known else None
 
 
 def _may_go(state: CoordinatorsState, tcid: int, pod: str) -> Problem | None:
-    """What keeps the coordinator of this number, or None if it may be removed: its own durable record decides, not its pod."""
+    """What keeps the coordinator of this number, or None if it may be removed: its own durable
+    record decides, not its pod."""
     record: CoordinatorRecord | None = state.records.get(tcid)
     if state.known is None or state.known.limit > tcid:
         return Problem(Reason.COORDINATOR_RETIRING, f"{pod} is told to begin no more transactions")
     if record is None:
         return None  # nobody has ever held this number
     if record.state not in _BEGIN_NOTHING:
-        return Problem(Reason.COORDINATOR_RETIRING, f"{pod} has not confirmed yet that it begins no more transactions")
+        return Problem(
+            Reason.COORDINATOR_RETIRING,
+            f"{pod} has not confirmed yet that it begins no more transactions",
+        )
     if record.open_transactions:
         return Problem(
-            Reason.TRANSACTIONS_OPEN, f"{pod} has {record.open_transactions} open transactions; it goes when they have ended"
+            Reason.TRANSACTIONS_OPEN,
+            f"{pod} has {record.open_transactions} open transactions; it goes when they have ended",
         )
     return None

@@ -1,7 +1,8 @@
 """What a cluster's metadata store says of its transaction coordinators.
 
-Owns: reading the set, the record of every number and who holds it, in one picture. Imports: magnetar.metadata.
-Invariant: the set is read before the records, so that a record that follows a lowered limit was read after the limit was lowered.
+Owns: reading the set, the record of every number and who holds it, in one picture. Imports:
+magnetar.metadata. Invariant: the set is read before the records, so that a record that follows a
+lowered limit was read after the limit was lowered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
+from magnetar.metadata.records import (
+    CoordinatorClaimRecord,
+    CoordinatorRecord,
+    CoordinatorSetRecord,
+)
 from magnetar.metadata.store import MetadataStore
 
 READ_TIMEOUT_S = 5.0
@@ -19,7 +24,8 @@ READ_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorsState:
-    """One look at the store. `records` and `holders` are by number; `holders` are the pods' names with their lives."""
+    """One look at the store. `records` and `holders` are by number; `holders` are the pods'
+    names with their lives."""
 
     known: CoordinatorSetRecord | None
     set_revision: int
@@ -32,7 +38,8 @@ class CoordinatorsState:
 
 
 async def read_coordinators(store: MetadataStore) -> CoordinatorsState:
-    """Raises StoreError (also for a record that this version cannot read: then nothing may be concluded) and TimeoutError."""
+    """Raises StoreError (also for a record that this version cannot read: then nothing may be
+    concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         item = await store.get(keys.COORDINATOR_SET)
         records = await store.range(keys.COORDINATORS)
@@ -40,9 +47,14 @@ async def read_coordinators(store: MetadataStore) -> CoordinatorsState:
     return CoordinatorsState(
         known=CoordinatorSetRecord.decode(item.value) if item is not None else None,
         set_revision=item.mod_revision if item is not None else 0,
-        records={int(found.key.removeprefix(keys.COORDINATORS)): CoordinatorRecord.decode(found.value) for found in records.items},
+        records={
+            int(found.key.removeprefix(keys.COORDINATORS)): CoordinatorRecord.decode(found.value)
+            for found in records.items
+        },
         holders={
-            int(found.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(found.value)
+            int(found.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(
+                found.value
+            )
             for found in claims.items
         },
     )

@@ -1,7 +1,8 @@
 """The status of a `TransactionCoordinator`.
 
-Owns: its derivation from what was observed and planned. Imports: models, conditions, coordinator_scaling, broker_pods. Pure.
-Invariants: the same observation gives the same status, so that a steady state writes none; every reason for not being Ready appears in Ready itself.
+Owns: its derivation from what was observed and planned. Imports: models, conditions,
+coordinator_scaling, broker_pods. Pure. Invariants: the same observation gives the same status, so
+that a steady state writes none; every reason for not being Ready appears in Ready itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from magnetar.metadata.records import CoordinatorState
 from magnetar.resources.base import Condition
 from magnetar.resources.broker_cluster import BrokerCluster, PendingRestart
 from magnetar.resources.listeners import CoordinatorAddress
-from magnetar.resources.transaction_coordinator import CoordinatorStatus, TransactionCoordinator, TransactionCoordinatorStatus
+from magnetar.resources.transaction_coordinator import (
+    CoordinatorStatus,
+    TransactionCoordinator,
+    TransactionCoordinatorStatus,
+)
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import Identity
 from magnetar_operator.builders.coordinator_set import coordinators_of
@@ -40,8 +45,9 @@ from magnetar_operator.pods.rolling import RollPlan
 
 @dataclass(frozen=True, slots=True)
 class ObservedCoordinators:
-    """One look at everything that belongs to the resource. `state` is None while the store cannot be read; `store_problem` says why,
-    `store_away` whether it is because it did not answer: a record that this operator cannot read is no hindrance to others."""
+    """One look at everything that belongs to the resource. `state` is None while the store
+    cannot be read; `store_problem` says why, `store_away` whether it is because it did not
+    answer: a record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
     pods: tuple[Manifest, ...]
@@ -66,10 +72,16 @@ def findings_of(
     if wanted == 0 and not observed.pods:
         available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
     elif ready:
-        available = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer")
+        available = Finding(
+            Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer"
+        )
     else:
         available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
-    complete = counted(wanted, "coordinator answers", "coordinators answer") if wanted else Reason.STOPPED.meaning
+    complete = (
+        counted(wanted, "coordinator answers", "coordinators answer")
+        if wanted
+        else Reason.STOPPED.meaning
+    )
     return standing(available, progress, troubles_of(resource, observed, problems), complete)
 
 
@@ -86,7 +98,8 @@ def _progress(
     if scale.reason is not None:
         return Problem(scale.reason, scale.message)
     if observed.state is None and not resource.status.announced:
-        return Problem(Reason.STORE_STARTING, observed.store_problem)  # a new cluster's etcd comes up beside us
+        # a new cluster's etcd comes up beside us
+        return Problem(Reason.STORE_STARTING, observed.store_problem)
     if roll.progress is not None:
         return roll.progress
     if ready == wanted == len(observed.pods):
@@ -94,10 +107,17 @@ def _progress(
         pending = pending_listener(coordinators_of(resource, cluster), observed.children)
         if pending is not None or announced == wanted:
             return pending
-        return Problem(Reason.COORDINATORS_STARTING, f"clients are told of {announced} of {wanted} coordinators so far")
+        return Problem(
+            Reason.COORDINATORS_STARTING,
+            f"clients are told of {announced} of {wanted} coordinators so far",
+        )
     leaving = first_leaving(observed.pods)
     if leaving:
-        reason = Reason.REMOVING_COORDINATOR if len(observed.pods) > wanted else Reason.COORDINATORS_STARTING
+        reason = (
+            Reason.REMOVING_COORDINATOR
+            if len(observed.pods) > wanted
+            else Reason.COORDINATORS_STARTING
+        )
         return Problem(reason, f"{leaving} is stopping")
     trouble = first_trouble(observed.pods)
     message = f"{ready} of {wanted} coordinators are ready" + (f"; {trouble}" if trouble else "")
@@ -110,7 +130,11 @@ def troubles_of(
     """Everything that is wrong, the gravest first; `problems` are those that this pass met."""
     unreadable = observed.state is None and resource.status.announced
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
-    alone = [problem for problem in (store, lost_nodes_problem(observed.lost_nodes)) if problem is not None]
+    alone = [
+        problem
+        for problem in (store, lost_nodes_problem(observed.lost_nodes))
+        if problem is not None
+    ]
     return ranked([*problems, *alone, *pod_problems(observed.pods)])
 
 
@@ -135,21 +159,31 @@ def derive(
         observed_generation=resource.metadata.generation,
         replicas=len(observed.pods),
         ready_replicas=sum(map(is_ready, observed.pods)),
-        announced=observed.state.announced if observed.state is not None else resource.status.announced,
+        announced=observed.state.announced
+        if observed.state is not None
+        else resource.status.announced,
         selector=names.selector_text(names.coordinator_selector(resource.name, cluster.name)),
         coordinators=tuple(map(row, sorted_by_ordinal(observed.pods))),
-        pending_restarts=tuple(PendingRestart(name=name, reason=reason) for name, reason in roll.pending),
+        pending_restarts=tuple(
+            PendingRestart(name=name, reason=reason) for name, reason in roll.pending
+        ),
         conditions=conditions,
     )
 
 
-def _coordinator(pod: Manifest, state: CoordinatorsState | None, known: dict[str, CoordinatorStatus]) -> CoordinatorStatus:
+def _coordinator(
+    pod: Manifest, state: CoordinatorsState | None, known: dict[str, CoordinatorStatus]
+) -> CoordinatorStatus:
     name, phase = name_of(pod), phase_of(pod, {})
     tcid = names.ordinal_of(name)
     if state is None:
         last = known.get(name, CoordinatorStatus(name=name))
         return CoordinatorStatus(
-            name=name, tcid=tcid, incarnation=last.incarnation, open_transactions=last.open_transactions, phase=phase
+            name=name,
+            tcid=tcid,
+            incarnation=last.incarnation,
+            open_transactions=last.open_transactions,
+            phase=phase,
         )
     record, holder = state.records.get(tcid), state.holders.get(tcid)
     if phase == "Ready" and record is not None and record.state is CoordinatorState.RETIRING:

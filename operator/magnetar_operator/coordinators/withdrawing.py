@@ -1,9 +1,11 @@
-"""What is left of a `TransactionCoordinator` that is gone, or was made again for another cluster: clients are still told of its coordinators.
+"""What is left of a `TransactionCoordinator` that is gone, or was made again for another cluster:
+clients are still told of its coordinators.
 
-Owns: finding such announcements, and taking them back. Imports: world, coordinators_state, magnetar.metadata.
-Invariants: the set's record goes only in a transaction that finds nobody holding a number: clients that know of a coordinator are led to it for as
-long as it lives (to end their transactions), and one that only restarts, or was left running on purpose, is never forgotten; the records and logs of
-numbers stay, so that a resource that is made again goes on.
+Owns: finding such announcements, and taking them back. Imports: world, coordinators_state,
+magnetar.metadata. Invariants: the set's record goes only in a transaction that finds nobody holding
+a number: clients that know of a coordinator are led to it for as long as it lives (to end their
+transactions), and one that only restarts, or was left running on purpose, is never forgotten; the
+records and logs of numbers stay, so that a resource that is made again goes on.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ log = structlog.get_logger(__name__)
 
 KIND = "TransactionCoordinator"
 HELD_S = 3.0
-"""A life that ends gives its number back at once; one that was killed keeps it for the rest of its lease."""
+"""A life that ends gives its number back at once; one that was killed keeps it for the rest of
+its lease."""
 STORE_RETRY_S = 30.0
 
 
 async def withdraw(world: World, gone: Key) -> float | None:
-    """Have clients be told of no coordinators of a resource that is gone; the seconds after which to look again. Raises KubernetesError."""
+    """Have clients be told of no coordinators of a resource that is gone; the seconds after
+    which to look again. Raises KubernetesError."""
     world.leftovers.pop(gone, None)  # all clusters are looked at here
     again: list[float] = []
     for cluster in await _clusters_beside(world, gone.namespace):
@@ -43,15 +47,21 @@ async def withdraw(world: World, gone: Key) -> float | None:
             if await _is_held(world, cluster, gone):
                 again.append(HELD_S)
         except (StoreError, TimeoutError) as error:
-            log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
+            log.warning(
+                "coordinators.not_withdrawn",
+                cluster=cluster.reference,
+                error=str(error) or "no answer in time",
+            )
             again.append(STORE_RETRY_S)
     return min(again, default=None)
 
 
 async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
-    """The same of a resource that lives, by every cluster but the one `named` in it, if something may be left there (`World.leftovers`).
+    """The same of a resource that lives, by every cluster but the one `named` in it, if something
+    may be left there (`World.leftovers`).
 
-    The seconds after which to look again, infinite once every cluster was looked at and nothing is left. Raises NotLeading.
+    The seconds after which to look again, infinite once every cluster was looked at and nothing is
+    left. Raises NotLeading.
     """
     now_s = world.clock.monotonic()
     wait_s = world.leftovers.get(key, math.inf) - now_s
@@ -62,12 +72,20 @@ async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
     again_s = math.inf
     for cluster in clusters:
         try:
-            if cluster.name != named and etcd_endpoints(cluster) != own and await _is_held(world, cluster, key):
+            if (
+                cluster.name != named
+                and etcd_endpoints(cluster) != own
+                and await _is_held(world, cluster, key)
+            ):
                 again_s = HELD_S
         except NotLeading:
             raise
         except (StoreError, TimeoutError, KubernetesError) as error:
-            log.warning("coordinators.not_withdrawn", cluster=cluster.reference, error=str(error) or "no answer in time")
+            log.warning(
+                "coordinators.not_withdrawn",
+                cluster=cluster.reference,
+                error=str(error) or "no answer in time",
+            )
             again_s = min(again_s, STORE_RETRY_S)
     if again_s == math.inf:
         world.leftovers.pop(key, None)
@@ -77,20 +95,29 @@ async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
 
 
 async def _is_held(world: World, cluster: BrokerCluster, gone: Key) -> bool:
-    """Take the announcement back, if the record is that of the resource; whether somebody still holds a number. Raises StoreError, TimeoutError."""
+    """Take the announcement back, if the record is that of the resource; whether somebody still
+    holds a number. Raises StoreError, TimeoutError."""
     store = await world.store_of(cluster)
     state = await read_coordinators(store.reader)
     if state.known is None or state.known.owner != f"{gone.namespace}/{gone.name}":
         return False
     if state.holders or not await _delete(store, state):
         return True
-    log.info("coordinators.withdrawn", cluster=cluster.reference, owner=state.known.owner, announced=state.known.announced)
+    log.info(
+        "coordinators.withdrawn",
+        cluster=cluster.reference,
+        owner=state.known.owner,
+        announced=state.known.announced,
+    )
     return False
 
 
 async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
-    """False if the record has changed or somebody holds a number. Raises NotLeading, StoreError, TimeoutError."""
-    nobody = [Compare(keys.coordinator_claim(tcid), "create", "=", 0) for tcid in range(COORDINATORS_MAX)]
+    """False if the record has changed or somebody holds a number. Raises NotLeading, StoreError,
+    TimeoutError."""
+    nobody = [
+        Compare(keys.coordinator_claim(tcid), "create", "=", 0) for tcid in range(COORDINATORS_MAX)
+    ]
     unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", state.set_revision)
     return await store.write((unchanged, *nobody), (Delete(keys.COORDINATOR_SET),))
 
@@ -98,8 +125,9 @@ async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
 async def orphans(world: World) -> list[Key]:
     """Resources that own a cluster's coordinators and do not exist, or name another cluster.
 
-    They went, or were made again, while no operator looked, or while the store was away. A store that does not answer, or whose
-    credentials cannot be read, is left to the next time. Raises NotLeading.
+    They went, or were made again, while no operator looked, or while the store was away. A store
+    that does not answer, or whose credentials cannot be read, is left to the next time. Raises
+    NotLeading.
     """
     found = []
     for at in world.keys(BROKER_CLUSTER.kind):
@@ -111,9 +139,15 @@ async def orphans(world: World) -> list[Key]:
             except NotLeading:
                 raise
             except (StoreError, TimeoutError, KubernetesError) as error:
-                log.warning("orphans.unknown", cluster=cluster.reference, error=str(error) or "no answer in time")
+                log.warning(
+                    "orphans.unknown",
+                    cluster=cluster.reference,
+                    error=str(error) or "no answer in time",
+                )
                 continue
-            namespace, _, name = (state.known.owner if state.known is not None else "").partition("/")
+            namespace, _, name = (state.known.owner if state.known is not None else "").partition(
+                "/"
+            )
             key = Key(KIND, namespace, name)
             if namespace == at.namespace and await _is_elsewhere(world, key, at.name):
                 found.append(key)
@@ -121,7 +155,8 @@ async def orphans(world: World) -> list[Key]:
 
 
 async def _is_elsewhere(world: World, key: Key, cluster: str) -> bool:
-    """Whether the resource is gone or names another cluster, which is noted; one that cannot be read may name this one."""
+    """Whether the resource is gone or names another cluster, which is noted; one that cannot be
+    read may name this one."""
     try:
         resource = await world.read(key, TransactionCoordinator)
     except InvalidResource:
@@ -134,7 +169,8 @@ async def _is_elsewhere(world: World, key: Key, cluster: str) -> bool:
 
 
 async def _clusters_beside(world: World, namespace: str, name: str = "") -> list[BrokerCluster]:
-    """Clusters of a namespace (or the one of that name) that can be read: resources refer to clusters beside them."""
+    """Clusters of a namespace (or the one of that name) that can be read: resources refer to
+    clusters beside them."""
     found = []
     for key in world.keys(BROKER_CLUSTER.kind):
         if key.namespace == namespace and name in ("", key.name):

@@ -1,8 +1,9 @@
 """Making children what they should be.
 
-Owns: reading what is there, carrying out a plan of objects, and what is told of it. Imports: world, planning, desired, resources, conditions.
-Invariants: what the API server refuses becomes a problem, and the other objects are still applied (unless the namespace is going: then none is);
-another owner's object is never touched.
+Owns: reading what is there, carrying out a plan of objects, and what is told of it. Imports: world,
+planning, desired, resources, conditions. Invariants: what the API server refuses becomes a problem,
+and the other objects are still applied (unless the namespace is going: then none is); another
+owner's object is never touched.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from magnetar_operator.kube.kinds import BY_KIND, CHILDREN, POD, Resource
 
 
 async def read_children(
-    world: World, owner: CustomResource, labels: dict[str, str], pod_labels: dict[str, str], live: bool
+    world: World,
+    owner: CustomResource,
+    labels: dict[str, str],
+    pod_labels: dict[str, str],
+    live: bool,
 ) -> tuple[dict[Identity, Manifest], list[Manifest]]:
-    """The objects made for `owner` and its pods, by their labels: from the caches, or `live` from the API server. Raises KubernetesError."""
+    """The objects made for `owner` and its pods, by their labels: from the caches, or `live`
+    from the API server. Raises KubernetesError."""
 
     async def listed(resource: Resource, wanted: dict[str, str]) -> list[Manifest]:
         if live:
@@ -32,19 +38,25 @@ async def read_children(
         return world.labelled(resource.kind, owner.namespace, wanted)
 
     made = {**labels, names.MANAGED_BY: names.FIELD_MANAGER}
-    *lists, pods = await asyncio.gather(*(listed(resource, made) for resource in CHILDREN), listed(POD, pod_labels))
+    *lists, pods = await asyncio.gather(
+        *(listed(resource, made) for resource in CHILDREN), listed(POD, pod_labels)
+    )
     return {identity_of(child): child for found in lists for child in found}, pods
 
 
 async def apply_children(
-    world: World, owner: CustomResource, wanted: Sequence[Manifest], observed: Mapping[Identity, Manifest]
+    world: World,
+    owner: CustomResource,
+    wanted: Sequence[Manifest],
+    observed: Mapping[Identity, Manifest],
 ) -> list[Problem]:
     """Apply what differs and remove what is not wanted any more. Raises KubernetesError."""
     have = dict(observed)
     for manifest in wanted:
         kind, name = identity_of(manifest)
         if (kind, name) not in have:
-            # Somebody else's object of that name carries none of our labels, so that the list did not show it.
+            # Somebody else's object of that name carries none of our labels, so that the list did
+            # not show it.
             found = await world.api.get(BY_KIND[kind], owner.namespace, name)
             if found is not None:
                 have[kind, name] = found
@@ -56,7 +68,9 @@ async def apply_children(
             raise  # nothing else can be made either
         except ApiRefused as error:
             problem = Problem(Reason.REFUSED, str(error), _part(step))
-            await world.events.once(owner, "Warning", Reason.REFUSED.word, str(error), part=_part(step))
+            await world.events.once(
+                owner, "Warning", Reason.REFUSED.word, str(error), part=_part(step)
+            )
         if problem is not None:
             problems.append(problem)
     return problems
@@ -65,7 +79,9 @@ async def apply_children(
 def _part(step: Step) -> str:
     """Which of the owner's objects an Event about `step` is about."""
     kind, name = (
-        step.identity if isinstance(step, Taken) else identity_of(step.observed if isinstance(step, Remove) else step.manifest)
+        step.identity
+        if isinstance(step, Taken)
+        else identity_of(step.observed if isinstance(step, Remove) else step.manifest)
     )
     return f"{kind} {name}"
 
@@ -75,7 +91,13 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
     part = _part(step)
     if isinstance(step, Taken):
         message = f"{part} exists and belongs to {step.owner or 'somebody else'}"
-        await world.events.once(owner, "Warning", Reason.NAME_TAKEN.word, f"{message}. {Reason.NAME_TAKEN.remedy}", part=part)
+        await world.events.once(
+            owner,
+            "Warning",
+            Reason.NAME_TAKEN.word,
+            f"{message}. {Reason.NAME_TAKEN.remedy}",
+            part=part,
+        )
         return Problem(Reason.NAME_TAKEN, message, part)
     if isinstance(step, Remove):
         if await world.api.delete(step.observed):
@@ -85,7 +107,11 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
     if isinstance(step, Create):
         await world.events.normal(owner, "Created", part)
     elif step.drift:
-        await world.events.warning(owner, "DriftCorrected", f"{part} was changed by somebody else: {describe(step.changes)}")
+        await world.events.warning(
+            owner,
+            "DriftCorrected",
+            f"{part} was changed by somebody else: {describe(step.changes)}",
+        )
     else:
         await world.events.normal(owner, "Updated", f"{part}: {describe(step.changes)}")
     return None

@@ -1,10 +1,11 @@
 """The reconcile loop.
 
-Owns: the workers, what happens after a pass (appointment, back-off, condition), the periodic resync.
-Imports: asyncio, work_queue, world, reconcilers.
-Invariants: one bad object never stops the others, and no error ends a worker; a pass that could not finish is tried again with back-off; workers take
-nothing while this process does not lead, and nothing of a namespace that may not be read; every known object is looked at again once per resync, so a
-lost event costs time, never convergence.
+Owns: the workers, what happens after a pass (appointment, back-off, condition), the periodic
+resync. Imports: asyncio, work_queue, world, reconcilers. Invariants: one bad object never stops the
+others, and no error ends a worker; a pass that could not finish is tried again with back-off;
+workers take nothing while this process does not lead, and nothing of a namespace that may not be
+read; every known object is looked at again once per resync, so a lost event costs time, never
+convergence.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from magnetar_operator.engine import passes
 from magnetar_operator.engine.work_queue import Key, WorkQueue
 from magnetar_operator.engine.world import InvalidResource, World, stopped_status
 from magnetar_operator.jobs import reconciler as data_job
-from magnetar_operator.kube.errors import ApiConflict, ApiRefused, ApiUnavailable, KubernetesError, NamespaceTerminating, NotLeading
+from magnetar_operator.kube.errors import (
+    ApiConflict,
+    ApiRefused,
+    ApiUnavailable,
+    KubernetesError,
+    NamespaceTerminating,
+    NotLeading,
+)
 from magnetar_operator.kube.kinds import CUSTOM
 from magnetar_operator.metrics import OperatorMetrics, PassMetrics
 from magnetar_operator.namespaces import reconciler as topic_namespace
@@ -50,14 +58,28 @@ REFUSED_POLL_S = 10.0
 class Controller:
     """Takes keys and reconciles them."""
 
-    def __init__(self, world: World, queue: WorkQueue, metrics: OperatorMetrics, leading: Callable[[], bool], workers: int) -> None:
-        self._world, self._queue, self._metrics, self._leading, self._workers = world, queue, metrics, leading, workers
+    def __init__(
+        self,
+        world: World,
+        queue: WorkQueue,
+        metrics: OperatorMetrics,
+        leading: Callable[[], bool],
+        workers: int,
+    ) -> None:
+        self._world, self._queue, self._metrics, self._leading, self._workers = (
+            world,
+            queue,
+            metrics,
+            leading,
+            workers,
+        )
         self._promoted = asyncio.Event()
         self._measured: dict[str, PassMetrics] = {}
         self.completed = 0
         """Passes so far, of every outcome."""
         self._passes = itertools.count(world.clock.random_bits(32))
-        """Names of passes in the log: they begin anywhere, so that two processes seldom share one. Drawing each costs a system call per pass."""
+        """Names of passes in the log: they begin anywhere, so that two processes seldom share
+        one. Drawing each costs a system call per pass."""
 
     def leadership_changed(self, leading: bool) -> None:
         """Begin to work, or stop taking keys."""
@@ -93,9 +115,12 @@ class Controller:
                 self._queue.done(key)
 
     async def _reconcile(self, key: Key) -> None:
-        """One pass, measured; never raises: an error of our own on one object is no reason to leave all others alone."""
+        """One pass, measured; never raises: an error of our own on one object is no reason to
+        leave all others alone."""
         metrics, kind = self._metrics, key.kind
-        measured = self._measured.get(kind) or self._measured.setdefault(kind, metrics.of_passes(kind))
+        measured = self._measured.get(kind) or self._measured.setdefault(
+            kind, metrics.of_passes(kind)
+        )
         started = self._world.clock.monotonic()
         one = passes.begin(str(key), f"{next(self._passes) & 0xFFFFFFFF:08x}")
         measured.active.inc()
@@ -115,7 +140,8 @@ class Controller:
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            await self._broken(key, error)  # of something that a library had under way, not of this worker
+            # of something that a library had under way, not of this worker
+            await self._broken(key, error)
         except Exception as error:
             await self._broken(key, error)
         finally:
@@ -129,12 +155,16 @@ class Controller:
         if isinstance(error, NamespaceTerminating):
             await self._leave(key, error)
             return
-        delay_s = self._queue.add_failed(key, error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0)
+        delay_s = self._queue.add_failed(
+            key, error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0
+        )
         if isinstance(error, ApiConflict | NotLeading):
             log.info("reconcile.again", error=str(error), delay_s=round(delay_s, 1))
             return
         self._metrics.reconcile_errors.labels(key.kind).inc()
-        log.warning("reconcile.failed", error=f"{type(error).__name__}: {error}", delay_s=round(delay_s, 1))
+        log.warning(
+            "reconcile.failed", error=f"{type(error).__name__}: {error}", delay_s=round(delay_s, 1)
+        )
         if isinstance(error, TimeoutError):
             self._metrics.timeouts.labels(key.kind).inc()
         elif isinstance(error, InvalidResource):
@@ -145,10 +175,13 @@ class Controller:
             await self._tell(key, Reason.REFUSED, str(error))
 
     async def _leave(self, key: Key, error: NamespaceTerminating) -> None:
-        """Its namespace is being deleted: nothing is made in it for a while, perhaps for ever. What is deleted in it is still seen."""
+        """Its namespace is being deleted: nothing is made in it for a while, perhaps for ever.
+        What is deleted in it is still seen."""
         self._queue.add_after(key, TERMINATING_S)
         log.info("reconcile.namespace_terminating", error=str(error), delay_s=TERMINATING_S)
-        await self._tell(key, Reason.NAMESPACE_TERMINATING, f"namespace {key.namespace} is being deleted")
+        await self._tell(
+            key, Reason.NAMESPACE_TERMINATING, f"namespace {key.namespace} is being deleted"
+        )
 
     async def _broken(self, key: Key, error: BaseException) -> None:
         """An error that nobody foresaw: the log has all of it, the object its name."""
@@ -159,10 +192,15 @@ class Controller:
         await self._tell(key, Reason.OPERATOR_ERROR, f"{type(error).__name__} in the operator")
 
     async def _tell(self, key: Key, reason: Reason, message: str) -> None:
-        """Put the failure into the object's conditions; the object itself may not fit the models."""
+        """Put the failure into the object's conditions; the object itself may not fit the
+        models."""
         try:
             found = await self._world.api.get(CUSTOM[key.kind], key.namespace, key.name)
-            status = stopped_status(found, reason, f"{message}. {reason.remedy}", self._world.clock) if found is not None else None
+            status = (
+                stopped_status(found, reason, f"{message}. {reason.remedy}", self._world.clock)
+                if found is not None
+                else None
+            )
             if status is not None:
                 await self._world.api.apply(status, "status")
         except KubernetesError as error:
@@ -174,14 +212,18 @@ class Controller:
             await self._promoted.wait()
             try:
                 await self.enqueue_all()
-                for key in [*await namespace_release.orphans(self._world), *await withdrawing.orphans(self._world)]:
+                for key in [
+                    *await namespace_release.orphans(self._world),
+                    *await withdrawing.orphans(self._world),
+                ]:
                     self._queue.add(key)
             except KubernetesError as error:
                 log.warning("resync.failed", error=str(error))
             await asyncio.sleep(resync_s * self._world.clock.uniform(0.9, 1.1))
 
     async def enqueue_all(self) -> None:
-        """Enqueue every custom resource, and forget the stores of clusters that are gone. Raises KubernetesError."""
+        """Enqueue every custom resource, and forget the stores of clusters that are gone. Raises
+        KubernetesError."""
         secrets: set[tuple[str, str]] | None = set()
         for kind in RECONCILERS:
             for key in self._world.keys(kind):
@@ -190,7 +232,9 @@ class Controller:
                     try:
                         cluster = await self._world.cluster(key.namespace, key.name)
                         if cluster is not None:
-                            secrets.add((cluster.namespace, client_secret(cluster, names.OPERATOR_USER)))
+                            secrets.add(
+                                (cluster.namespace, client_secret(cluster, names.OPERATOR_USER))
+                            )
                     except InvalidResource:
                         secrets = None
         self._world.retain_stores()

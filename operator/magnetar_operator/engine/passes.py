@@ -1,7 +1,8 @@
 """What one pass over an object did.
 
-Owns: the count of effects of the pass under way, and the fields that all its log lines carry. Imports: contextvars, structlog.
-Invariant: passes run in tasks of their own, so that each counts its own effects, those of the tasks that it starts included.
+Owns: the count of effects of the pass under way, and the fields that all its log lines carry.
+Imports: contextvars, structlog. Invariant: passes run in tasks of their own, so that each counts
+its own effects, those of the tasks that it starts included.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From what should exist and what exists to what must be done.
 
-Owns: the comparison of objects and the plan. Imports: builders.object, conditions, desired, names, quantities. Pure.
-Invariants: planning against what was just applied yields nothing, whatever the API server filled in; only what the operator wants is compared, so
-fields of other managers stay theirs; nothing that may hold data is ever deleted by a plan.
+Owns: the comparison of objects and the plan. Imports: builders.object, conditions, desired, names,
+quantities. Pure. Invariants: planning against what was just applied yields nothing, whatever the
+API server filled in; only what the operator wants is compared, so fields of other managers stay
+theirs; nothing that may hold data is ever deleted by a plan.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from magnetar_operator.brokers.desired import Identity, identity_of
 from magnetar_operator.builders.object import Manifest, digest
 from magnetar_operator.conditions import Problem
 
-DELETABLE_KINDS = frozenset({"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"})
+DELETABLE_KINDS = frozenset(
+    {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"}
+)
 CHANGES_SHOWN_MAX = 5
 _QUANTITY_FIELDS = ("requests", "limits")
 
@@ -43,7 +46,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The object exists and differs. `drift` is true when somebody else changed it, false when what we want has changed."""
+    """The object exists and differs. `drift` is true when somebody else changed it, false when
+    what we want has changed."""
 
     manifest: Manifest
     changes: tuple[Change, ...]
@@ -59,7 +63,8 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The object exists and belongs to another owner ("" = one that is not recorded): it is left alone."""
+    """The object exists and belongs to another owner ("" = one that is not recorded): it is left
+    alone."""
 
     identity: Identity
     owner: str
@@ -80,7 +85,8 @@ def plan(want: Iterable[Manifest], have: Mapping[Identity, Manifest], owner_uid:
             steps.append(step)
     for identity, observed in have.items():
         ours = identity[0] in DELETABLE_KINDS and _controller(observed).get("uid") == owner_uid
-        # One that is going already may take its time: a load balancer's service waits for its cloud.
+        # One that is going already may take its time: a load balancer's service waits for its
+        # cloud.
         if ours and identity not in wanted and "deletionTimestamp" not in observed["metadata"]:
             steps.append(Remove(observed))
     return steps
@@ -93,15 +99,21 @@ def held_back(
     problems: Sequence[Problem],
     security: str = "",
 ) -> list[Manifest]:
-    """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet of that name keeps the template that it has, and
-    its settings, so that a pod which ends by itself comes back as it was. Only its number of pods is followed; the rest of it waits.
+    """`want` while `problems` would keep a pod of the new template from starting: the StatefulSet
+    of that name keeps the template that it has, and its settings, so that a pod which ends by
+    itself comes back as it was. Only its number of pods is followed; the rest of it waits.
 
-    `security`: the ConfigMap with who clients are. It waits as well if it names other files than before (one that names a key which is not there lets
-    no process start); what it says of roles and rights otherwise changes at once, as it must.
+    `security`: the ConfigMap with who clients are. It waits as well if it names other files than
+    before (one that names a key which is not there lets no process start); what it says of roles
+    and rights otherwise changes at once, as it must.
     """
     wanted = list(want)
-    changing = next((found for found in wanted if identity_of(found) == ("StatefulSet", stateful_set)), None)
-    standing = have.get(("StatefulSet", stateful_set)) if problems and changing is not None else None
+    changing = next(
+        (found for found in wanted if identity_of(found) == ("StatefulSet", stateful_set)), None
+    )
+    standing = (
+        have.get(("StatefulSet", stateful_set)) if problems and changing is not None else None
+    )
     if standing is None or changing is None:
         return wanted
     found = []
@@ -109,7 +121,12 @@ def held_back(
         identity = identity_of(manifest)
         if manifest is changing:
             if standing["spec"].get("replicas") != manifest["spec"]["replicas"]:
-                found.append({**manifest, "spec": {**manifest["spec"], "template": standing["spec"]["template"]}})
+                found.append(
+                    {
+                        **manifest,
+                        "spec": {**manifest["spec"], "template": standing["spec"]["template"]},
+                    }
+                )
         elif identity in have and _waits(manifest, have[identity], stateful_set, security):
             found.append({**manifest, "data": have[identity].get("data", {})})
         else:
@@ -120,7 +137,9 @@ def held_back(
 def _waits(manifest: Manifest, observed: Manifest, settings: str, security: str) -> bool:
     """Whether a ConfigMap stays as it is with the template."""
     kind, name = identity_of(manifest)
-    return kind == "ConfigMap" and (name == settings or (name == security and _files(manifest) != _files(observed)))
+    return kind == "ConfigMap" and (
+        name == settings or (name == security and _files(manifest) != _files(observed))
+    )
 
 
 def _files(config: Manifest) -> list[str]:
@@ -155,7 +174,10 @@ def taken(manifest: Manifest, observed: Manifest, owner_uid: str) -> Taken | Non
     controller = _controller(observed)
     if controller and controller.get("uid") != owner_uid:
         return Taken(identity_of(manifest), f"{controller.get('kind')} {controller.get('name')}")
-    if not controller and observed["metadata"].get("labels", {}).get(names.MANAGED_BY) != names.FIELD_MANAGER:
+    if (
+        not controller
+        and observed["metadata"].get("labels", {}).get(names.MANAGED_BY) != names.FIELD_MANAGER
+    ):
         return Taken(identity_of(manifest), "")
     return None
 
@@ -185,8 +207,16 @@ def differences(wanted: Any, observed: Any, path: str = "") -> Iterator[Change]:
 
 
 def _list_differences(wanted: list[Any], observed: list[Any], path: str) -> Iterator[Change]:
-    """Lists of named things are compared by name (others may have added some), all others as a whole and in order."""
-    key = next((key for key in ("name", "uid") if all(isinstance(item, dict) and key in item for item in [*wanted, *observed])), "")
+    """Lists of named things are compared by name (others may have added some), all others as a
+    whole and in order."""
+    key = next(
+        (
+            key
+            for key in ("name", "uid")
+            if all(isinstance(item, dict) and key in item for item in [*wanted, *observed])
+        ),
+        "",
+    )
     if key and wanted:
         known = {item[key]: item for item in observed}
         for item in wanted:

@@ -1,8 +1,9 @@
 """What is wrong with an object: all of it.
 
-Owns: the order of problems by gravity, what the conditions say of them, the list in the status. Imports: conditions, models.base. Pure.
-Invariants: conditions name the gravest problem and count the others; `since` of a trouble changes only when no trouble of its reason and object was
-there before; the list is bounded, and one reason with many objects leaves room for the others.
+Owns: the order of problems by gravity, what the conditions say of them, the list in the status.
+Imports: conditions, models.base. Pure. Invariants: conditions name the gravest problem and count
+the others; `since` of a trouble changes only when no trouble of its reason and object was there
+before; the list is bounded, and one reason with many objects leaves room for the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from magnetar.resources.base import Trouble
-from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Finding, Problem, Reason, Type, timestamp
+from magnetar_operator.conditions import (
+    MESSAGE_LENGTH_MAX,
+    Finding,
+    Problem,
+    Reason,
+    Type,
+    timestamp,
+)
 
 TROUBLES_MAX = 20
 PER_REASON_MAX = 5
@@ -49,7 +57,8 @@ _LATER = frozenset(
 
 
 def ranked(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Each problem once, the gravest first; of the same gravity in the order given, which has causes before what follows from them."""
+    """Each problem once, the gravest first; of the same gravity in the order given, which has
+    causes before what follows from them."""
     return tuple(sorted(dict.fromkeys(problems), key=_gravity))
 
 
@@ -57,9 +66,12 @@ def _gravity(problem: Problem) -> int:
     return 0 if problem.reason in _STORE else 2 if problem.reason in _LATER else 1
 
 
-def standing(available: Finding, progress: Problem | None, troubles: Sequence[Problem], complete: str) -> list[Finding]:
-    """Available, Progressing, Degraded and Ready of something that runs: what is wrong outranks what is under way, and either keeps it from being
-    Ready; `troubles` are ranked, `complete` is what Ready says otherwise."""
+def standing(
+    available: Finding, progress: Problem | None, troubles: Sequence[Problem], complete: str
+) -> list[Finding]:
+    """Available, Progressing, Degraded and Ready of something that runs: what is wrong outranks
+    what is under way, and either keeps it from being Ready; `troubles` are ranked, `complete` is
+    what Ready says otherwise."""
     degraded = _headline(troubles)
     blocker = degraded or progress
     return [
@@ -88,7 +100,9 @@ def _headline(troubles: Sequence[Problem]) -> Problem | None:
     counts = Counter(problem.reason.word for problem in others)
     words = ", ".join(f"{count} x {word}" if count > 1 else word for word, count in counts.items())
     more = f" [and {len(others)} more in status.troubles: {words}]"
-    return Problem(first.reason, first.message[: MESSAGE_LENGTH_MAX - len(more)] + more, first.about)
+    return Problem(
+        first.reason, first.message[: MESSAGE_LENGTH_MAX - len(more)] + more, first.about
+    )
 
 
 def _finding(kind: Type, problem: Problem | None) -> Finding:
@@ -97,7 +111,9 @@ def _finding(kind: Type, problem: Problem | None) -> Finding:
     return Finding(kind, True, problem.reason, problem.message)
 
 
-def listed(previous: Iterable[Trouble], troubles: Sequence[Problem], wall_ms: int) -> tuple[Trouble, ...]:
+def listed(
+    previous: Iterable[Trouble], troubles: Sequence[Problem], wall_ms: int
+) -> tuple[Trouble, ...]:
     """The list in the status, the gravest first."""
     since = {(trouble.reason, trouble.about): trouble.since for trouble in previous}
     return tuple(

@@ -1,8 +1,9 @@
 """The keyed work queue.
 
-Owns: which object is reconciled next, deduplication, delays and back-off. Imports: asyncio, clock, metrics.
-Invariants: a key is in work at most once at a time; a key added while it is in work is taken again afterwards, so no change is lost; a failing key
-waits longer each time and never delays another; what has changed goes before what is only looked at again.
+Owns: which object is reconciled next, deduplication, delays and back-off. Imports: asyncio, clock,
+metrics. Invariants: a key is in work at most once at a time; a key added while it is in work is
+taken again afterwards, so no change is lost; a failing key waits longer each time and never delays
+another; what has changed goes before what is only looked at again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class WorkQueue:
             self._line_up(key, self._urgent, since)
 
     def add_routine(self, key: Key) -> None:
-        """Have `key` reconciled when nothing urgent waits: a periodic look at what nothing is known to have happened to."""
+        """Have `key` reconciled when nothing urgent waits: a periodic look at what nothing is
+        known to have happened to."""
         if key in self._working:
             return  # this look is under way; if it has failed already, its next appointment stands
         self._cancel_timer(key)
@@ -77,7 +79,8 @@ class WorkQueue:
                 return
 
     def add_after(self, key: Key, delay_s: float) -> None:
-        """Have `key` reconciled in `delay_s` seconds at the latest; an earlier appointment stands."""
+        """Have `key` reconciled in `delay_s` seconds at the latest; an earlier appointment
+        stands."""
         due = self._clock.monotonic() + delay_s
         known = self._timers.get(key)
         if known is not None and known[0] <= due:
@@ -86,7 +89,8 @@ class WorkQueue:
         self._timers[key] = due, asyncio.get_running_loop().call_later(delay_s, self.add, key)
 
     def add_failed(self, key: Key, at_least_s: float = 0.0) -> float:
-        """Have `key` tried again after a back-off that doubles with each failure; the delay in seconds."""
+        """Have `key` tried again after a back-off that doubles with each failure; the delay in
+        seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s = max(back_off_s(self._clock, failures, BACKOFF_BASE_S, BACKOFF_MAX_S), at_least_s)

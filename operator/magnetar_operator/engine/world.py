@@ -1,10 +1,11 @@
 """What every reconciler works with.
 
-Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports: kubernetes_api, object_cache, stores, events, models,
-conditions.
-Invariants: a resource that cannot be understood gets a condition, never a crash; a field that only newer definitions have is skipped, and told once;
-a status is written only when it differs; what is read comes from the caches, which hold at least what this process wrote; what cannot be taken back
-is decided on a look at the API server itself.
+Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports:
+kubernetes_api, object_cache, stores, events, models, conditions. Invariants: a resource that cannot
+be understood gets a condition, never a crash; a field that only newer definitions have is skipped,
+and told once; a status is written only when it differs; what is read comes from the caches, which
+hold at least what this process wrote; what cannot be taken back is decided on a look at the API
+server itself.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class World:
     refused: Callable[[str], bool]
     """Whether a namespace may not be read now: what the cache does not show there may exist."""
     leftovers: dict[Key, float] = field(default_factory=dict)
-    """TransactionCoordinators that may still be announced by another cluster than theirs, from one of their name before them, and when (monotonic) to
-    look again."""
+    """TransactionCoordinators that may still be announced by another cluster than theirs, from
+    one of their name before them, and when (monotonic) to look again."""
     look_at: Callable[[Key], None] = lambda _: None
     """Has another resource reconciled soon, for what it depends on has changed."""
 
@@ -86,7 +87,8 @@ class World:
         """
         tls = await self.credentials.of(cluster)
         if self.cache.get(cluster.kind, cluster.namespace, cluster.name) is None:
-            raise StoreUnavailable(f"{cluster.reference} is gone")  # who has waited for so long must not open it again
+            # who has waited for so long must not open it again
+            raise StoreUnavailable(f"{cluster.reference} is gone")
         store = self.stores.of((cluster.namespace, cluster.name), etcd_endpoints(cluster), tls)
         store.restoring = is_held(cluster.status.restore)
         return store
@@ -103,8 +105,11 @@ class World:
         """The same, names only."""
         return [Key(kind, *found.name) for found in self.cache.all(kind)]
 
-    def claimants(self, cluster: tuple[str, str], tenant: str, namespace: str) -> list[TopicNamespace]:
-        """All resources that speak for one Pulsar namespace of one cluster; one that cannot be understood cannot act, and is left out."""
+    def claimants(
+        self, cluster: tuple[str, str], tenant: str, namespace: str
+    ) -> list[TopicNamespace]:
+        """All resources that speak for one Pulsar namespace of one cluster; one that cannot be
+        understood cannot act, and is left out."""
         found = []
         for item in self.cache.find("TopicNamespace", claim_slot(cluster, tenant, namespace)):
             with contextlib.suppress(InvalidResource):
@@ -114,16 +119,25 @@ class World:
     def referring(self, namespace: str, name: str) -> list[Shown]:
         """TopicNamespaces that refer to a cluster, be it there or not."""
         cluster = claim_slot((namespace, name), "", "")[:3]
-        return [found for found in self.cache.all("TopicNamespace") if found.slots[0][:3] == cluster]
+        return [
+            found for found in self.cache.all("TopicNamespace") if found.slots[0][:3] == cluster
+        ]
 
     def labelled(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
-        """Objects of a watched kind with these labels, which must name their owner (`object_cache.OWNER_LABELS`)."""
+        """Objects of a watched kind with these labels, which must name their owner
+        (`object_cache.OWNER_LABELS`)."""
         owner = next(label for label in OWNER_LABELS if label in labels)
-        found = [item.manifest for item in self.cache.find(kind, label_slot(namespace, owner, labels[owner]))]
-        return [item for item in found if labels.items() <= item["metadata"].get("labels", {}).items()]
+        found = [
+            item.manifest
+            for item in self.cache.find(kind, label_slot(namespace, owner, labels[owner]))
+        ]
+        return [
+            item for item in found if labels.items() <= item["metadata"].get("labels", {}).items()
+        ]
 
     async def write_status(self, resource: CustomResource, status: StatusModel) -> bool:
-        """Write `status` if it differs from the one that was read; whether it did. Raises KubernetesError."""
+        """Write `status` if it differs from the one that was read; whether it did. Raises
+        KubernetesError."""
         wanted = as_manifest(status)
         current = as_manifest(resource.status)  # type: ignore[attr-defined]
         if wanted == current:
@@ -146,9 +160,11 @@ class World:
 
 
 def parsed(found: Manifest, model: type[R]) -> R:
-    """The typed resource, without the fields that only newer definitions have. Raises InvalidResource with a sentence that names the field.
+    """The typed resource, without the fields that only newer definitions have. Raises
+    InvalidResource with a sentence that names the field.
 
-    The API server stores no field that its definitions lack, so that one unknown here is no typing error; by a default every object may have it.
+    The API server stores no field that its definitions lack, so that one unknown here is no typing
+    error; by a default every object may have it.
     """
     try:
         return model.model_validate(found)
@@ -158,7 +174,9 @@ def parsed(found: Manifest, model: type[R]) -> R:
     for place in unknown:
         if place[:2] not in model.NEVER_DEFAULTED:
             found = _without(found, place)
-            _tell_unknown(model.__name__, ".".join("*" if isinstance(part, int) else part for part in place))
+            _tell_unknown(
+                model.__name__, ".".join("*" if isinstance(part, int) else part for part in place)
+            )
     try:
         return model.model_validate(found)
     except ValidationError as error:
@@ -180,7 +198,10 @@ def _without(value: Any, place: tuple[int | str, ...]) -> Any:
             return {name: item for name, item in value.items() if name != place[0]}
         return {**value, place[0]: _without(value[str(place[0])], place[1:])}
     if isinstance(value, list) and len(place) > 1:
-        return [_without(item, place[1:]) if number == place[0] else item for number, item in enumerate(value)]
+        return [
+            _without(item, place[1:]) if number == place[0] else item
+            for number, item in enumerate(value)
+        ]
     return value
 
 
@@ -188,7 +209,10 @@ def _without(value: Any, place: tuple[int | str, ...]) -> Any:
 def _tell_unknown(kind: str, field: str) -> None:
     """Of a field that thousands of objects have, once."""
     log.warning(
-        "field.unknown", kind=kind, field=field, remedy="the definitions are newer than this operator, which skips it: upgrade it"
+        "field.unknown",
+        kind=kind,
+        field=field,
+        remedy="the definitions are newer than this operator, which skips it: upgrade it",
     )
 
 
@@ -207,7 +231,11 @@ def as_manifest(status: StatusModel) -> dict[str, Any]:
 def _telling(value: Any) -> Any:
     """Without empty texts and objects."""
     if isinstance(value, dict):
-        return {name: item for name, part in value.items() if (item := _telling(part)) not in ("", {}, None)}
+        return {
+            name: item
+            for name, part in value.items()
+            if (item := _telling(part)) not in ("", {}, None)
+        }
     return [_telling(item) for item in value] if isinstance(value, list) else value
 
 
@@ -216,15 +244,28 @@ def is_paused(resource: CustomResource) -> bool:
 
 
 def stopped_status(found: Manifest, reason: Reason, message: str, clock: Clock) -> Manifest | None:
-    """Status for an object whose spec cannot be read: only conditions are touched. None if it says so already."""
-    previous = [Condition.model_validate(item) for item in found.get("status", {}).get("conditions", [])]
-    findings = [Finding(Type.READY, False, reason, message), Finding(Type.DEGRADED, True, reason, message)]
+    """Status for an object whose spec cannot be read: only conditions are touched. None if it
+    says so already."""
+    previous = [
+        Condition.model_validate(item) for item in found.get("status", {}).get("conditions", [])
+    ]
+    findings = [
+        Finding(Type.READY, False, reason, message),
+        Finding(Type.DEGRADED, True, reason, message),
+    ]
     generation = found["metadata"].get("generation", 0)
     known = [condition for condition in previous if condition.type not in ("Ready", "Degraded")]
     conditions = [*merged(previous, findings, generation, clock.wall_ms()), *known]
-    wanted = {"conditions": [condition.model_dump(by_alias=True, mode="json") for condition in conditions]}
+    wanted = {
+        "conditions": [condition.model_dump(by_alias=True, mode="json") for condition in conditions]
+    }
     if not list(differences(wanted, {"conditions": found.get("status", {}).get("conditions", [])})):
         return None
     metadata = {"name": found["metadata"]["name"], "namespace": found["metadata"]["namespace"]}
     kept = {key: value for key, value in found.get("status", {}).items() if key != "conditions"}
-    return {"apiVersion": API_VERSION, "kind": found["kind"], "metadata": metadata, "status": kept | wanted}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": found["kind"],
+        "metadata": metadata,
+        "status": kept | wanted,
+    }

@@ -1,8 +1,8 @@
 """Keeping a cluster's etcd accessible to whom it should be, and to nobody else.
 
-Owns: the order: secrets, how etcd is spoken to, users. Imports: world, etcd_secrets, etcd_security, etcd_credentials.
-Invariants: secrets are there before the pods that mount them; users come once nobody speaks plain any more; no Event, status or log holds what is in
-a secret.
+Owns: the order: secrets, how etcd is spoken to, users. Imports: world, etcd_secrets, etcd_security,
+etcd_credentials. Invariants: secrets are there before the pods that mount them; users come once
+nobody speaks plain any more; no Event, status or log holds what is in a secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ LATE_MS = 21 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """The cluster as its parts are to be made, and what stands in the way. Its status is not the stored one: `security` is new."""
+    """The cluster as its parts are to be made, and what stands in the way. Its status is not the
+    stored one: `security` is new."""
 
     cluster: BrokerCluster
     security: Security
@@ -45,18 +46,25 @@ class Secured:
 
 
 async def secure(world: World, cluster: BrokerCluster) -> Secured:
-    """Make or renew the secrets, and say how etcd is spoken to from now on. Raises KubernetesError."""
+    """Make or renew the secrets, and say how etcd is spoken to from now on. Raises
+    KubernetesError."""
     if cluster.spec.etcd.managed is None:
         security = Security.TLS if uses_etcd_tls(cluster) else Security.PLAIN
-        return Secured(_told(cluster, security), security, tuple(await _read_external(world, cluster)))
+        return Secured(
+            _told(cluster, security), security, tuple(await _read_external(world, cluster))
+        )
     security = await _security(world, cluster)
     told = _told(cluster, security)
     authority, problems = await _ensure_secrets(world, told, security)
     return Secured(_told(told, security, authority), security, tuple(problems))
 
 
-def _told(cluster: BrokerCluster, security: Security, authority: EtcdAuthorityStatus | None = None) -> BrokerCluster:
-    changes = {"etcd_security": security.value} | ({"etcd_authority": authority} if authority is not None else {})
+def _told(
+    cluster: BrokerCluster, security: Security, authority: EtcdAuthorityStatus | None = None
+) -> BrokerCluster:
+    changes = {"etcd_security": security.value} | (
+        {"etcd_authority": authority} if authority is not None else {}
+    )
     return cluster.model_copy(update={"status": cluster.status.model_copy(update=changes)})
 
 
@@ -66,14 +74,21 @@ async def _security(world: World, cluster: BrokerCluster) -> Security:
     pods: list[Manifest] = []
     if listening(etcd) is Security.MIXED:
         # The plain listener goes once no pod needs it: the API server itself says so.
-        pods = await world.api.list(POD, cluster.namespace, names.selector_text({names.CLUSTER: cluster.name}))
+        pods = await world.api.list(
+            POD, cluster.namespace, names.selector_text({names.CLUSTER: cluster.name})
+        )
     return plan_security(etcd, brokers, pods)
 
 
 async def _stateful_set(world: World, cluster: BrokerCluster, name: str) -> Manifest | None:
-    """One that is not known is asked for: an etcd that was made without TLS must not pass for a new one."""
+    """One that is not known is asked for: an etcd that was made without TLS must not pass for a
+    new one."""
     known = world.cache.get("StatefulSet", cluster.namespace, name)
-    return known.manifest if known is not None else await world.api.get(STATEFUL_SET, cluster.namespace, name)
+    return (
+        known.manifest
+        if known is not None
+        else await world.api.get(STATEFUL_SET, cluster.namespace, name)
+    )
 
 
 async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
@@ -91,10 +106,17 @@ async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
 async def _ensure_secrets(
     world: World, cluster: BrokerCluster, security: Security
 ) -> tuple[EtcdAuthorityStatus | None, list[Problem]]:
-    """Bring the secrets in order; what is to be said of the authority (None = nothing new), and what stands in the way."""
+    """Bring the secrets in order; what is to be said of the authority (None = nothing new), and
+    what stands in the way."""
     wanted = secret_names(cluster)
     found = dict(
-        zip(wanted, await asyncio.gather(*(world.api.get(SECRET, cluster.namespace, name) for name in wanted)), strict=True)
+        zip(
+            wanted,
+            await asyncio.gather(
+                *(world.api.get(SECRET, cluster.namespace, name) for name in wanted)
+            ),
+            strict=True,
+        )
     )
     now_ms = world.clock.wall_ms()
     known = _authorities_in(cluster, found, now_ms)
@@ -123,13 +145,23 @@ async def _ensure_secrets(
     own = found[names.etcd_secret(cluster.name, names.OPERATOR_USER)]
     if own is not None and not problems:
         world.credentials.take(own)
-    ends = {name: end_ms(content(secret, CERTIFICATE_FILE)) for name, secret in found.items() if secret is not None}
+    ends = {
+        name: end_ms(content(secret, CERTIFICATE_FILE))
+        for name, secret in found.items()
+        if secret is not None
+    }
     own_part = len(names.etcd_secret(cluster.name, ""))
-    problems += await _ending(world, cluster, {name[own_part:]: ends_ms for name, ends_ms in ends.items() if ends_ms is not None})
+    problems += await _ending(
+        world,
+        cluster,
+        {name[own_part:]: ends_ms for name, ends_ms in ends.items() if ends_ms is not None},
+    )
     return _authority_status(cluster, found, now_ms), problems
 
 
-def _authorities_in(cluster: BrokerCluster, found: Mapping[str, Manifest | None], now_ms: int) -> Authorities | None:
+def _authorities_in(
+    cluster: BrokerCluster, found: Mapping[str, Manifest | None], now_ms: int
+) -> Authorities | None:
     """What the authority's secret holds; None if it cannot be used."""
     secret = found[names.etcd_authority(cluster.name)]
     if secret is None or authority_problem(pair_of(secret), now_ms):
@@ -137,7 +169,9 @@ def _authorities_in(cluster: BrokerCluster, found: Mapping[str, Manifest | None]
     return understood(authorities_of(secret), now_ms)
 
 
-def _authority_status(cluster: BrokerCluster, found: Mapping[str, Manifest | None], now_ms: int) -> EtcdAuthorityStatus | None:
+def _authority_status(
+    cluster: BrokerCluster, found: Mapping[str, Manifest | None], now_ms: int
+) -> EtcdAuthorityStatus | None:
     authorities = _authorities_in(cluster, found, now_ms)
     members = found[names.etcd_secret(cluster.name, names.ETCD_MEMBERS)]
     ends = end_ms(authorities.current.certificate) if authorities is not None else None
@@ -147,27 +181,35 @@ def _authority_status(cluster: BrokerCluster, found: Mapping[str, Manifest | Non
         id=fingerprint(authorities.current.certificate),
         end=timestamp(ends),
         rotation=authorities.phase.value,
-        # What the members' own secret holds: a pod must never seem to trust what its file did not name yet.
+        # What the members' own secret holds: a pod must never seem to trust what its file did not
+        # name yet.
         trust=authorities.name_of(content(members, AUTHORITY_FILE)),
     )
 
 
 async def _trusted_by_members(world: World, cluster: BrokerCluster) -> str | None:
-    """The authorities that every member runs with, as the API server itself says; None if they differ, or not all are there and ready. Raises
-    KubernetesError."""
+    """The authorities that every member runs with, as the API server itself says; None if they
+    differ, or not all are there and ready. Raises KubernetesError."""
     etcd = await world.api.get(STATEFUL_SET, cluster.namespace, names.etcd_set(cluster.name))
     selector = names.selector_text(names.selector(cluster.name, names.ETCD))
     pods = await world.api.list(POD, cluster.namespace, selector)
-    if etcd is None or len(pods) != etcd["spec"]["replicas"] or not all(is_ready(pod) and not is_terminating(pod) for pod in pods):
+    if (
+        etcd is None
+        or len(pods) != etcd["spec"]["replicas"]
+        or not all(is_ready(pod) and not is_terminating(pod) for pod in pods)
+    ):
         return None
     held = {pod["metadata"].get("annotations", {}).get(names.ETCD_TRUST, "") for pod in pods}
     return held.pop() if len(held) == 1 else None
 
 
 async def _ending(world: World, cluster: BrokerCluster, ends: Mapping[str, int]) -> list[Problem]:
-    """Note when certificates end (milliseconds since the epoch, by what they are for); those that somebody should have renewed."""
+    """Note when certificates end (milliseconds since the epoch, by what they are for); those
+    that somebody should have renewed."""
     world.credentials.ends[cluster.namespace, cluster.name] = dict(ends)
-    late = sorted(part for part, ends_ms in ends.items() if ends_ms - world.clock.wall_ms() < LATE_MS)
+    late = sorted(
+        part for part, ends_ms in ends.items() if ends_ms - world.clock.wall_ms() < LATE_MS
+    )
     if not late:
         world.events.forget(cluster.metadata.uid, Reason.ETCD_CERTIFICATE_ENDS.word)
         return []
@@ -178,11 +220,14 @@ async def _ending(world: World, cluster: BrokerCluster, ends: Mapping[str, int])
 
 def _taken(step: Taken) -> Problem:
     kind, name = step.identity
-    return Problem(Reason.NAME_TAKEN, f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}")
+    return Problem(
+        Reason.NAME_TAKEN, f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
+    )
 
 
 async def _write(world: World, cluster: BrokerCluster, step: Write) -> Manifest | None:
-    """The secret as it is then; None = somebody else made it at the same moment. Raises KubernetesError."""
+    """The secret as it is then; None = somebody else made it at the same moment. Raises
+    KubernetesError."""
     kind, name = identity_of(step.manifest)
     if not step.why:
         # Made only if it is not there: an authority must never take another one's place unseen.
@@ -192,7 +237,9 @@ async def _write(world: World, cluster: BrokerCluster, step: Write) -> Manifest 
         return made
     applied = await world.api.apply(step.manifest)
     if step.rotates:
-        await world.events.normal(cluster, Reason.ETCD_AUTHORITY_ROTATING.word, f"{kind} {name}: {step.why}")
+        await world.events.normal(
+            cluster, Reason.ETCD_AUTHORITY_ROTATING.word, f"{kind} {name}: {step.why}"
+        )
     elif step.renews:
         await world.events.normal(cluster, "CertificateRenewed", f"{kind} {name}: {step.why}")
     else:
@@ -210,5 +257,9 @@ async def ensure_users(world: World, secured: Secured) -> list[Problem]:
     except (StoreError, TimeoutError) as error:
         return [Problem(Reason.ETCD_ACCESS, f"users of etcd: {str(error) or 'no answer in time'}")]
     if changes:
-        await world.events.normal(cluster, "EtcdAccessSet", f"{changes} changes to etcd's users and roles; it asks who comes")
+        await world.events.normal(
+            cluster,
+            "EtcdAccessSet",
+            f"{changes} changes to etcd's users and roles; it asks who comes",
+        )
     return []

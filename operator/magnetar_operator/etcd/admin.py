@@ -1,9 +1,10 @@
 """Asking an etcd about its members, and changing them.
 
-Owns: `EtcdAdmin`, one connection per member and the requests of etcd's Cluster and Maintenance services. Imports: asyncio, grpc, aetcd's stubs,
-magnetar.metadata, errors, etcd_members.
-Invariants: every request has a deadline and is sent at most once; who answers is decided by the ordinal asked, never by chance; a list of members
-counts only when a quorum has just confirmed it; a member that does not answer is missing from the picture, never an error.
+Owns: `EtcdAdmin`, one connection per member and the requests of etcd's Cluster and Maintenance
+services. Imports: asyncio, grpc, aetcd's stubs, magnetar.metadata, errors, etcd_members.
+Invariants: every request has a deadline and is sent at most once; who answers is decided by the
+ordinal asked, never by chance; a list of members counts only when a quorum has just confirmed it; a
+member that does not answer is missing from the picture, never an error.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one member says of itself. Sizes in bytes; `used` is what a defragmentation would leave of `size`."""
+    """What one member says of itself. Sizes in bytes; `used` is what a defragmentation would
+    leave of `size`."""
 
     voice: Voice
     cluster: int
@@ -67,7 +69,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One look: the members as a quorum confirmed them (None: it did not), and what each that answered says of itself, by ordinal.
+    """One look: the members as a quorum confirmed them (None: it did not), and what each that
+    answered says of itself, by ordinal.
 
     `alarms`: (member id, NOSPACE or CORRUPT).
     """
@@ -100,22 +103,35 @@ class _Connection:
 class EtcdAdmin:
     """The members of one etcd. Belongs to the event loop on which it is first used.
 
-    `clients` and `peers` give, by ordinal, where a member is asked (host:port) and where the others reach it (URL).
+    `clients` and `peers` give, by ordinal, where a member is asked (host:port) and where the others
+    reach it (URL).
     """
 
-    def __init__(self, clients: Mapping[int, str], peers: Mapping[int, str], tls: TlsMaterial | None = None) -> None:
+    def __init__(
+        self, clients: Mapping[int, str], peers: Mapping[int, str], tls: TlsMaterial | None = None
+    ) -> None:
         self._clients, self._peers, self._tls = dict(clients), dict(peers), tls
         self._closing: set[asyncio.Task[None]] = set()
         self._connections: dict[int, _Connection] = {}
 
-    # --- looking --------------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     async def look(self) -> Sighting:
         """Ask every member. Never raises for what etcd or the network can cause."""
-        found = await asyncio.gather(*(self._maybe(self._figures(ordinal)) for ordinal in sorted(self._clients)))
-        figures = {ordinal: seen for ordinal, seen in zip(sorted(self._clients), found, strict=True) if seen is not None}
-        # The leader answers for the quorum; a member cut off from it would answer late or not at all.
-        order = sorted(figures, key=lambda ordinal: figures[ordinal].voice.leader != figures[ordinal].voice.member)
+        found = await asyncio.gather(
+            *(self._maybe(self._figures(ordinal)) for ordinal in sorted(self._clients))
+        )
+        figures = {
+            ordinal: seen
+            for ordinal, seen in zip(sorted(self._clients), found, strict=True)
+            if seen is not None
+        }
+        # The leader answers for the quorum; a member cut off from it would answer late or not at
+        # all.
+        order = sorted(
+            figures,
+            key=lambda ordinal: figures[ordinal].voice.leader != figures[ordinal].voice.member,
+        )
         for ordinal in order:
             members = await self._maybe(self._members(ordinal))
             if members is not None:
@@ -123,15 +139,26 @@ class EtcdAdmin:
         return Sighting(None, figures)
 
     async def _figures(self, ordinal: int) -> Figures:
-        answer = await self._ask(ordinal, lambda at: at.upkeep.Status(rpc.StatusRequest(), timeout=LOOK_TIMEOUT_S))
+        answer = await self._ask(
+            ordinal, lambda at: at.upkeep.Status(rpc.StatusRequest(), timeout=LOOK_TIMEOUT_S)
+        )
         header = answer.header
         voice = Voice(int(header.member_id), int(answer.leader), int(answer.raftAppliedIndex))
         sizes = int(answer.dbSize), int(answer.dbSizeInUse)
-        return Figures(voice, int(header.cluster_id), answer.version, int(header.revision), *sizes, bool(answer.isLearner))
+        return Figures(
+            voice,
+            int(header.cluster_id),
+            answer.version,
+            int(header.revision),
+            *sizes,
+            bool(answer.isLearner),
+        )
 
     async def _members(self, ordinal: int) -> tuple[Member, ...]:
         request = rpc.MemberListRequest(linearizable=True)
-        answer = await self._ask(ordinal, lambda at: at.members.MemberList(request, timeout=LOOK_TIMEOUT_S))
+        answer = await self._ask(
+            ordinal, lambda at: at.members.MemberList(request, timeout=LOOK_TIMEOUT_S)
+        )
         return tuple(self._member(item) for item in answer.members)
 
     def _member(self, item: Any) -> Member:
@@ -139,67 +166,102 @@ class EtcdAdmin:
         hosts = {_host(url): number for number, url in self._peers.items()}
         ordinal = next((hosts[_host(url)] for url in item.peerURLs if _host(url) in hosts), None)
         moved = ordinal is not None and list(item.peerURLs) != [self._peers[ordinal]]
-        return Member(int(item.ID), ordinal, started=bool(item.name), learner=bool(item.isLearner), moved=moved)
+        return Member(
+            int(item.ID),
+            ordinal,
+            started=bool(item.name),
+            learner=bool(item.isLearner),
+            moved=moved,
+        )
 
     async def _alarms(self, ordinal: int) -> tuple[tuple[int, str], ...]:
         request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
-        answer = await self._ask(ordinal, lambda at: at.upkeep.Alarm(request, timeout=LOOK_TIMEOUT_S))
-        return tuple((int(alarm.memberID), rpc.AlarmType.Name(alarm.alarm)) for alarm in answer.alarms)
+        answer = await self._ask(
+            ordinal, lambda at: at.upkeep.Alarm(request, timeout=LOOK_TIMEOUT_S)
+        )
+        return tuple(
+            (int(alarm.memberID), rpc.AlarmType.Name(alarm.alarm)) for alarm in answer.alarms
+        )
 
     async def figures(self, ordinal: int) -> Figures:
         """What one member says of itself. Raises StoreError."""
         return await self._figures(ordinal)
 
-    # --- members --------------------------------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------
 
     async def add_learner(self, at: int, ordinal: int) -> int:
-        """Expect the pod of `ordinal` as a learner, asking `at`; its new member id. Raises StoreError."""
+        """Expect the pod of `ordinal` as a learner, asking `at`; its new member id. Raises
+        StoreError."""
         request = rpc.MemberAddRequest(peerURLs=[self._peers[ordinal]], isLearner=True)
-        answer = await self._ask(at, lambda member: member.members.MemberAdd(request, timeout=CHANGE_TIMEOUT_S))
+        answer = await self._ask(
+            at, lambda member: member.members.MemberAdd(request, timeout=CHANGE_TIMEOUT_S)
+        )
         return int(answer.member.ID)
 
     async def correct_address(self, at: int, member: int, ordinal: int) -> None:
-        """Have the others reach `member` where the pod of `ordinal` listens now. Raises StoreError."""
+        """Have the others reach `member` where the pod of `ordinal` listens now. Raises
+        StoreError."""
         request = rpc.MemberUpdateRequest(ID=member, peerURLs=[self._peers[ordinal]])
-        await self._ask(at, lambda seen: seen.members.MemberUpdate(request, timeout=CHANGE_TIMEOUT_S))
+        await self._ask(
+            at, lambda seen: seen.members.MemberUpdate(request, timeout=CHANGE_TIMEOUT_S)
+        )
 
     async def promote(self, at: int, member: int) -> None:
         """Make a learner a voter. Raises StoreError, also while etcd finds that it lags behind."""
         request = rpc.MemberPromoteRequest(ID=member)
-        await self._ask(at, lambda seen: seen.members.MemberPromote(request, timeout=CHANGE_TIMEOUT_S))
+        await self._ask(
+            at, lambda seen: seen.members.MemberPromote(request, timeout=CHANGE_TIMEOUT_S)
+        )
 
     async def remove(self, at: int, member: int) -> None:
         """Take a member out of the list. Raises StoreError."""
         request = rpc.MemberRemoveRequest(ID=member)
-        await self._ask(at, lambda seen: seen.members.MemberRemove(request, timeout=CHANGE_TIMEOUT_S))
+        await self._ask(
+            at, lambda seen: seen.members.MemberRemove(request, timeout=CHANGE_TIMEOUT_S)
+        )
 
     async def move_leader(self, leader: int, target: int) -> None:
-        """Have the leader, the member of ordinal `leader`, hand over to the member `target`. Raises StoreError."""
+        """Have the leader, the member of ordinal `leader`, hand over to the member `target`.
+        Raises StoreError."""
         request = rpc.MoveLeaderRequest(targetID=target)
-        await self._ask(leader, lambda seen: seen.upkeep.MoveLeader(request, timeout=CHANGE_TIMEOUT_S))
+        await self._ask(
+            leader, lambda seen: seen.upkeep.MoveLeader(request, timeout=CHANGE_TIMEOUT_S)
+        )
 
-    # --- upkeep ---------------------------------------------------------------------------------------------------------------
+    # --- upkeep -----------------------------------------------------------------------------------
 
     async def compact(self, at: int, revision: int) -> None:
-        """Forget history up to `revision`, and wait until the space is free inside the file. Raises StoreError."""
+        """Forget history up to `revision`, and wait until the space is free inside the file.
+        Raises StoreError."""
         request = rpc.CompactionRequest(revision=revision, physical=True)
         try:
-            await self._ask(at, lambda seen: seen.keys.Compact(request, timeout=DEFRAGMENT_TIMEOUT_S))
+            await self._ask(
+                at, lambda seen: seen.keys.Compact(request, timeout=DEFRAGMENT_TIMEOUT_S)
+            )
         except StoreError as error:
             if "compacted" not in str(error):  # somebody did it before us: as good
                 raise
 
     async def defragment(self, ordinal: int) -> None:
-        """Give one member's free space back to its volume; it serves nobody meanwhile. Raises StoreError."""
-        await self._ask(ordinal, lambda seen: seen.upkeep.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_TIMEOUT_S))
+        """Give one member's free space back to its volume; it serves nobody meanwhile. Raises
+        StoreError."""
+        await self._ask(
+            ordinal,
+            lambda seen: seen.upkeep.Defragment(
+                rpc.DefragmentRequest(), timeout=DEFRAGMENT_TIMEOUT_S
+            ),
+        )
 
     async def end_alarm(self, at: int, member: int, alarm: str) -> None:
         """Let etcd take writes again. Raises StoreError."""
-        request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=member, alarm=rpc.AlarmType.Value(alarm))
+        request = rpc.AlarmRequest(
+            action=rpc.AlarmRequest.DEACTIVATE, memberID=member, alarm=rpc.AlarmType.Value(alarm)
+        )
         await self._ask(at, lambda seen: seen.upkeep.Alarm(request, timeout=CHANGE_TIMEOUT_S))
 
     async def snapshot(self, at: int) -> AsyncIterator[bytes]:
-        """The bytes of etcd's own snapshot, piece by piece; `etcdutl snapshot restore` takes them. Raises StoreError."""
+        """The bytes of etcd's own snapshot, piece by piece; `etcdutl snapshot restore` takes
+        them. Raises StoreError."""
         connection = self._connection(at)
         stream = connection.upkeep.Snapshot(rpc.SnapshotRequest(), timeout=SNAPSHOT_TIMEOUT_S)
         try:
@@ -208,7 +270,7 @@ class EtcdAdmin:
         except grpc.aio.AioRpcError as error:
             raise _refusal(connection, error) from error
 
-    # --- connections ----------------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _connection(self, ordinal: int) -> _Connection:
         """The connection to one member, made anew when the certificate has been replaced."""

@@ -1,8 +1,9 @@
 """Certificates of a cluster's etcd.
 
-Owns: making an authority and certificates under it, and the decision that one must be made anew. Imports: cryptography.
-Invariants: given the time, the decision is a function of the certificate; keys are ECDSA P-256, PKCS#8, unencrypted; nothing that this module
-says about a pair (problem, repr) holds key material.
+Owns: making an authority and certificates under it, and the decision that one must be made anew.
+Imports: cryptography. Invariants: given the time, the decision is a function of the certificate;
+keys are ECDSA P-256, PKCS#8, unencrypted; nothing that this module says about a pair (problem,
+repr) holds key material.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for: its common name and, for a server, the DNS names and addresses that it is reached under."""
+    """Whom a certificate is for: its common name and, for a server, the DNS names and addresses
+    that it is reached under."""
 
     common_name: str
     names: tuple[str, ...] = ()
@@ -55,14 +57,16 @@ def make_authority(name: str, now_ms: int) -> Pair:
 
 
 def issue(authority: Pair, subject: Subject, now_ms: int) -> Pair:
-    """A new key and its certificate, which ends with its authority at the latest. Raises ValueError if `authority` cannot be read (see
-    `authority_problem`)."""
+    """A new key and its certificate, which ends with its authority at the latest. Raises
+    ValueError if `authority` cannot be read (see `authority_problem`)."""
     signer = _private_key(authority.key)
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
     life = min(LEAF_LIFE, issuer.not_valid_after_utc - _time(now_ms))
     builder = _builder(_name(subject.common_name), issuer.subject, key, now_ms, life)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(_usages(subject)), critical=False)
     builder = builder.add_extension(
@@ -71,7 +75,8 @@ def issue(authority: Pair, subject: Subject, now_ms: int) -> Pair:
     )
     if subject.names:
         builder = builder.add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in subject.names]), critical=False
+            x509.SubjectAlternativeName([_general_name(name) for name in subject.names]),
+            critical=False,
         )
     return _pair(builder.sign(signer, hashes.SHA256()), key)
 
@@ -95,7 +100,8 @@ def is_old(authority: Pair, now_ms: int) -> bool:
 
 
 def end_ms(certificates: bytes) -> int | None:
-    """When the first of these PEM certificates to end does, in milliseconds since the epoch; None if they cannot be read."""
+    """When the first of these PEM certificates to end does, in milliseconds since the epoch;
+    None if they cannot be read."""
     try:
         found = x509.load_pem_x509_certificates(certificates)
     except ValueError:
@@ -126,7 +132,9 @@ def leaf_problem(leaf: Pair, authority: Pair, subject: Subject, now_ms: int) -> 
     if _time(now_ms) < certificate.not_valid_before_utc:
         return "it is not valid yet"
     if now_ms >= renewal_ms(certificate):
-        return f"two thirds of its life are over (it ends {certificate.not_valid_after_utc:%Y-%m-%d})"
+        return (
+            f"two thirds of its life are over (it ends {certificate.not_valid_after_utc:%Y-%m-%d})"
+        )
     return ""
 
 
@@ -142,7 +150,8 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def material_problem(authority: bytes, certificate: bytes, key: bytes) -> str:
-    """Why PEM that somebody else made cannot be used for mutual TLS; "" if it can, as far as it alone tells."""
+    """Why PEM that somebody else made cannot be used for mutual TLS; "" if it can, as far as it
+    alone tells."""
     try:
         if not x509.load_pem_x509_certificates(authority):
             return "ca.crt holds no certificate"
@@ -161,10 +170,14 @@ def chain_problem(certificate: bytes, key: bytes) -> str:
         loaded = serialization.load_pem_private_key(key, password=None)
     except (ValueError, TypeError):
         return "tls.key is not an unencrypted PEM key"
-    return "" if _public(loaded.public_key()) == _public(chain[0].public_key()) else "tls.key does not belong to tls.crt"
+    return (
+        ""
+        if _public(loaded.public_key()) == _public(chain[0].public_key())
+        else "tls.key does not belong to tls.crt"
+    )
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _readable(pair: Pair) -> tuple[x509.Certificate | None, str]:
@@ -196,12 +209,20 @@ def _public(key: object) -> bytes:
 def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
     return Pair(
         certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
     )
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now_ms: int, life: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now_ms: int,
+    life: timedelta,
 ) -> x509.CertificateBuilder:
     now = _time(now_ms)
     return (
@@ -242,7 +263,9 @@ def _name(common_name: str) -> x509.Name:
 
 def _names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
     try:
-        return set(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        return set(
+            certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        )
     except x509.ExtensionNotFound:
         return set()
 

@@ -1,8 +1,10 @@
 """The life of a cluster's managed etcd within a pass.
 
-Owns: the order: look, plan, then (after the children were applied) one step. Imports: world, etcd_view, etcd_members, etcd_steps, etcd_upkeep.
-Invariants: decisions are pure functions of one look; a pod is deleted only with its grace period, never by force; a step is taken only after the
-ConfigMap and the set that belong to it were applied; what etcd refuses is decided anew at the next look.
+Owns: the order: look, plan, then (after the children were applied) one step. Imports: world,
+etcd_view, etcd_members, etcd_steps, etcd_upkeep. Invariants: decisions are pure functions of one
+look; a pod is deleted only with its grace period, never by force; a step is taken only after the
+ConfigMap and the set that belong to it were applied; what etcd refuses is decided anew at the next
+look.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
 from magnetar_operator.etcd.members import MEMBERS_MAX, Restart, plan_members
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import plan_upkeep
-from magnetar_operator.etcd.view import EtcdLife, is_claim, is_known, is_mine, shape_of, status_of, view_of
+from magnetar_operator.etcd.view import (
+    EtcdLife,
+    is_claim,
+    is_known,
+    is_mine,
+    shape_of,
+    status_of,
+    view_of,
+)
 from magnetar_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, POD
 from magnetar_operator.pods import pods as broker_pods
 from magnetar_operator.stores.connections import ClusterStore
@@ -32,8 +42,11 @@ log = structlog.get_logger(__name__)
 LOOK_TIMEOUT_S = 10.0
 
 
-async def look(world: World, cluster: BrokerCluster, children: dict[Identity, Manifest], live: bool) -> EtcdLife | None:
-    """What is, and what comes next; None for an external etcd. Pods come from the caches, or `live`. Raises KubernetesError."""
+async def look(
+    world: World, cluster: BrokerCluster, children: dict[Identity, Manifest], live: bool
+) -> EtcdLife | None:
+    """What is, and what comes next; None for an external etcd. Pods come from the caches, or
+    `live`. Raises KubernetesError."""
     managed = cluster.spec.etcd.managed
     if managed is None:
         return None
@@ -41,7 +54,11 @@ async def look(world: World, cluster: BrokerCluster, children: dict[Identity, Ma
     stateful_set = children.get(("StatefulSet", name))
     labels = names.selector(cluster.name, names.ETCD)
     selector = names.selector_text(labels)
-    found = await world.api.list(POD, cluster.namespace, selector) if live else world.labelled(POD.kind, cluster.namespace, labels)
+    found = (
+        await world.api.list(POD, cluster.namespace, selector)
+        if live
+        else world.labelled(POD.kind, cluster.namespace, labels)
+    )
     pods = [pod for pod in found if is_mine(cluster, pod)]
     seen = await _sight(world, cluster, pods)
     claims: list[Manifest] = []
@@ -49,9 +66,13 @@ async def look(world: World, cluster: BrokerCluster, children: dict[Identity, Ma
         # They say whether a cluster may be begun, and how many members a set that is gone had.
         found = await world.api.list(PERSISTENT_VOLUME_CLAIM, cluster.namespace, selector)
         claims = [claim for claim in found if is_claim(cluster, claim)]
-    view = view_of(cluster, managed, stateful_set, children.get(("ConfigMap", name)), pods, claims, seen)
+    view = view_of(
+        cluster, managed, stateful_set, children.get(("ConfigMap", name)), pods, claims, seen
+    )
     plan = plan_members(view)
-    shape, refused = shape_of(cluster, managed, world.defaults, plan, stateful_set, pods, seen.figures)
+    shape, refused = shape_of(
+        cluster, managed, world.defaults, plan, stateful_set, pods, seen.figures
+    )
     at_rest = plan.step is None and plan.reason is None
     upkeep = plan_upkeep(seen, managed.quota_mib << 20, at_rest)
     status = status_of(cluster, managed, plan, seen, view.pods)
@@ -71,8 +92,14 @@ async def _sight(world: World, cluster: BrokerCluster, pods: list[Manifest]) -> 
 
 
 def _admin(store: ClusterStore, cluster: BrokerCluster) -> EtcdAdmin:
-    hosts = {ordinal: names.etcd_member_host(cluster.name, cluster.namespace, ordinal) for ordinal in range(MEMBERS_MAX)}
-    return store.admin({ordinal: f"{host}:{names.ETCD_CLIENT_PORT}" for ordinal, host in hosts.items()}, peer_urls(cluster))
+    hosts = {
+        ordinal: names.etcd_member_host(cluster.name, cluster.namespace, ordinal)
+        for ordinal in range(MEMBERS_MAX)
+    }
+    return store.admin(
+        {ordinal: f"{host}:{names.ETCD_CLIENT_PORT}" for ordinal, host in hosts.items()},
+        peer_urls(cluster),
+    )
 
 
 async def act(world: World, cluster: BrokerCluster, life: EtcdLife | None) -> None:
@@ -80,7 +107,9 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLife | None) -> No
     if life is None:
         return
     for problem in life.problems:
-        await world.events.once(cluster, "Warning", problem.reason.word, f"{problem.message}. {problem.reason.remedy}")
+        await world.events.once(
+            cluster, "Warning", problem.reason.word, f"{problem.message}. {problem.reason.remedy}"
+        )
     step = life.plan.step
     if isinstance(step, Restart):
         await _restart(world, cluster, life, step)
@@ -92,18 +121,27 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLife | None) -> No
         store.before_change()
         if step is not None:
             await change_members(_admin(store, cluster), life.seen, step)
-            await world.events.normal(cluster, life.plan.reason.word if life.plan.reason else "Etcd", life.plan.message)
+            await world.events.normal(
+                cluster, life.plan.reason.word if life.plan.reason else "Etcd", life.plan.message
+            )
         else:
             await keep_up(_admin(store, cluster), life.seen, life.upkeep)
             if life.upkeep.defragment is not None:
                 member = names.etcd_member(cluster.name, life.upkeep.defragment)
-                await world.events.normal(cluster, "EtcdDefragmented", f"{member} gave back the space that it did not use")
+                await world.events.normal(
+                    cluster, "EtcdDefragmented", f"{member} gave back the space that it did not use"
+                )
     except (StoreError, TimeoutError) as error:
-        # Too early for etcd (it wants its members connected for some seconds), or no answer: the next look decides anew.
-        log.info("etcd.again", cluster=cluster.reference, step=type(step).__name__, error=str(error))
+        # Too early for etcd (it wants its members connected for some seconds), or no answer: the
+        # next look decides anew.
+        log.info(
+            "etcd.again", cluster=cluster.reference, step=type(step).__name__, error=str(error)
+        )
 
 
 async def _restart(world: World, cluster: BrokerCluster, life: EtcdLife, step: Restart) -> None:
     for pod in life.pods:
-        if names.ordinal_of(broker_pods.name_of(pod)) == step.ordinal and await world.api.delete(pod):
+        if names.ordinal_of(broker_pods.name_of(pod)) == step.ordinal and await world.api.delete(
+            pod
+        ):
             await world.events.normal(cluster, "Restarting", life.plan.message)

@@ -1,8 +1,9 @@
 """What must be done about the secrets of a managed etcd.
 
-Owns: that decision. Imports: builders, certificates, planning, names. Pure but for the keys that it makes.
-Invariants: steady input gives no step; an authority is made only where no certificate of an earlier one is in use, because members that
-know different authorities cannot talk to each other; no step's text holds key material.
+Owns: that decision. Imports: builders, certificates, planning, names. Pure but for the keys that it
+makes. Invariants: steady input gives no step; an authority is made only where no certificate of an
+earlier one is in use, because members that know different authorities cannot talk to each other; no
+step's text holds key material.
 """
 
 from __future__ import annotations
@@ -13,10 +14,23 @@ from dataclasses import dataclass
 from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
-from magnetar_operator.builders.etcd_tls import authorities_of, authority_secret, content, leaf_secret, pair_of, subjects
+from magnetar_operator.builders.etcd_tls import (
+    authorities_of,
+    authority_secret,
+    content,
+    leaf_secret,
+    pair_of,
+    subjects,
+)
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.engine.planning import Taken, differences, taken
-from magnetar_operator.etcd.certificates import authority_problem, issue, leaf_problem, make_authority, material_problem
+from magnetar_operator.etcd.certificates import (
+    authority_problem,
+    issue,
+    leaf_problem,
+    make_authority,
+    material_problem,
+)
 from magnetar_operator.etcd.rotation import Authorities, Phase, advanced, touched, understood
 
 Found = Mapping[str, Manifest | None]
@@ -26,8 +40,8 @@ _IDENTITY = ("metadata", "type")
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of age, nobody did anything wrong; `rotates`: it is part of
-    a rotation."""
+    """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of
+    age, nobody did anything wrong; `rotates`: it is part of a rotation."""
 
     manifest: Manifest
     why: str = ""
@@ -44,16 +58,24 @@ class Lost:
 
 def secret_names(cluster: BrokerCluster) -> list[str]:
     """All secrets of the cluster's managed etcd, the authority's first."""
-    return [names.etcd_authority(cluster.name), *(names.etcd_secret(cluster.name, part) for part in subjects(cluster))]
+    return [
+        names.etcd_authority(cluster.name),
+        *(names.etcd_secret(cluster.name, part) for part in subjects(cluster)),
+    ]
 
 
-def plan_secrets(cluster: BrokerCluster, found: Found, now_ms: int, trusted: str | None = None) -> list[Write | Taken | Lost]:
-    """The steps, in order. `now_ms`: milliseconds since the epoch; `trusted`: the bundle of authorities that all members run with (None = not known,
-    so that no rotation begins or goes on)."""
+def plan_secrets(
+    cluster: BrokerCluster, found: Found, now_ms: int, trusted: str | None = None
+) -> list[Write | Taken | Lost]:
+    """The steps, in order. `now_ms`: milliseconds since the epoch; `trusted`: the bundle of
+    authorities that all members run with (None = not known, so that no rotation begins or goes
+    on)."""
     authorities, step = _authorities(cluster, found, now_ms)
     if authorities is None:
         return [step] if step is not None else []
-    leaves = _leaves(cluster, found, authorities, now_ms, rotates=authorities.phase is not Phase.NONE)
+    leaves = _leaves(
+        cluster, found, authorities, now_ms, rotates=authorities.phase is not Phase.NONE
+    )
     if leaves and authorities.phase is not Phase.NONE:
         touching = authority_secret(cluster, touched(authorities, now_ms))
         return [Write(touching, "files of its rotation are written now", rotates=True), *leaves]
@@ -63,7 +85,10 @@ def plan_secrets(cluster: BrokerCluster, found: Found, now_ms: int, trusted: str
     after, why = advanced(authorities, requested, trusted, authority_name(cluster), now_ms)
     if not why:
         return []
-    return [Write(authority_secret(cluster, after), why, rotates=True), *_leaves(cluster, found, after, now_ms, rotates=True)]
+    return [
+        Write(authority_secret(cluster, after), why, rotates=True),
+        *_leaves(cluster, found, after, now_ms, rotates=True),
+    ]
 
 
 def authority_name(cluster: BrokerCluster) -> str:
@@ -80,12 +105,20 @@ def _leaves(
     for component, subject in subjects(cluster).items():
         observed = found.get(names.etcd_secret(cluster.name, component))
         if observed is None:
-            steps.append(Write(leaf_secret(cluster, component, authorities.bundle, issue(issuer, subject, now_ms))))
+            steps.append(
+                Write(
+                    leaf_secret(
+                        cluster, component, authorities.bundle, issue(issuer, subject, now_ms)
+                    )
+                )
+            )
             continue
         leaf = pair_of(observed)
         why = leaf_problem(leaf, issuer, subject, now_ms)
         if why:
-            wanted = leaf_secret(cluster, component, authorities.bundle, issue(issuer, subject, now_ms))
+            wanted = leaf_secret(
+                cluster, component, authorities.bundle, issue(issuer, subject, now_ms)
+            )
         else:
             wanted = leaf_secret(cluster, component, authorities.bundle, leaf)
             why = _difference(wanted, observed)
@@ -98,23 +131,35 @@ def _leaves(
     return steps
 
 
-def _authorities(cluster: BrokerCluster, found: Found, now_ms: int) -> tuple[Authorities | None, Write | Taken | Lost | None]:
+def _authorities(
+    cluster: BrokerCluster, found: Found, now_ms: int
+) -> tuple[Authorities | None, Write | Taken | Lost | None]:
     """What to issue with and whom to trust, if it is known, and what must be done about it."""
     name = names.etcd_authority(cluster.name)
     observed = found.get(name)
-    problem = authority_problem(pair_of(observed), now_ms) if observed is not None else "it does not exist"
+    problem = (
+        authority_problem(pair_of(observed), now_ms)
+        if observed is not None
+        else "it does not exist"
+    )
     if observed is not None and not problem:
         authorities = understood(authorities_of(observed), now_ms)
         wanted = authority_secret(cluster, authorities)
         somebody = taken(wanted, observed, cluster.metadata.uid)
         why = _difference(wanted, observed)
-        return (None, somebody) if somebody is not None else (authorities, Write(wanted, why) if why else None)
+        return (
+            (None, somebody)
+            if somebody is not None
+            else (authorities, Write(wanted, why) if why else None)
+        )
     in_use = [leaf for leaf in secret_names(cluster)[1:] if _is_usable(found.get(leaf))]
     if in_use:
         state = "does not exist" if observed is None else f"cannot issue certificates: {problem}"
         return None, Lost(
-            f"secret {name} {state}; those in use go on until they end. Restore the secret from a backup, or delete the secrets "
-            f"{', '.join(in_use)} and then all pods of etcd and its clients at once, to begin with a new authority"
+            f"secret {name} {state}; those in use go on until they end. Restore the secret from a "
+            "backup, or delete the secrets "
+            f"{', '.join(in_use)} and then all pods of etcd and its clients at once, to begin with "
+            "a new authority"
         )
     authorities = Authorities(make_authority(authority_name(cluster), now_ms))
     wanted = authority_secret(cluster, authorities)
@@ -133,6 +178,14 @@ def _is_usable(secret: Manifest | None) -> bool:
 
 def _difference(wanted: Manifest, observed: Manifest) -> str:
     """What differs, by field; the values of data are nobody's business."""
-    changes = [change.path for field in _IDENTITY for change in differences(wanted[field], observed.get(field), field)]
-    changes += [f"data.{file}" for file, value in wanted["data"].items() if observed.get("data", {}).get(file) != value]
+    changes = [
+        change.path
+        for field in _IDENTITY
+        for change in differences(wanted[field], observed.get(field), field)
+    ]
+    changes += [
+        f"data.{file}"
+        for file, value in wanted["data"].items()
+        if observed.get("data", {}).get(file) != value
+    ]
     return f"{', '.join(changes)} had been changed" if changes else ""

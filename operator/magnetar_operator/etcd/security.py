@@ -1,9 +1,10 @@
 """Which way a managed etcd is spoken to, and how one that was made without TLS comes to it.
 
-Owns: that decision. Imports: names, builders. Pure.
-Invariants: a new etcd knows TLS alone; one that listens in plain is first made to listen for both on the same port, then its clients change over one
-by one, and only when none is left that speaks plain does the plain listener go: no step needs a pause, and each follows from what is observed;
-clients that were told to use TLS are never told otherwise.
+Owns: that decision. Imports: names, builders. Pure. Invariants: a new etcd knows TLS alone; one
+that listens in plain is first made to listen for both on the same port, then its clients change
+over one by one, and only when none is left that speaks plain does the plain listener go: no step
+needs a pause, and each follows from what is observed; clients that were told to use TLS are never
+told otherwise.
 """
 
 from __future__ import annotations
@@ -16,22 +17,30 @@ from magnetar_operator.builders.object import Manifest
 
 
 class Security(enum.StrEnum):
-    """How a managed etcd is spoken to, as status.etcdSecurity says. Plain: clients must not use TLS yet. Mixed: some do not use it yet."""
+    """How a managed etcd is spoken to, as status.etcdSecurity says. Plain: clients must not use
+    TLS yet. Mixed: some do not use it yet."""
 
     PLAIN = "Plain"
     MIXED = "Mixed"
     TLS = "TLS"
 
 
-def plan_security(etcd: Manifest | None, brokers: Manifest | None, pods: Iterable[Manifest]) -> Security:
-    """The next step. `etcd` and `brokers` are the StatefulSets, `pods` all of the cluster. The members listen for both until it is TLS."""
+def plan_security(
+    etcd: Manifest | None, brokers: Manifest | None, pods: Iterable[Manifest]
+) -> Security:
+    """The next step. `etcd` and `brokers` are the StatefulSets, `pods` all of the cluster. The
+    members listen for both until it is TLS."""
     now = listening(etcd)
     if now is not Security.MIXED:
         return now
     told = brokers is not None and uses_tls(brokers["spec"]["template"])
     if not told:
         return Security.MIXED if _settled(etcd) else Security.PLAIN
-    return Security.MIXED if any(_is_client(pod) and not uses_tls(pod) for pod in pods) else Security.TLS
+    return (
+        Security.MIXED
+        if any(_is_client(pod) and not uses_tls(pod) for pod in pods)
+        else Security.TLS
+    )
 
 
 def listening(etcd: Manifest | None) -> Security:
@@ -57,7 +66,9 @@ def _settled(etcd: Manifest | None) -> bool:
         return False
     status, wanted = etcd.get("status", {}), etcd["spec"]["replicas"]
     seen = status.get("observedGeneration") == etcd["metadata"].get("generation")
-    return bool(seen and status.get("updatedReplicas", 0) == status.get("readyReplicas", 0) == wanted)
+    return bool(
+        seen and status.get("updatedReplicas", 0) == status.get("readyReplicas", 0) == wanted
+    )
 
 
 def _is_client(pod: Manifest) -> bool:

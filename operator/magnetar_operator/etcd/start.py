@@ -1,10 +1,11 @@
 """Whether an etcd pod may start on what its volume holds.
 
-Owns: the decision, which an init container takes before every start of a pod (`python3 -m magnetar_operator.etcd.start DIRECTORY`). Imports: the
-standard library.
-Invariants: a volume without data starts only in the pod that the operator expects to join or to begin a cluster: a member that has forgotten what it
-voted for never comes back under its old id, and a second cluster is never begun beside the first; data of a member that was removed is set aside
-before its pod joins anew, and deleted at the start after that.
+Owns: the decision, which an init container takes before every start of a pod (`python3 -m
+magnetar_operator.etcd.start DIRECTORY`). Imports: the standard library. Invariants: a volume
+without data starts only in the pod that the operator expects to join or to begin a cluster: a
+member that has forgotten what it voted for never comes back under its old id, and a second cluster
+is never begun beside the first; data of a member that was removed is set aside before its pod joins
+anew, and deleted at the start after that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 OPEN, MEMBER, POD_NAME = "MAGNETAR_ETCD_OPEN", "MAGNETAR_ETCD_MEMBER", "POD_NAME"
-"""Variables: which pod may start without data (empty = none), the member id it joins as (empty = it begins a cluster), this pod."""
+"""Variables: which pod may start without data (empty = none), the member id it joins as (empty =
+it begins a cluster), this pod."""
 EMPTY = "NoData"
 """First word of the refusal; the operator reads it in the pod's status."""
 DATA, MARKER, SET_ASIDE = "data", "joined-as", "set-aside"
@@ -28,7 +30,8 @@ class StartRefused(Exception):
 
 
 def prepare(directory: Path, environment: Mapping[str, str]) -> str:
-    """Make `directory` ready for etcd; what was done. Raises StartRefused with a sentence for the pod's status, OSError."""
+    """Make `directory` ready for etcd; what was done. Raises StartRefused with a sentence for
+    the pod's status, OSError."""
     data, marker = directory / DATA, directory / MARKER
     expected = environment.get(OPEN, "") == environment[POD_NAME]
     member = environment.get(MEMBER, "") if expected else ""
@@ -41,19 +44,22 @@ def prepare(directory: Path, environment: Mapping[str, str]) -> str:
         return "starts on its data"
     if not expected:
         raise StartRefused(
-            f"{EMPTY}: the volume holds no data of an etcd member; the operator replaces the member if the others can bear it"
+            f"{EMPTY}: the volume holds no data of an etcd member; the operator replaces the "
+            "member if the others can bear it"
         )
     return f"joins as member {member}" if member else "begins a cluster"
 
 
 def holds_data(data: Path) -> bool:
-    """Whether etcd would find a log there: it makes the directory whole and renames it into place."""
+    """Whether etcd would find a log there: it makes the directory whole and renames it into
+    place."""
     log = data / "member" / "wal"
     return log.is_dir() and any(log.iterdir())
 
 
 def _join(directory: Path, member: str) -> str:
-    """Clear the way for a new member: what an earlier one left would make etcd refuse, or be that one."""
+    """Clear the way for a new member: what an earlier one left would make etcd refuse, or be
+    that one."""
     data, old = directory / DATA, directory / SET_ASIDE
     set_aside = data.exists()
     if set_aside:
@@ -65,7 +71,9 @@ def _join(directory: Path, member: str) -> str:
         output.flush()
         os.fsync(output.fileno())
     draft.replace(directory / MARKER)
-    return f"joins as member {member}" + ("; the removed member's data is set aside" if set_aside else "")
+    return f"joins as member {member}" + (
+        "; the removed member's data is set aside" if set_aside else ""
+    )
 
 
 def main() -> int:

@@ -1,14 +1,22 @@
 """Carrying out what was planned about a managed etcd.
 
-Owns: the requests behind a step of the members' plan and behind upkeep. Imports: etcd_admin, etcd_members, etcd_upkeep.
-Invariants: changes of members are asked of the leader that was seen; what was decided on one look is asked once, never repeated without another look.
+Owns: the requests behind a step of the members' plan and behind upkeep. Imports: etcd_admin,
+etcd_members, etcd_upkeep. Invariants: changes of members are asked of the leader that was seen;
+what was decided on one look is asked once, never repeated without another look.
 """
 
 from __future__ import annotations
 
 from magnetar.errors import StoreUnavailable
 from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
-from magnetar_operator.etcd.members import AddLearner, CorrectAddress, MemberStep, MoveLeader, Promote, RemoveMember
+from magnetar_operator.etcd.members import (
+    AddLearner,
+    CorrectAddress,
+    MemberStep,
+    MoveLeader,
+    Promote,
+    RemoveMember,
+)
 from magnetar_operator.etcd.upkeep import Upkeep
 
 

@@ -1,8 +1,9 @@
 """What keeps a managed etcd within its quota.
 
-Owns: the decision about compaction, defragmentation and alarms. Imports: conditions, etcd_admin (figures). Pure.
-Invariants: one member is defragmented at a time, the leader last, because it serves nobody meanwhile; without an alarm only while every member is
-healthy and only when it gives back much; the space alarm is ended only when every member has room again.
+Owns: the decision about compaction, defragmentation and alarms. Imports: conditions, etcd_admin
+(figures). Pure. Invariants: one member is defragmented at a time, the leader last, because it
+serves nobody meanwhile; without an alarm only while every member is healthy and only when it gives
+back much; the space alarm is ended only when every member has room again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ NO_SPACE, CORRUPT = "NOSPACE", "CORRUPT"
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What to do now: forget history first (`compact_to`, 0 = no), then at most one of the others. `reason` None = etcd is well."""
+    """What to do now: forget history first (`compact_to`, 0 = no), then at most one of the
+    others. `reason` None = etcd is well."""
 
     compact_to: int = 0
     defragment: int | None = None
@@ -45,7 +47,10 @@ def plan_upkeep(seen: Sighting, quota_bytes: int, at_rest: bool) -> Upkeep:
     corrupt = sorted(member for member, alarm in seen.alarms if alarm == CORRUPT)
     if corrupt:
         which = ", ".join(_name(seen, member) for member in corrupt)
-        return Upkeep(reason=Reason.ETCD_CORRUPT, message=f"the data of member {which} of etcd differs from the others'")
+        return Upkeep(
+            reason=Reason.ETCD_CORRUPT,
+            message=f"the data of member {which} of etcd differs from the others'",
+        )
     alarms = tuple(alarm for alarm in seen.alarms if alarm[1] == NO_SPACE)
     if alarms:
         return _out_of_space(seen, quota_bytes, alarms)
@@ -74,16 +79,35 @@ def _out_of_space(seen: Sighting, quota_bytes: int, alarms: tuple[tuple[int, str
     if wasteful:
         return Upkeep(revision, _leader_last(wasteful), (), Reason.ETCD_NO_SPACE, message)
     if fullest.size < ROOM_SHARE * quota_bytes:
-        return Upkeep(revision, None, alarms, Reason.ETCD_NO_SPACE, f"{message}; there is room again, and the alarm is ended")
+        return Upkeep(
+            revision,
+            None,
+            alarms,
+            Reason.ETCD_NO_SPACE,
+            f"{message}; there is room again, and the alarm is ended",
+        )
     return Upkeep(revision, None, (), Reason.ETCD_NO_SPACE, message)
 
 
 def _leader_last(members: Mapping[int, Figures]) -> int | None:
     if not members:
         return None
-    return min(members, key=lambda ordinal: (members[ordinal].voice.leader == members[ordinal].voice.member, -ordinal))
+    return min(
+        members,
+        key=lambda ordinal: (
+            members[ordinal].voice.leader == members[ordinal].voice.member,
+            -ordinal,
+        ),
+    )
 
 
 def _name(seen: Sighting, member: int) -> str:
-    known = next((str(item.ordinal) for item in seen.members or () if item.id == member and item.ordinal is not None), "")
+    known = next(
+        (
+            str(item.ordinal)
+            for item in seen.members or ()
+            if item.id == member and item.ordinal is not None
+        ),
+        "",
+    )
     return known or f"{member:x}"

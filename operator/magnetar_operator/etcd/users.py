@@ -1,10 +1,10 @@
 """Users and roles in a running etcd.
 
 Owns: reading and changing them, switching authentication on, and the scheme of members' addresses.
-Imports: aetcd's stubs, magnetar.metadata, etcd_roles.
-Invariants: level-triggered: whatever state etcd is in (new, restored from a backup, changed by hand), a call ends with the wanted users and
-authentication on, or raises; when nothing has changed since the last call it asks one question and writes nothing; every change asks first whether
-this process leads.
+Imports: aetcd's stubs, magnetar.metadata, etcd_roles. Invariants: level-triggered: whatever state
+etcd is in (new, restored from a backup, changed by hand), a call ends with the wanted users and
+authentication on, or raises; when nothing has changed since the last call it asks one question and
+writes nothing; every change asks first whether this process leads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class EtcdUsers:
     def __init__(self, channels: Channels, before_write: Callable[[], None]) -> None:
         self._channels, self._before_write = channels, before_write
         self._verified = -1
-        """etcd's own count of changes to users and roles at which they were as wanted; -1 = never."""
+        """etcd's own count of changes to users and roles at which they were as wanted; -1 =
+        never."""
 
     async def converge(self) -> int:
-        """Make users and roles what they should be, and have etcd ask who comes; the number of changes.
+        """Make users and roles what they should be, and have etcd ask who comes; the number of
+        changes.
 
         Raises NotLeading, StoreError, TimeoutError.
         """
@@ -55,23 +57,33 @@ class EtcdUsers:
             return len(changes)
 
     async def _secure_addresses(self) -> None:
-        """A member that was made without TLS is still known under http://, where no other would find it now."""
+        """A member that was made without TLS is still known under http://, where no other would
+        find it now."""
         members = await self._ask("MemberList", rpc.MemberListRequest(), rpc.ClusterStub)
         for member in members.members:
             urls = [url.replace("http://", "https://", 1) for url in member.peerURLs]
             if urls != list(member.peerURLs):
                 self._before_write()
                 log.info("etcd.member_address", member=f"{member.ID:x}", urls=urls)
-                await self._ask("MemberUpdate", rpc.MemberUpdateRequest(ID=member.ID, peerURLs=urls), rpc.ClusterStub)
+                await self._ask(
+                    "MemberUpdate",
+                    rpc.MemberUpdateRequest(ID=member.ID, peerURLs=urls),
+                    rpc.ClusterStub,
+                )
 
     async def _read(self) -> Access:
         roles: dict[str, frozenset[Grant]] = {}
         for role in (await self._ask("RoleList", rpc.AuthRoleListRequest())).roles:
             found = await self._ask("RoleGet", rpc.AuthRoleGetRequest(role=role))
-            roles[role] = frozenset(Grant(bytes(item.key), bytes(item.range_end), int(item.permType)) for item in found.perm)
+            roles[role] = frozenset(
+                Grant(bytes(item.key), bytes(item.range_end), int(item.permType))
+                for item in found.perm
+            )
         users: dict[str, frozenset[str]] = {}
         for user in (await self._ask("UserList", rpc.AuthUserListRequest())).users:
-            users[user] = frozenset((await self._ask("UserGet", rpc.AuthUserGetRequest(name=user))).roles)
+            users[user] = frozenset(
+                (await self._ask("UserGet", rpc.AuthUserGetRequest(name=user))).roles
+            )
         return Access(roles, users)
 
     async def _perform(self, change: Change) -> None:
@@ -79,21 +91,39 @@ class EtcdUsers:
         grant = change.grant
         requests: dict[str, tuple[str, Any]] = {
             "add_role": ("RoleAdd", rpc.AuthRoleAddRequest(name=change.name)),
-            "add_user": ("UserAdd", rpc.AuthUserAddRequest(name=change.name, options=rpc.UserAddOptions(no_password=True))),
-            "add_user_role": ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user=change.name, role=change.role)),
-            "remove_user_role": ("UserRevokeRole", rpc.AuthUserRevokeRoleRequest(name=change.name, role=change.role)),
+            "add_user": (
+                "UserAdd",
+                rpc.AuthUserAddRequest(
+                    name=change.name, options=rpc.UserAddOptions(no_password=True)
+                ),
+            ),
+            "add_user_role": (
+                "UserGrantRole",
+                rpc.AuthUserGrantRoleRequest(user=change.name, role=change.role),
+            ),
+            "remove_user_role": (
+                "UserRevokeRole",
+                rpc.AuthUserRevokeRoleRequest(name=change.name, role=change.role),
+            ),
         }
         if grant is not None:
             permission = rpc.Permission(permType=grant.kind, key=grant.key, range_end=grant.end)
-            requests["grant"] = "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=change.name, perm=permission)
+            requests["grant"] = (
+                "RoleGrantPermission",
+                rpc.AuthRoleGrantPermissionRequest(name=change.name, perm=permission),
+            )
             requests["revoke"] = (
                 "RoleRevokePermission",
-                rpc.AuthRoleRevokePermissionRequest(role=change.name, key=grant.key, range_end=grant.end),
+                rpc.AuthRoleRevokePermissionRequest(
+                    role=change.name, key=grant.key, range_end=grant.end
+                ),
             )
         await self._ask(*requests[change.what])
 
     async def _ask(self, method: str, request: Any, stub: Any = rpc.AuthStub) -> Any:
         def invoke(member: Member, patience_s: float) -> Any:
-            return getattr(stub(member.channel), method)(request, timeout=patience_s, metadata=REQUIRE_LEADER)
+            return getattr(stub(member.channel), method)(
+                request, timeout=patience_s, metadata=REQUIRE_LEADER
+            )
 
         return await self._channels.call(invoke, repeatable=False)

@@ -1,8 +1,8 @@
 """Which version a managed etcd may change to.
 
-Owns: the decision about its image. Imports: the standard library. Pure.
-Invariants: minor versions are taken one at a time and never backwards, as etcd's storage demands; a patch version may change either way; an image
-whose tag tells no version is the user's own responsibility.
+Owns: the decision about its image. Imports: the standard library. Pure. Invariants: minor versions
+are taken one at a time and never backwards, as etcd's storage demands; a patch version may change
+either way; an image whose tag tells no version is the user's own responsibility.
 """
 
 from __future__ import annotations
@@ -27,18 +27,28 @@ def version_of(image: str) -> Version | None:
 
 
 def choose_image(wanted: str, current: str, running: Iterable[str]) -> tuple[str, str]:
-    """The image that pods get, and why it is not the wanted one ("" = it is). `running` are the members' versions, `current` the pods' image."""
+    """The image that pods get, and why it is not the wanted one ("" = it is). `running` are the
+    members' versions, `current` the pods' image."""
     target = version_of(wanted)
-    known = [version for version in (*map(parse_version, running), version_of(current)) if version is not None]
+    known = [
+        version
+        for version in (*map(parse_version, running), version_of(current))
+        if version is not None
+    ]
     if not current or wanted == current or target is None or not known:
         return wanted, ""
     oldest, newest = min(known), max(known)
     if target[:2] < newest[:2]:
-        return current, f"etcd runs {_text(newest)}; {wanted} would be a downgrade, which its data does not survive"
+        return (
+            current,
+            f"etcd runs {_text(newest)}; {wanted} would be a downgrade, which its data does not "
+            "survive",
+        )
     if target[0] != oldest[0] or target[1] > oldest[1] + 1:
         return (
             current,
-            f"etcd runs {_text(oldest)}; {wanted} would skip a minor version: go through {oldest[0]}.{oldest[1] + 1} first",
+            f"etcd runs {_text(oldest)}; {wanted} would skip a minor version: go through "
+            f"{oldest[0]}.{oldest[1] + 1} first",
         )
     return wanted, ""
 

@@ -1,10 +1,11 @@
 """Reading a managed etcd's pods and sizes, and saying what it is.
 
-Owns: `EtcdLife`, the view that plans are made on, which image the pods get, and status.etcd. Imports: broker_pods, conditions, etcd siblings,
-builders, models. Pure.
-Invariants: fields that a kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes in it change only with
-a tenth of themselves, so that a steady state writes none; clients are given other endpoints only while etcd is as wanted; a new image of the start
-container alone restarts nobody.
+Owns: `EtcdLife`, the view that plans are made on, which image the pods get, and status.etcd.
+Imports: broker_pods, conditions, etcd siblings, builders, models. Pure. Invariants: fields that a
+kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes
+in it change only with a tenth of themselves, so that a steady state writes none; clients are given
+other endpoints only while etcd is as wanted; a new image of the start container alone restarts
+nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from magnetar_operator.pods import pods as broker_pods
 from magnetar_operator.pods.rolling import difference_of
 
 CLAIM = "data"
-_PULL_TROUBLE = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"})
+_PULL_TROUBLE = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
+)
 _MIB = 1 << 20
 
 
@@ -37,7 +40,13 @@ TROUBLE_S = 5.0
 RESTED_S = 30.0
 
 _UNDER_WAY = frozenset(
-    {Reason.ETCD_SCALING, Reason.ETCD_REPLACING, Reason.ETCD_ROLLING, Reason.ETCD_ROLL_WAITS, Reason.STORE_STARTING}
+    {
+        Reason.ETCD_SCALING,
+        Reason.ETCD_REPLACING,
+        Reason.ETCD_ROLLING,
+        Reason.ETCD_ROLL_WAITS,
+        Reason.STORE_STARTING,
+    }
 )
 """Reasons of Progressing; all others of etcd's are reasons of Degraded."""
 
@@ -68,19 +77,29 @@ class EtcdLife:
 
     @property
     def pod_problems(self) -> list[Problem]:
-        """What keeps pods from being ready, but for those without data: of them the plan speaks, and it may be about to let them join."""
+        """What keeps pods from being ready, but for those without data: of them the plan speaks,
+        and it may be about to let them join."""
         return broker_pods.pod_problems(
-            [pod for pod in self.pods if not _start_refusal(pod.get("status", {})).startswith(etcd_start.EMPTY)]
+            [
+                pod
+                for pod in self.pods
+                if not _start_refusal(pod.get("status", {})).startswith(etcd_start.EMPTY)
+            ]
         )
 
     @property
     def progress(self) -> Problem | None:
         """What Progressing says."""
-        return Problem(self.plan.reason, self.plan.message) if self.plan.reason in _UNDER_WAY and self.plan.reason else None
+        return (
+            Problem(self.plan.reason, self.plan.message)
+            if self.plan.reason in _UNDER_WAY and self.plan.reason
+            else None
+        )
 
     @property
     def restarting(self) -> str:
-        """The restart that begins now, or under which there is no etcd: clients are not restarted meanwhile. "" = none."""
+        """The restart that begins now, or under which there is no etcd: clients are not
+        restarted meanwhile. "" = none."""
         going = [broker_pods.name_of(pod) for pod in self.pods if broker_pods.is_terminating(pod)]
         if isinstance(self.plan.step, Restart):
             return f"the restart of etcd pod {self.plan.step.ordinal}"
@@ -89,9 +108,17 @@ class EtcdLife:
     @property
     def again_s(self) -> float:
         """Seconds after which to look again: etcd's own changes have no Kubernetes events."""
-        if self.plan.step is not None or not self.upkeep.is_idle or self.plan.reason is Reason.ETCD_SCALING:
+        if (
+            self.plan.step is not None
+            or not self.upkeep.is_idle
+            or self.plan.reason is Reason.ETCD_SCALING
+        ):
             return MOVING_S
-        return TROUBLE_S if self.plan.reason is not None or self.upkeep.reason is not None else RESTED_S
+        return (
+            TROUBLE_S
+            if self.plan.reason is not None or self.upkeep.reason is not None
+            else RESTED_S
+        )
 
 
 def view_of(
@@ -107,7 +134,9 @@ def view_of(
     return EtcdView(
         wanted=managed.replicas,
         replicas=stateful_set["spec"]["replicas"] if stateful_set is not None else None,
-        pods={names.ordinal_of(broker_pods.name_of(pod)): pod_of(pod, stateful_set) for pod in pods},
+        pods={
+            names.ordinal_of(broker_pods.name_of(pod)): pod_of(pod, stateful_set) for pod in pods
+        },
         claims=frozenset(names.ordinal_of(claim["metadata"]["name"]) for claim in claims),
         known=is_known(cluster),
         members=seen.members,
@@ -117,9 +146,13 @@ def view_of(
 
 
 def is_known(cluster: BrokerCluster) -> bool:
-    """Whether its etcd has been up, and nobody has said that this one is lost and an empty one may be begun."""
+    """Whether its etcd has been up, and nobody has said that this one is lost and an empty one
+    may be begun."""
     identity = cluster.status.etcd.cluster_id
-    if identity and identity in (cluster.metadata.annotations.get(names.BEGIN_ETCD, ""), cluster.status.restore.replaces):
+    if identity and identity in (
+        cluster.metadata.annotations.get(names.BEGIN_ETCD, ""),
+        cluster.status.restore.replaces,
+    ):
         return False
     return bool(identity or cluster.status.storage_id)
 
@@ -134,7 +167,8 @@ def pod_of(pod: Manifest, stateful_set: Manifest | None) -> EtcdPod:
     ready = broker_pods.is_ready(pod)
     status = pod.get("status", {})
     ended = any(
-        item.get("restartCount", 0) or "terminated" in item.get("state", {}) for item in status.get("containerStatuses", [])
+        item.get("restartCount", 0) or "terminated" in item.get("state", {})
+        for item in status.get("containerStatuses", [])
     )
     return EtcdPod(
         ready=ready,
@@ -148,7 +182,9 @@ def pod_of(pod: Manifest, stateful_set: Manifest | None) -> EtcdPod:
 def _outdated(pod: Manifest, stateful_set: Manifest | None) -> str:
     """What the newest template has otherwise; "" until the StatefulSet's controller has seen it."""
     status = stateful_set.get("status", {}) if stateful_set is not None else {}
-    if stateful_set is None or status.get("observedGeneration") != stateful_set["metadata"].get("generation"):
+    if stateful_set is None or status.get("observedGeneration") != stateful_set["metadata"].get(
+        "generation"
+    ):
         return ""
     newest = status.get("updateRevision", "")
     if not newest or pod["metadata"].get("labels", {}).get(names.REVISION, "") == newest:
@@ -179,7 +215,7 @@ def is_claim(cluster: BrokerCluster, claim: Manifest) -> bool:
     return stem == f"{CLAIM}-{names.etcd_set(cluster.name)}" and ordinal.isdigit()
 
 
-# --- the set --------------------------------------------------------------------------------------------------------------------
+# --- the set --------------------------------------------------------------------------------------
 
 
 def shape_of(
@@ -193,32 +229,60 @@ def shape_of(
 ) -> tuple[EtcdShape, str]:
     """The set that is wanted now, and why it does not get the image wanted ("" = it does)."""
     wanted = managed.image or defaults.etcd_image
-    spare = plan.replicas == MEMBERS_MAX and plan.reason not in (Reason.ETCD_SCALING, Reason.ETCD_REPLACING)
+    spare = plan.replicas == MEMBERS_MAX and plan.reason not in (
+        Reason.ETCD_SCALING,
+        Reason.ETCD_REPLACING,
+    )
     if stateful_set is None:
         return EtcdShape(plan.replicas, plan.door, wanted, spare=spare), ""
     template = stateful_set["spec"]["template"]
-    current = next((item["image"] for item in template["spec"]["containers"] if item["name"] == "etcd"), "")
+    current = next(
+        (item["image"] for item in template["spec"]["containers"] if item["name"] == "etcd"), ""
+    )
     image, problem = choose_image(wanted, current, [seen.version for seen in figures.values()])
-    start = next((item["image"] for item in template["spec"].get("initContainers", []) if item["name"] == START), "")
+    start = next(
+        (
+            item["image"]
+            for item in template["spec"].get("initContainers", [])
+            if item["name"] == START
+        ),
+        "",
+    )
     kept = EtcdShape(plan.replicas, plan.door, image, start, spare)
     candidate = etcd_set(cluster, managed, defaults, kept)["spec"]["template"]
-    if start and not any(map(_cannot_pull_start, pods)) and not any(differences(candidate, template)):
+    if (
+        start
+        and not any(map(_cannot_pull_start, pods))
+        and not any(differences(candidate, template))
+    ):
         return kept, problem
     return EtcdShape(plan.replicas, plan.door, image, spare=spare), problem
 
 
 def _cannot_pull_start(pod: Manifest) -> bool:
     statuses = pod.get("status", {}).get("initContainerStatuses", [])
-    return any(item.get("state", {}).get("waiting", {}).get("reason") in _PULL_TROUBLE for item in statuses)
+    return any(
+        item.get("state", {}).get("waiting", {}).get("reason") in _PULL_TROUBLE for item in statuses
+    )
 
 
-# --- the status -----------------------------------------------------------------------------------------------------------------
+# --- the status -----------------------------------------------------------------------------------
 
 
-def status_of(cluster: BrokerCluster, managed: ManagedEtcd, plan: EtcdPlan, seen: Sighting, ordinals: Iterable[int]) -> EtcdStatus:
+def status_of(
+    cluster: BrokerCluster,
+    managed: ManagedEtcd,
+    plan: EtcdPlan,
+    seen: Sighting,
+    ordinals: Iterable[int],
+) -> EtcdStatus:
     """status.etcd. What cannot be seen now stays as it was."""
     before = cluster.status.etcd
-    identity = next((f"{figures.cluster:x}" for figures in seen.figures.values()), "") if seen.members is not None else ""
+    identity = (
+        next((f"{figures.cluster:x}" for figures in seen.figures.values()), "")
+        if seen.members is not None
+        else ""
+    )
     as_wanted = seen.members is not None and plan.step is None and plan.reason is None
     sizes = [(figures.size // _MIB, figures.used // _MIB) for figures in seen.figures.values()]
     size, used = max(sizes, default=(before.database_mib, before.used_mib))
@@ -229,7 +293,9 @@ def status_of(cluster: BrokerCluster, managed: ManagedEtcd, plan: EtcdPlan, seen
         database_mib=_steady(before.database_mib, size),
         used_mib=_steady(before.used_mib, used),
         quota_mib=managed.quota_mib,
-        pending_restarts=tuple(f"{names.etcd_member(cluster.name, ordinal)}: {why}" for ordinal, why in plan.pending),
+        pending_restarts=tuple(
+            f"{names.etcd_member(cluster.name, ordinal)}: {why}" for ordinal, why in plan.pending
+        ),
     )
 
 
@@ -242,7 +308,11 @@ def _member(cluster: BrokerCluster, seen: Sighting, ordinal: int) -> EtcdMemberS
         role = "Leader" if leads else "Learner" if figures.learner else "Follower"
     return EtcdMemberStatus(
         name=names.etcd_member(cluster.name, ordinal),
-        id=f"{entry.id:x}" if entry is not None else f"{figures.voice.member:x}" if figures is not None else "",
+        id=f"{entry.id:x}"
+        if entry is not None
+        else f"{figures.voice.member:x}"
+        if figures is not None
+        else "",
         role=role,
         version=figures.version if figures is not None else "",
     )

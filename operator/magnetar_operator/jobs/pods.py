@@ -1,8 +1,9 @@
 """Reading a job's pods.
 
-Owns: what driver pods say of their attempts, which pod of a run does not start, and which executors are to be made or deleted. Imports: broker_pods,
-conditions, job_plan, names. Pure.
-Invariants: a driver's phase counts, because container statuses may be missing; executors are made for a driver that runs, and for no other.
+Owns: what driver pods say of their attempts, which pod of a run does not start, and which executors
+are to be made or deleted. Imports: broker_pods, conditions, job_plan, names. Pure. Invariants: a
+driver's phase counts, because container statuses may be missing; executors are made for a driver
+that runs, and for no other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def attempt_of(pod: Manifest) -> Attempt:
     """What a driver pod's manifest says."""
     status = pod.get("status", {})
     ended: dict[str, Any] = next(
-        (state["state"]["terminated"] for state in status.get("containerStatuses", []) if "terminated" in state.get("state", {})),
+        (
+            state["state"]["terminated"]
+            for state in status.get("containerStatuses", [])
+            if "terminated" in state.get("state", {})
+        ),
         {},
     )
     message = broker_pods.trouble_of(pod)
@@ -40,12 +45,23 @@ def attempt_of(pod: Manifest) -> Attempt:
 def owned_by(pods: Iterable[Manifest], uids: Iterable[str]) -> list[Manifest]:
     """Those of the pods that one of these objects owns."""
     wanted = set(uids)
-    return [pod for pod in pods if any(owner["uid"] in wanted for owner in pod["metadata"].get("ownerReferences", []))]
+    return [
+        pod
+        for pod in pods
+        if any(owner["uid"] in wanted for owner in pod["metadata"].get("ownerReferences", []))
+    ]
 
 
 def not_started(pods: Sequence[Manifest]) -> Problem | None:
     """What keeps the first of these pods that has not begun to run from it, and what to do."""
-    return next(iter(broker_pods.pod_problems([pod for pod in pods if _phase_of(pod) in ("Pending", "Running")])), None)
+    return next(
+        iter(
+            broker_pods.pod_problems(
+                [pod for pod in pods if _phase_of(pod) in ("Pending", "Running")]
+            )
+        ),
+        None,
+    )
 
 
 def any_runs(pods: Sequence[Manifest]) -> bool:
@@ -56,20 +72,37 @@ def any_runs(pods: Sequence[Manifest]) -> bool:
 def drivers_at_work(drivers: Iterable[Manifest]) -> list[Manifest]:
     """Those that executors can come to."""
     return [
-        pod for pod in drivers if _phase_of(pod) == "Running" and pod["status"].get("podIP") and not broker_pods.is_terminating(pod)
+        pod
+        for pod in drivers
+        if _phase_of(pod) == "Running"
+        and pod["status"].get("podIP")
+        and not broker_pods.is_terminating(pod)
     ]
 
 
 def left_over(executors: Iterable[Manifest], at_work: Sequence[Manifest]) -> list[Manifest]:
-    """Executors to delete: their driver has ended or is stopping, or they were evicted and are to be made again."""
-    kept = {broker_pods.name_of(pod) for pod in owned_by(executors, _uids(at_work)) if _phase_of(pod) != "Failed"}
-    return [pod for pod in executors if broker_pods.name_of(pod) not in kept and not broker_pods.is_terminating(pod)]
+    """Executors to delete: their driver has ended or is stopping, or they were evicted and are
+    to be made again."""
+    kept = {
+        broker_pods.name_of(pod)
+        for pod in owned_by(executors, _uids(at_work))
+        if _phase_of(pod) != "Failed"
+    }
+    return [
+        pod
+        for pod in executors
+        if broker_pods.name_of(pod) not in kept and not broker_pods.is_terminating(pod)
+    ]
 
 
 def missing_executors(driver: Manifest, executors: Iterable[Manifest], wanted: int) -> list[int]:
     """Numbers of the executors that a driver at work lacks."""
     have = {broker_pods.name_of(pod) for pod in executors}
-    return [number for number in range(1, wanted + 1) if names.executor_pod(broker_pods.name_of(driver), number) not in have]
+    return [
+        number
+        for number in range(1, wanted + 1)
+        if names.executor_pod(broker_pods.name_of(driver), number) not in have
+    ]
 
 
 def _uids(pods: Iterable[Manifest]) -> list[str]:

@@ -1,9 +1,10 @@
 """Reconciling a `DataJob`.
 
-Owns: the order of steps, the driver pods and their executors'. Imports: world, job_plan, job_pods, pod_care, builders, magnetar.metadata.
-Invariants: pods have deterministic names, so making one twice is refused; nothing is decided about a run while its record cannot be read; only
-pods that this resource owns are touched, and by force only one that is terminating on a lost node; a driver has no rights: its executors are
-made and deleted here.
+Owns: the order of steps, the driver pods and their executors'. Imports: world, job_plan, job_pods,
+pod_care, builders, magnetar.metadata. Invariants: pods have deterministic names, so making one
+twice is refused; nothing is decided about a run while its record cannot be read; only pods that
+this resource owns are touched, and by force only one that is terminating on a lost node; a driver
+has no rights: its executors are made and deleted here.
 """
 
 from __future__ import annotations
@@ -21,15 +22,38 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.data_job import DataJob, Run
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import identity_of
-from magnetar_operator.builders.job_pods import SECRET_BYTES, driver_pod, executor_pod, job_policy, job_secret
+from magnetar_operator.builders.job_pods import (
+    SECRET_BYTES,
+    driver_pod,
+    executor_pod,
+    job_policy,
+    job_secret,
+)
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.builders.service_account import spark_account
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, timestamp
 from magnetar_operator.engine.planning import Create, Update, plan
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
-from magnetar_operator.jobs.plan import FAILED, PENDING, RUNNING, SUCCEEDED, SUSPENDED, JobPlan, JobView, plan_job
-from magnetar_operator.jobs.pods import any_runs, attempt_of, drivers_at_work, left_over, missing_executors, not_started, owned_by
+from magnetar_operator.jobs.plan import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    JobPlan,
+    JobView,
+    plan_job,
+)
+from magnetar_operator.jobs.pods import (
+    any_runs,
+    attempt_of,
+    drivers_at_work,
+    left_over,
+    missing_executors,
+    not_started,
+    owned_by,
+)
 from magnetar_operator.kube.errors import ApiRefused, NamespaceTerminating
 from magnetar_operator.kube.kinds import BY_KIND, POD, SECRET
 from magnetar_operator.pods import pods as broker_pods
@@ -47,12 +71,17 @@ async def reconcile(world: World, key: Key) -> float | None:
     if job is None or job.metadata.deletion_timestamp:
         return None  # drivers go with their owner; records and results stay
     if is_paused(job):
-        await world.events.once(job, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
+        await world.events.once(
+            job, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
+        )
         return None
     run = names.run_id(job.spec.run_request, job.metadata.uid)
     cluster = await world.cluster(job.namespace, job.spec.cluster_ref.name)
     if cluster is None:
-        message = f"BrokerCluster {job.namespace}/{job.spec.cluster_ref.name} does not exist; make it, or correct clusterRef"
+        message = (
+            f"BrokerCluster {job.namespace}/{job.spec.cluster_ref.name} does not exist; make it, "
+            "or correct clusterRef"
+        )
         return await _wait(world, job, run, Reason.CLUSTER_MISSING, message)
     if cluster.spec.storage.s3 is not None:
         # Neither its storage nor this can change: there is nothing to wait for.
@@ -62,7 +91,10 @@ async def reconcile(world: World, key: Key) -> float | None:
     try:
         record, obstacle = await _read_store(world, job, cluster, run)
     except (StoreError, TimeoutError) as error:
-        message = f"neither the run's record nor its topic can be read: {str(error) or 'no answer in time'}"
+        message = (
+            "neither the run's record nor its topic can be read: "
+            f"{str(error) or 'no answer in time'}"
+        )
         return await _wait(world, job, run, Reason.STORE_UNAVAILABLE, message)
     pods, executors = await _pods(world, job)
     at_work = drivers_at_work(pods)
@@ -93,24 +125,33 @@ async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: s
     await world.events.once(job, "Warning", reason.word, message)
     attempt = job.status.attempt if job.status.run == run else 0
     state = job.status.state if job.status.run == run and job.status.state else PENDING
-    await _write_status(world, job, run, JobPlan(state, reason, message, attempt, degraded=True), None)
+    await _write_status(
+        world, job, run, JobPlan(state, reason, message, attempt, degraded=True), None
+    )
     return STORE_RETRY_S
 
 
-# --- reading the world --------------------------------------------------------------------------------------------------------
+# --- reading the world ----------------------------------------------------------------------------
 
 
-async def _read_store(world: World, job: DataJob, cluster: BrokerCluster, run: str) -> tuple[JobRunRecord | None, Problem | None]:
+async def _read_store(
+    world: World, job: DataJob, cluster: BrokerCluster, run: str
+) -> tuple[JobRunRecord | None, Problem | None]:
     """The run's record, and what is wrong with its topic. Raises StoreError, TimeoutError."""
     reader = (await world.store_of(cluster)).reader
     async with asyncio.timeout(READ_TIMEOUT_S):
         item = await reader.get(keys.job_run(f"{job.namespace}/{job.name}", run))
-        return JobRunRecord.decode(item.value) if item is not None else None, await _obstacle(reader, job)
+        return JobRunRecord.decode(item.value) if item is not None else None, await _obstacle(
+            reader, job
+        )
 
 
 async def _obstacle(reader: MetadataStore, job: DataJob) -> Problem | None:
-    """Why a driver would find nothing to compact: it would succeed all the same. Raises StoreError."""
-    assert job.spec.compaction is not None, "the model's rules admit no compaction job without a topic"
+    """Why a driver would find nothing to compact: it would succeed all the same. Raises
+    StoreError."""
+    assert job.spec.compaction is not None, (
+        "the model's rules admit no compaction job without a topic"
+    )
     try:
         await partition_count(reader, TopicName.parse(job.spec.compaction.topic))
     except NamespaceNotFound as error:
@@ -142,7 +183,12 @@ def _view(
 ) -> JobView:
     attempts = {pod["metadata"]["name"]: attempt_of(pod) for pod in pods}
     other = next(
-        (pod["metadata"]["name"] for pod in pods if not _is_of(pod, run) and not attempts[pod["metadata"]["name"]].is_over), ""
+        (
+            pod["metadata"]["name"]
+            for pod in pods
+            if not _is_of(pod, run) and not attempts[pod["metadata"]["name"]].is_over
+        ),
+        "",
     )
     return JobView(
         suspended=job.spec.suspend,
@@ -158,29 +204,46 @@ def _view(
     )
 
 
-# --- effects ------------------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
-async def _stop(world: World, job: DataJob, pods: list[Manifest], executors: list[Manifest]) -> None:
+async def _stop(
+    world: World, job: DataJob, pods: list[Manifest], executors: list[Manifest]
+) -> None:
     """Stop the job's drivers and their executors. Raises KubernetesError."""
     for pod in executors:
         await world.api.delete(pod)
     for pod in pods:
-        if not attempt_of(pod).is_over and not broker_pods.is_terminating(pod) and await world.api.delete(pod):
-            await world.events.normal(job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped")
+        if (
+            not attempt_of(pod).is_over
+            and not broker_pods.is_terminating(pod)
+            and await world.api.delete(pod)
+        ):
+            await world.events.normal(
+                job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped"
+            )
 
 
 async def _let_go(world: World, job: DataJob, pods: list[Manifest]) -> None:
-    """End the wait for pods that were told to go and whose node cannot say that they have. Raises KubernetesError.
+    """End the wait for pods that were told to go and whose node cannot say that they have. Raises
+    KubernetesError.
 
-    A driver that runs on all the same does no harm: of two commits the second fails, and a success stays recorded. Nobody waits for one, so that
-    Kubernetes' own eviction decides when the pods of a silent node are to go: each costs an attempt.
+    A driver that runs on all the same does no harm: of two commits the second fails, and a success
+    stays recorded. Nobody waits for one, so that Kubernetes' own eviction decides when the pods of
+    a silent node are to go: each costs an attempt.
     """
     going = [pod for pod in pods if broker_pods.is_terminating(pod)]
     await delete_lost(world, job, going, await lost_nodes(world, going))
 
 
-async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, pods: list[Manifest], decided: JobPlan) -> None:
+async def _create(
+    world: World,
+    job: DataJob,
+    cluster: BrokerCluster,
+    run: str,
+    pods: list[Manifest],
+    decided: JobPlan,
+) -> None:
     """Make the driver of an attempt. Raises KubernetesError."""
     for pod in pods:
         if not _is_of(pod, run):
@@ -188,17 +251,26 @@ async def _create(world: World, job: DataJob, cluster: BrokerCluster, run: str, 
     await _ensure_parts(world, job, cluster)
     manifest = driver_pod(job, cluster, world.defaults, run, decided.create)
     if await world.api.create(POD, manifest) is not None:
-        await world.events.normal(job, "Started", f"{decided.message} (run {run}, pod {manifest['metadata']['name']})")
+        await world.events.normal(
+            job, "Started", f"{decided.message} (run {run}, pod {manifest['metadata']['name']})"
+        )
 
 
 async def _make_executors(
-    world: World, job: DataJob, cluster: BrokerCluster, drivers: list[Manifest], executors: list[Manifest]
+    world: World,
+    job: DataJob,
+    cluster: BrokerCluster,
+    drivers: list[Manifest],
+    executors: list[Manifest],
 ) -> Problem | None:
-    """Make the executors that drivers at work lack; why Kubernetes refuses one. Raises KubernetesError."""
+    """Make the executors that drivers at work lack; why Kubernetes refuses one. Raises
+    KubernetesError."""
     for driver in drivers:
         for number in missing_executors(driver, executors, job.spec.executors.instances):
             try:
-                await world.api.create(POD, executor_pod(job, cluster, world.defaults, driver, number))
+                await world.api.create(
+                    POD, executor_pod(job, cluster, world.defaults, driver, number)
+                )
             except NamespaceTerminating:
                 raise
             except ApiRefused as error:
@@ -208,22 +280,28 @@ async def _make_executors(
 
 
 async def _ensure_parts(world: World, job: DataJob, cluster: BrokerCluster) -> None:
-    """What the pods need beside the cluster's: their account, their secret, and who may reach them. Raises KubernetesError."""
+    """What the pods need beside the cluster's: their account, their secret, and who may reach
+    them. Raises KubernetesError."""
     if await world.api.get(SECRET, job.namespace, names.job_parts(job.name)) is None:
         key = world.clock.random_bits(8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
         await world.api.create(SECRET, job_secret(job, cluster, key))
     wanted = [spark_account(job.namespace), job_policy(job, cluster)]
-    found = [await world.api.get(BY_KIND[kind], job.namespace, name) for kind, name in map(identity_of, wanted)]
+    found = [
+        await world.api.get(BY_KIND[kind], job.namespace, name)
+        for kind, name in map(identity_of, wanted)
+    ]
     have = {identity_of(item): item for item in found if item is not None}
     for step in plan(wanted, have, owner_uid=job.metadata.uid):
         if isinstance(step, Create | Update):
             await world.api.apply(step.manifest)
 
 
-# --- status -------------------------------------------------------------------------------------------------------------------
+# --- status ---------------------------------------------------------------------------------------
 
 
-async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, record: JobRunRecord | None) -> None:
+async def _write_status(
+    world: World, job: DataJob, run: str, decided: JobPlan, record: JobRunRecord | None
+) -> None:
     began = next((entry for entry in job.status.history if entry.run == run), None)
     now = timestamp(world.clock.wall_ms())
     final = decided.state in FINAL
@@ -233,9 +311,15 @@ async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, 
         run=run,
         state=decided.state,
         attempts=decided.attempt,
-        started_at=started or (began.started_at if began is not None else "") or (now if decided.attempt else ""),
-        finished_at=(began.finished_at if began is not None and began.finished_at else finished) if final else "",
-        message=record.message if decided.state == SUCCEEDED and record is not None else decided.message,
+        started_at=started
+        or (began.started_at if began is not None else "")
+        or (now if decided.attempt else ""),
+        finished_at=(began.finished_at if began is not None and began.finished_at else finished)
+        if final
+        else "",
+        message=record.message
+        if decided.state == SUCCEEDED and record is not None
+        else decided.message,
         result={name: str(value) for name, value in record.result.items()}
         if record is not None and decided.state == SUCCEEDED
         else {},
@@ -247,7 +331,9 @@ async def _write_status(world: World, job: DataJob, run: str, decided: JobPlan, 
         "state": decided.state,
         "run": run,
         "attempt": decided.attempt,
-        "driver_pod": names.driver_pod(job.name, job.metadata.uid, run, decided.attempt) if decided.attempt else "",
+        "driver_pod": names.driver_pod(job.name, job.metadata.uid, run, decided.attempt)
+        if decided.attempt
+        else "",
         "history": (entry, *others)[:HISTORY_MAX],
         "conditions": world.conditions(job, job.status.conditions, findings),
     }
@@ -262,6 +348,11 @@ def _findings(decided: JobPlan) -> list[Finding]:
     moving = decided.state not in (*FINAL, SUSPENDED) and not decided.degraded
     return [
         Finding(Type.PROGRESSING, moving, decided.reason, decided.message),
-        Finding(Type.DEGRADED, decided.degraded or decided.state == FAILED, decided.reason, decided.message),
+        Finding(
+            Type.DEGRADED,
+            decided.degraded or decided.state == FAILED,
+            decided.reason,
+            decided.message,
+        ),
         Finding(Type.READY, decided.state == SUCCEEDED, decided.reason, decided.message),
     ]

@@ -1,9 +1,10 @@
 """The Kubernetes API as the operator uses it.
 
-Owns: requests, their deadlines and metrics, the mapping of answers to errors, the leader's gate before every write.
-Imports: connection, resources, refusals, metrics.
-Invariants: every write asks `may_write` right before it is sent and has a deadline shorter than what the Lease leaves after that; deletes carry the
-uid and resourceVersion that the decision was made on; applies use one field manager; a pause that the API server asks for holds for all requests.
+Owns: requests, their deadlines and metrics, the mapping of answers to errors, the leader's gate
+before every write. Imports: connection, resources, refusals, metrics. Invariants: every write asks
+`may_write` right before it is sent and has a deadline shorter than what the Lease leaves after
+that; deletes carry the uid and resourceVersion that the decision was made on; applies use one field
+manager; a pause that the API server asks for holds for all requests.
 """
 
 from __future__ import annotations
@@ -55,11 +56,16 @@ class KubernetesApi:
         written: Callable[[Manifest], None] | None = None,
     ) -> None:
         """`written` gets every object as the API server answers our own writes with it."""
-        self._connection, self._clock, self._metrics, self._may_write = connection, clock, metrics, may_write
+        self._connection, self._clock, self._metrics, self._may_write = (
+            connection,
+            clock,
+            metrics,
+            may_write,
+        )
         self._written = written
         self._pause_until = 0.0
 
-    # --- reads -----------------------------------------------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
         """The object, or None. Raises KubernetesError."""
@@ -67,7 +73,9 @@ class KubernetesApi:
 
     async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Manifest]:
         """All objects with these labels; namespace "" = all namespaces. Raises KubernetesError."""
-        return [item async for page in self.pages(resource, namespace, selector) for item in page.items]
+        return [
+            item async for page in self.pages(resource, namespace, selector) for item in page.items
+        ]
 
     async def pages(
         self, resource: Resource, namespace: str, selector: str = "", objects: int = PAGE_OBJECTS
@@ -82,7 +90,10 @@ class KubernetesApi:
             assert answer is not None
             # Items of a list carry neither kind nor version.
             common = {"apiVersion": resource.api_version, "kind": resource.kind}
-            yield Page(answer["metadata"].get("resourceVersion", ""), [{**common, **item} for item in answer["items"]])
+            yield Page(
+                answer["metadata"].get("resourceVersion", ""),
+                [{**common, **item} for item in answer["items"]],
+            )
             continuation = answer["metadata"].get("continue", "")
             if not continuation:
                 return
@@ -91,10 +102,11 @@ class KubernetesApi:
         """A discovery document, or None if the API has none there."""
         return await self._request("GET", path, absent_is_none=True)
 
-    # --- writes ----------------------------------------------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     async def apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        """Server-side apply: we get the fields we name, also those that somebody else took. Raises KubernetesError."""
+        """Server-side apply: we get the fields we name, also those that somebody else took.
+        Raises KubernetesError."""
         metadata = manifest["metadata"]
         path = BY_KIND[manifest["kind"]].path(metadata["namespace"], metadata["name"], subresource)
         query = f"?fieldManager={names.FIELD_MANAGER}&force=true"
@@ -106,40 +118,62 @@ class KubernetesApi:
         """The object as created, or None if it existed already. Raises KubernetesError."""
         path = resource.path(manifest["metadata"]["namespace"])
         try:
-            return await self._request("POST", f"{path}?fieldManager={names.FIELD_MANAGER}", manifest)
+            return await self._request(
+                "POST", f"{path}?fieldManager={names.FIELD_MANAGER}", manifest
+            )
         except ApiConflict as error:
             if "AlreadyExists" in str(error) or "already exists" in str(error):
                 return None
             raise
 
     async def replace(self, resource: Resource, manifest: Manifest) -> Manifest:
-        """Write the object if its resourceVersion is still that of `manifest`. Raises ApiConflict, KubernetesError."""
+        """Write the object if its resourceVersion is still that of `manifest`. Raises
+        ApiConflict, KubernetesError."""
         metadata = manifest["metadata"]
-        answer = await self._request("PUT", resource.path(metadata["namespace"], metadata["name"]), manifest)
+        answer = await self._request(
+            "PUT", resource.path(metadata["namespace"], metadata["name"]), manifest
+        )
         assert answer is not None
         return answer
 
     async def scale(self, observed: Manifest, replicas: int) -> None:
-        """Write `spec.replicas` through `/scale` if the object has not changed since it was read. Raises ApiConflict, KubernetesError."""
+        """Write `spec.replicas` through `/scale` if the object has not changed since it was
+        read. Raises ApiConflict, KubernetesError."""
         metadata = observed["metadata"]
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": {"replicas": replicas}}
+        body = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"]},
+            "spec": {"replicas": replicas},
+        }
         path = BY_KIND[observed["kind"]].path(metadata["namespace"], metadata["name"], "scale")
         await self._request("PATCH", f"{path}?fieldManager={names.FIELD_MANAGER}", body, MERGE)
 
     async def set_finalizers(self, observed: Manifest, finalizers: Sequence[str]) -> None:
-        """Replace the object's finalizers if it has not changed since it was read. Raises ApiConflict, KubernetesError."""
+        """Replace the object's finalizers if it has not changed since it was read. Raises
+        ApiConflict, KubernetesError."""
         metadata = observed["metadata"]
-        body = {"metadata": {"finalizers": [*finalizers], "resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}}
+        body = {
+            "metadata": {
+                "finalizers": [*finalizers],
+                "resourceVersion": metadata["resourceVersion"],
+                "uid": metadata["uid"],
+            }
+        }
         path = BY_KIND[observed["kind"]].path(metadata["namespace"], metadata["name"])
-        await self._request("PATCH", f"{path}?fieldManager={names.FIELD_MANAGER}", body, MERGE, absent_is_none=True)
+        await self._request(
+            "PATCH", f"{path}?fieldManager={names.FIELD_MANAGER}", body, MERGE, absent_is_none=True
+        )
 
     async def delete(self, observed: Manifest, grace_s: int | None = None) -> bool:
-        """Delete exactly the object that was read; False if it has changed or is gone. Raises KubernetesError."""
+        """Delete exactly the object that was read; False if it has changed or is gone. Raises
+        KubernetesError."""
         metadata = observed["metadata"]
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "preconditions": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+            "preconditions": {
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
             "propagationPolicy": "Background",
         }
         if grace_s is not None:
@@ -154,7 +188,7 @@ class KubernetesApi:
         """Create an Event. Raises KubernetesError."""
         await self._request("POST", EVENT.path(manifest["metadata"]["namespace"]), manifest)
 
-    # --- transport -------------------------------------------------------------------------------------------------------------
+    # --- transport --------------------------------------------------------------------------------
 
     async def _request(
         self,
@@ -175,7 +209,8 @@ class KubernetesApi:
         timeout_s = READ_TIMEOUT_S
         if writes:
             timeout_s = WRITE_TIMEOUT_S
-            # The API server gives up then too, so that a write that it sat on does not happen after our time.
+            # The API server gives up then too, so that a write that it sat on does not happen after
+            # our time.
             path += f"{'&' if '?' in path else '?'}timeout={int(WRITE_TIMEOUT_S * 1000)}ms"
         started = self._clock.monotonic()
         try:
@@ -191,7 +226,10 @@ class KubernetesApi:
         document = _document(answer.body)
         if not 200 <= answer.status < 300:
             text = f"{method} {path.partition('?')[0]}: {answer.status} {_reason(document, answer)}"
-            causes = [cause.get("reason", "") for cause in (document.get("details") or {}).get("causes") or ()]
+            causes = [
+                cause.get("reason", "")
+                for cause in (document.get("details") or {}).get("causes") or ()
+            ]
             raise from_status(answer.status, text, answer.retry_after_s, causes)
         if writes and self._written is not None and "uid" in document.get("metadata", {}):
             self._written(document)
@@ -202,7 +240,10 @@ class KubernetesApi:
         left_s = self._pause_until - self._clock.monotonic()
         if left_s > 0:
             self._metrics.rate_limiter_seconds.labels(method).observe(left_s)
-            text = f"{method} {path.partition('?')[0]}: not sent: the API server has asked for a pause of {left_s:.1f} s more"
+            text = (
+                f"{method} {path.partition('?')[0]}: not sent: the API server has asked for a "
+                f"pause of {left_s:.1f} s more"
+            )
             raise ApiUnavailable(text, 0, left_s)
 
 

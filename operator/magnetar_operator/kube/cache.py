@@ -1,10 +1,12 @@
 """Warm copies of the objects that the operator watches.
 
-Owns: the newest known version of each object, the order of versions, what counts as news, and two indexes. Imports: json, names, resources,
-work_queue. Pure: whoever hears of an object puts it here, in any order and as often as it likes.
-Invariants: a version never replaces a newer one, and a deleted object does not come back from an older list, so that a decision sees at least what
-this process wrote before it; an object is kept as the bytes of its JSON without `managedFields`, so that ten thousand cost little and nobody can
-change one in place; every change that is news is reported exactly once, whichever way it was heard of.
+Owns: the newest known version of each object, the order of versions, what counts as news, and two
+indexes. Imports: json, names, resources, work_queue. Pure: whoever hears of an object puts it here,
+in any order and as often as it likes. Invariants: a version never replaces a newer one, and a
+deleted object does not come back from an older list, so that a decision sees at least what this
+process wrote before it; an object is kept as the bytes of its JSON without `managedFields`, so that
+ten thousand cost little and nobody can change one in place; every change that is news is reported
+exactly once, whichever way it was heard of.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.kube.kinds import CUSTOM
 
 OWNER_LABELS = (names.JOB, names.COORDINATORS, names.CLUSTER)
-"""Labels that name the custom resource a child belongs to; a job's driver carries its cluster's as well, and is the job's."""
+"""Labels that name the custom resource a child belongs to; a job's driver carries its cluster's
+as well, and is the job's."""
 OWNER_KINDS = ("DataJob", "TransactionCoordinator", "BrokerCluster")
 STALE_LISTS_MAX = 3
-"""A list older than what is known is read again; as many in a row mean that the API server's own store has gone back in time."""
+"""A list older than what is known is read again; as many in a row mean that the API server's own
+store has gone back in time."""
 _ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 Name = tuple[str, str]
 """Kubernetes namespace and name."""
 Slot = tuple[str, ...]
-"""What an object is also found by: the Pulsar namespace that it claims, or the resource that it belongs to."""
+"""What an object is also found by: the Pulsar namespace that it claims, or the resource that it
+belongs to."""
 
 Standing = tuple[str, str]
 """Status and reason of a custom resource's condition Ready; empty while it has none."""
@@ -60,7 +65,9 @@ class Shown:
 def shown(manifest: Manifest) -> Shown:
     """The cache's form of an object as the API server tells it."""
     kind, metadata = manifest["kind"], manifest["metadata"]
-    kept = {field_name: value for field_name, value in metadata.items() if field_name != "managedFields"}
+    kept = {
+        field_name: value for field_name, value in metadata.items() if field_name != "managedFields"
+    }
     name = (metadata.get("namespace", ""), metadata["name"])
     version = version_of(metadata)
     return Shown(
@@ -84,7 +91,8 @@ def _standing(manifest: Manifest) -> Standing:
 
 
 def version_of(metadata: Manifest) -> int:
-    """The resourceVersion as the number that it is (comparable within one kind since Kubernetes 1.35, and before in practice); 0 if it is none."""
+    """The resourceVersion as the number that it is (comparable within one kind since Kubernetes
+    1.35, and before in practice); 0 if it is none."""
     text = str(metadata.get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0
 
@@ -111,7 +119,9 @@ def _slots(kind: str, manifest: Manifest, name: Name) -> tuple[Slot, ...]:
     if kind in CUSTOM:
         return ()
     labels = manifest["metadata"].get("labels", {})
-    return tuple(label_slot(name[0], label, labels[label]) for label in OWNER_LABELS if label in labels)
+    return tuple(
+        label_slot(name[0], label, labels[label]) for label in OWNER_LABELS if label in labels
+    )
 
 
 def claim_slot(cluster: Name, tenant: str, namespace: str) -> Slot:
@@ -152,7 +162,7 @@ class ObjectCache:
         self._changed = changed
         self._kinds: dict[str, _Kind] = {}
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def get(self, kind: str, namespace: str, name: str) -> Shown | None:
         return self._of(kind).objects.get((namespace, name))
@@ -164,7 +174,8 @@ class ObjectCache:
         return len(self._of(kind).objects)
 
     def standings(self) -> Counter[tuple[str, str, str]]:
-        """How many custom resources there are by kind, and by status and reason of Ready. May be called from another thread."""
+        """How many custom resources there are by kind, and by status and reason of Ready. May be
+        called from another thread."""
         return Counter((item.kind, *item.standing) for kind in CUSTOM for item in self.all(kind))
 
     def find(self, kind: str, slot: Slot) -> list[Shown]:
@@ -172,13 +183,15 @@ class ObjectCache:
         known = self._of(kind)
         return [known.objects[name] for name in known.slots.get(slot, ())]
 
-    # --- hearing of objects ----------------------------------------------------------------------------------------------------
+    # --- hearing of objects -----------------------------------------------------------------------
 
     def put(self, new: Shown) -> bool:
         """Take a version in; whether it was newer than what is known."""
         known = self._of(new.kind)
         old = known.objects.get(new.name)
-        if new.version <= known.gone.get(new.name, -1) or (old is not None and new.version <= old.version):
+        if new.version <= known.gone.get(new.name, -1) or (
+            old is not None and new.version <= old.version
+        ):
             return False
         known.gone.pop(new.name, None)
         self._store(known, old, new)
@@ -187,7 +200,8 @@ class ObjectCache:
         return True
 
     def remove(self, last: Shown) -> bool:
-        """Take a deletion in, at the version that `last` carries; whether the object was known until now."""
+        """Take a deletion in, at the version that `last` carries; whether the object was known
+        until now."""
         known = self._of(last.kind)
         old = known.objects.get(last.name)
         if old is not None and old.version > last.version:
@@ -199,16 +213,18 @@ class ObjectCache:
         self._changed(old, True)
         return True
 
-    # --- lists: what a watch may have missed -------------------------------------------------------------------------------------
+    # --- lists: what a watch may have missed ------------------------------------------------------
 
     def listing(self, kind: str, namespace: str) -> Listing:
         """Begin to compare with a list of a kind; namespace "" = all."""
         return Listing(kind, namespace)
 
     def page(self, listing: Listing, version: int, objects: Iterable[Manifest]) -> bool:
-        """Take a page in; False if the list is older than one that was read before: then it is worth nothing, and read again.
+        """Take a page in; False if the list is older than one that was read before: then it is
+        worth nothing, and read again.
 
-        Nearly all of a list is known: of that only versions are compared, and nothing is encoded anew.
+        Nearly all of a list is known: of that only versions are compared, and nothing is encoded
+        anew.
         """
         known = self._of(listing.kind)
         if version < known.listed.get(listing.namespace, 0):
@@ -232,13 +248,19 @@ class ObjectCache:
         known.stale_lists = 0
         known.listed[listing.namespace] = listing.version
         for name, old in list(known.objects.items()):
-            if name not in listing.seen and old.version <= listing.version and listing.namespace in ("", name[0]):
+            if (
+                name not in listing.seen
+                and old.version <= listing.version
+                and listing.namespace in ("", name[0])
+            ):
                 known.gone[name] = listing.version
                 listing.missed += 1
                 self._drop(known, old)
                 self._changed(old, True)
         # A deletion is remembered until a list has been read that is younger.
-        known.gone = {name: version for name, version in known.gone.items() if version >= listing.version}
+        known.gone = {
+            name: version for name, version in known.gone.items() if version >= listing.version
+        }
 
     def clear(self, kind: str) -> None:
         """The kind is not known to the API server: none of its objects exists."""

@@ -41,7 +41,9 @@ class NotLeading(KubernetesError):
     """This process may not change anything now: another one leads, or could."""
 
 
-def from_status(status: int, text: str, retry_after_s: float, causes: Iterable[str] = ()) -> KubernetesError:
+def from_status(
+    status: int, text: str, retry_after_s: float, causes: Iterable[str] = ()
+) -> KubernetesError:
     """The error of one answer; `causes` are the reasons that its details name."""
     if status == 403 and "NamespaceTerminating" in causes:
         return NamespaceTerminating(text, status)

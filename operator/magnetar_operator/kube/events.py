@@ -1,7 +1,8 @@
 """Kubernetes Events.
 
-Owns: telling people what was done and why nothing was done. Imports: kubernetes_api, conditions, builders.object, clock.
-Invariants: an effect has one Event; a state that lasts has one when it begins; a failure to write one never stops the work.
+Owns: telling people what was done and why nothing was done. Imports: kubernetes_api, conditions,
+builders.object, clock. Invariants: an effect has one Event; a state that lasts has one when it
+begins; a failure to write one never stops the work.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ log = structlog.get_logger(__name__)
 REMEMBERED_MAX = 10_000
 
 
-def event(name: str, involved: Manifest, kind: str, reason: str, message: str, wall_ms: int, component: str) -> Manifest:
-    """An Event about the object `involved`, in its namespace, by `component`; `kind` is Normal or Warning."""
+def event(
+    name: str,
+    involved: Manifest,
+    kind: str,
+    reason: str,
+    message: str,
+    wall_ms: int,
+    component: str,
+) -> Manifest:
+    """An Event about the object `involved`, in its namespace, by `component`; `kind` is Normal
+    or Warning."""
     now = timestamp(wall_ms)
     return {
         "apiVersion": "v1",
@@ -43,7 +53,9 @@ def event(name: str, involved: Manifest, kind: str, reason: str, message: str, w
 class Events:
     """Writes Events about custom resources."""
 
-    def __init__(self, api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, identity: str) -> None:
+    def __init__(
+        self, api: KubernetesApi, clock: Clock, metrics: OperatorMetrics, identity: str
+    ) -> None:
         self._api, self._clock, self._metrics, self._identity = api, clock, metrics, identity
         self._last: dict[tuple[str, str, str], str] = {}
         self._newest_ms = 0
@@ -56,8 +68,11 @@ class Events:
         """Something needs a person's attention."""
         await self._write(about, "Warning", reason, message)
 
-    async def once(self, about: CustomResource, kind: str, reason: str, message: str, *, part: str = "") -> None:
-        """As above, but not again while the same message would follow itself; of each `part` of what it is about there is a last one."""
+    async def once(
+        self, about: CustomResource, kind: str, reason: str, message: str, *, part: str = ""
+    ) -> None:
+        """As above, but not again while the same message would follow itself; of each `part` of
+        what it is about there is a last one."""
         key = (about.metadata.uid, reason, part)
         if self._last.get(key) == message:
             return
@@ -73,7 +88,8 @@ class Events:
     async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:
         log.info("event", about=about.reference, reason=reason, message=message)
         now_ms = self._clock.wall_ms()
-        # Times have whole seconds, and Events of one second are shown by name: the names keep their order.
+        # Times have whole seconds, and Events of one second are shown by name: the names keep their
+        # order.
         self._newest_ms = max(self._newest_ms + 1, now_ms)
         name = f"{about.name}.{self._newest_ms:012x}{self._clock.random_bits(32):08x}"
         involved = {

@@ -1,12 +1,13 @@
 """Keeping the caches warm.
 
-Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes), their supervision and their age; which of the
-watched namespaces may not be read.
-Imports: asyncio, kopf's watching, kubernetes_api, object_cache, metrics.
-Invariants: nothing is decided before every kind was listed once; a watch that ended is opened again with back-off, and everything is listed again
-then; a watch begins with a list, which does not tell what has gone since ours: after it the kind is listed again; a lost event costs at most one
-interval between lists, never convergence; a standby's caches are as warm as the leader's; a namespace that may not be read (its roles went with it)
-costs the others nothing, and nothing is decided in it until every kind was listed there.
+Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes),
+their supervision and their age; which of the watched namespaces may not be read. Imports: asyncio,
+kopf's watching, kubernetes_api, object_cache, metrics. Invariants: nothing is decided before every
+kind was listed once; a watch that ended is opened again with back-off, and everything is listed
+again then; a watch begins with a list, which does not tell what has gone since ours: after it the
+kind is listed again; a lost event costs at most one interval between lists, never convergence; a
+standby's caches are as warm as the leader's; a namespace that may not be read (its roles went with
+it) costs the others nothing, and nothing is decided in it until every kind was listed there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ log = structlog.get_logger(__name__)
 LIST_PAGE_OBJECTS = 100
 """Small pages: decoding one holds the loop up for a millisecond or two only."""
 LONG_LIST_OBJECTS = 1000
-"""After a list of so many it is worth some milliseconds to give back what its pages took: 5 of 178 MiB with ten thousand objects."""
+"""After a list of so many it is worth some milliseconds to give back what its pages took: 5 of
+178 MiB with ten thousand objects."""
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
 FORBIDDEN = 403
 STEADY_S = 60.0
@@ -63,9 +65,11 @@ class WatchedKind:
         self.watched_version = 0
         self.awaited: deque[tuple[int, float]] = deque()
         self.refused: dict[str, str] = {}
-        """Namespaces whose list the API server has refused, and its words; never all that are watched."""
+        """Namespaces whose list the API server has refused, and its words; never all that are
+        watched."""
         self.compare_at = math.inf
-        """When to list the kind again because its watch has begun: what went between our last list and its own, neither of them tells."""
+        """When to list the kind again because its watch has begun: what went between our last
+        list and its own, neither of them tells."""
 
 
 class Informers:
@@ -108,7 +112,14 @@ class Informers:
 
     def problem(self) -> str:
         """Which kind could not be listed yet and why, or ""."""
-        return next((f"{kind}: {state.problem}" for kind, state in self._kinds.items() if not state.synced.is_set()), "")
+        return next(
+            (
+                f"{kind}: {state.problem}"
+                for kind, state in self._kinds.items()
+                if not state.synced.is_set()
+            ),
+            "",
+        )
 
     def refused(self, namespace: str) -> bool:
         """Whether some kind may not be read in a namespace: what exists there is not known."""
@@ -120,12 +131,15 @@ class Informers:
             tasks.create_task(self._watch(defined), name="watches")
             tasks.create_task(self._notice_gaps(), name="gaps of watches")
             for kind, state in self._kinds.items():
-                tasks.create_task(self._list_again_and_again(state, resync_s), name=f"lists of {kind}")
+                tasks.create_task(
+                    self._list_again_and_again(state, resync_s), name=f"lists of {kind}"
+                )
 
-    # --- feeds -----------------------------------------------------------------------------------------------------------------
+    # --- feeds ------------------------------------------------------------------------------------
 
     def written(self, manifest: Manifest) -> None:
-        """The API server's answer to a write of ours: known at once, whenever the watch shows it."""
+        """The API server's answer to a write of ours: known at once, whenever the watch shows
+        it."""
         state = self._kinds.get(manifest.get("kind", ""))
         if state is None or not self._concerns(state, manifest):
             return
@@ -185,14 +199,20 @@ class Informers:
                 state.wanted.set()
 
     async def _watch_while_unchanged(self, inbox: Inbox) -> str:
-        """Keep watches open until they end, or until other namespaces may be read than now; why they ended, "" in the latter case.
+        """Keep watches open until they end, or until other namespaces may be read than now; why
+        they ended, "" in the latter case.
 
-        kopf ends all of its watches for one that is refused, after a minute of attempts: it gets no namespace that is.
+        kopf ends all of its watches for one that is refused, after a minute of attempts: it gets no
+        namespace that is.
         """
         self._refused_changed.clear()
         stop, self._opening = threading.Event(), True
-        watching = asyncio.create_task(watch(watching_registry(inbox.put), self._watched_namespaces(), stop), name="kopf")
-        changed = asyncio.create_task(self._refused_changed.wait(), name="other namespaces may be read")
+        watching = asyncio.create_task(
+            watch(watching_registry(inbox.put), self._watched_namespaces(), stop), name="kopf"
+        )
+        changed = asyncio.create_task(
+            self._refused_changed.wait(), name="other namespaces may be read"
+        )
         try:
             ended, _ = await asyncio.wait([watching, changed], return_when=asyncio.FIRST_COMPLETED)
             stop.set()
@@ -206,15 +226,22 @@ class Informers:
         if changed in ended:
             return ""
         error = watching.exception()
-        return f"{type(error).__name__}: {error}" if error is not None else "they ended by themselves"
+        return (
+            f"{type(error).__name__}: {error}" if error is not None else "they ended by themselves"
+        )
 
     def _watched_namespaces(self) -> list[str]:
         """Those that kopf watches; none = all."""
         # The sentinel lives beside the Lease, whether or not clusters may.
-        return sorted({*(set(self._namespaces) - self._refused), self._own_namespace}) if self._namespaces else []
+        return (
+            sorted({*(set(self._namespaces) - self._refused), self._own_namespace})
+            if self._namespaces
+            else []
+        )
 
     async def _notice_gaps(self) -> None:
-        """List a kind again when its watch has begun, and when it does not show what was written."""
+        """List a kind again when its watch has begun, and when it does not show what was
+        written."""
         while True:
             await asyncio.sleep(1.0)
             now = self._clock.monotonic()
@@ -223,7 +250,9 @@ class Informers:
                     state.compare_at = math.inf
                     state.wanted.set()
                 if state.awaited and now - state.awaited[0][1] > OVERDUE_S:
-                    log.warning("watch.overdue", kind=kind, silent_s=round(now - state.last_event, 1))
+                    log.warning(
+                        "watch.overdue", kind=kind, silent_s=round(now - state.last_event, 1)
+                    )
                     self._metrics.watch_overdue.labels(kind).inc()
                     state.awaited.clear()
                     state.wanted.set()
@@ -234,14 +263,19 @@ class Informers:
             every = state.wanted.is_set() or self._clock.monotonic() >= all_due
             state.wanted.clear()
             try:
-                complete = await self._list(state, (self._namespaces or ("",)) if every else tuple(state.refused))
+                complete = await self._list(
+                    state, (self._namespaces or ("",)) if every else tuple(state.refused)
+                )
                 failures = 0 if complete else failures + 1
-                state.problem = "" if complete else "the API server answers with an older list than before"
+                state.problem = (
+                    "" if complete else "the API server answers with an older list than before"
+                )
             except KubernetesError as error:
                 failures += 1
                 state.problem = str(error)
                 if error.status == 404:
-                    self._cache.clear(state.resource.kind)  # the kind itself is gone, and its objects with it
+                    # the kind itself is gone, and its objects with it
+                    self._cache.clear(state.resource.kind)
                 after_s = error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0
                 log.warning("list.failed", kind=state.resource.kind, error=str(error))
                 await asyncio.sleep(after_s)
@@ -261,7 +295,8 @@ class Informers:
                     await state.wanted.wait()
 
     async def _list(self, state: WatchedKind, namespaces: Sequence[str]) -> bool:
-        """Compare the cache with lists of these namespaces ("" = all); False if one was older than the last one.
+        """Compare the cache with lists of these namespaces ("" = all); False if one was older than
+        the last one.
 
         One that is refused is left out, unless all that are watched are. Raises KubernetesError.
         """
@@ -276,7 +311,11 @@ class Informers:
                 refused[namespace] = str(error)
                 if len(refused) == len(self._namespaces or ("",)):
                     raise
-        self._keep_refused(state, {name: text for name, text in state.refused.items() if name not in namespaces} | refused)
+        self._keep_refused(
+            state,
+            {name: text for name, text in state.refused.items() if name not in namespaces}
+            | refused,
+        )
         return True
 
     async def _list_in(self, state: WatchedKind, namespace: str) -> bool:
@@ -298,10 +337,17 @@ class Informers:
     def _keep_refused(self, state: WatchedKind, refused: dict[str, str]) -> None:
         """Note where a kind may not be read, and have the watches follow."""
         state.refused = refused
-        before, self._refused = self._refused, frozenset(name for each in self._kinds.values() for name in each.refused)
+        before, self._refused = (
+            self._refused,
+            frozenset(name for each in self._kinds.values() for name in each.refused),
+        )
         for namespace in sorted(self._refused - before):
-            remedy = "grant the operator its role there, or take the namespace out of watchNamespaces"
-            log.warning("namespace.refused", namespace=namespace, error=refused[namespace], remedy=remedy)
+            remedy = (
+                "grant the operator its role there, or take the namespace out of watchNamespaces"
+            )
+            log.warning(
+                "namespace.refused", namespace=namespace, error=refused[namespace], remedy=remedy
+            )
         for namespace in sorted(before - self._refused):
             log.info("namespace.readable", namespace=namespace)
         if self._refused != before:

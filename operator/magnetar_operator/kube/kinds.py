@@ -30,10 +30,17 @@ class Resource:
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path of the collection, an object or its subresource; namespace "" = all namespaces."""
+        """URL path of the collection, an object or its subresource; namespace "" = all
+        namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
-        parts = [root, *(["namespaces", namespace] if namespace and self.namespaced else []), self.plural]
-        return "/".join([*parts, *([name] if name else []), *([subresource] if subresource else [])])
+        parts = [
+            root,
+            *(["namespaces", namespace] if namespace and self.namespaced else []),
+            self.plural,
+        ]
+        return "/".join(
+            [*parts, *([name] if name else []), *([subresource] if subresource else [])]
+        )
 
 
 POD = Resource("Pod", "v1", "pods")
@@ -56,7 +63,11 @@ CHILDREN = (
 )
 """Kinds of a cluster's child objects."""
 CUSTOM = {kind: Resource(kind, API_VERSION, naming.plural) for kind, naming in NAMINGS.items()}
-BROKER_CLUSTER, TOPIC_NAMESPACE, DATA_JOB = CUSTOM["BrokerCluster"], CUSTOM["TopicNamespace"], CUSTOM["DataJob"]
+BROKER_CLUSTER, TOPIC_NAMESPACE, DATA_JOB = (
+    CUSTOM["BrokerCluster"],
+    CUSTOM["TopicNamespace"],
+    CUSTOM["DataJob"],
+)
 TRANSACTION_COORDINATOR = CUSTOM["TransactionCoordinator"]
 GROUP_VERSION_PATH = f"/apis/{GROUP}/{VERSION}"
 

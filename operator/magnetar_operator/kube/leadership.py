@@ -1,10 +1,11 @@
 """Leadership by a Kubernetes Lease.
 
 Owns: acquiring, renewing and releasing the Lease; the deadline after which nothing may be written.
-Imports: asyncio, clock, kubernetes_api, resources.
-Invariants: `may_write` is true only while nobody else can hold the Lease: the deadline counts from *sending* the renewal, by the clock that also runs
-while the machine sleeps, and ends earlier than the Lease by more than a write may take; another holder's Lease is judged by how long it has not
-changed here, never by comparing wall clocks; a planned stop releases it, so that the successor need not wait.
+Imports: asyncio, clock, kubernetes_api, resources. Invariants: `may_write` is true only while
+nobody else can hold the Lease: the deadline counts from *sending* the renewal, by the clock that
+also runs while the machine sleeps, and ends earlier than the Lease by more than a write may take;
+another holder's Lease is judged by how long it has not changed here, never by comparing wall
+clocks; a planned stop releases it, so that the successor need not wait.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from magnetar_operator.metrics import OperatorMetrics
 log = structlog.get_logger(__name__)
 
 LEASE_S = 4
-"""Whoever waits for a crashed leader's Lease looks every `RETRY_S` and begins `LEASE_S` after the last renewal it saw: within 5 s."""
+"""Whoever waits for a crashed leader's Lease looks every `RETRY_S` and begins `LEASE_S` after
+the last renewal it saw: within 5 s."""
 WRITABLE_S = 2.4
-"""Writes are sent until then after a renewal was; with their own deadline they have ended before the Lease has."""
+"""Writes are sent until then after a renewal was; with their own deadline they have ended before
+the Lease has."""
 RENEW_S = 0.8
 ATTEMPT_TIMEOUT_S = 0.7
 """One renewal that gets no answer leaves time for another."""
@@ -94,7 +97,9 @@ class Leadership:
             async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
                 written = await self._renewed(api) or await self._acquired(api)
         except (KubernetesError, TimeoutError) as error:
-            log.warning("lease.attempt_failed", lease=self._name, error=str(error) or "no answer in time")
+            log.warning(
+                "lease.attempt_failed", lease=self._name, error=str(error) or "no answer in time"
+            )
             return self.may_write()
         if written is None:
             return False
@@ -102,7 +107,8 @@ class Leadership:
         return True
 
     async def _renewed(self, api: KubernetesApi) -> Manifest | None:
-        """The Lease, renewed without being read first; None if it is not ours as we left it. Raises KubernetesError."""
+        """The Lease, renewed without being read first; None if it is not ours as we left it.
+        Raises KubernetesError."""
         if self._held is None:
             return None
         held, self._held = self._held, None
@@ -126,8 +132,13 @@ class Leadership:
         return bool(current["spec"].get("holderIdentity") == self.identity)
 
     def _is_over(self, current: Manifest) -> bool:
-        """Whether the Lease was given up, or has not changed for its whole duration since it was first seen like this."""
-        spec, version, now = current["spec"], current["metadata"]["resourceVersion"], self._clock.boottime()
+        """Whether the Lease was given up, or has not changed for its whole duration since it was
+        first seen like this."""
+        spec, version, now = (
+            current["spec"],
+            current["metadata"]["resourceVersion"],
+            self._clock.boottime(),
+        )
         if not spec.get("holderIdentity"):
             return True
         if self._seen[0] != version:
@@ -154,7 +165,9 @@ class Leadership:
             return
         self._leading = leading
         self._metrics.leading.labels(self._name).set(int(leading))
-        log.info("lease.held" if leading else "lease.lost", lease=self._name, identity=self.identity)
+        log.info(
+            "lease.held" if leading else "lease.lost", lease=self._name, identity=self.identity
+        )
         self._on_change(leading)
 
     async def _release(self, api: KubernetesApi) -> None:
@@ -167,7 +180,9 @@ class Leadership:
             try:
                 current = await api.get(LEASE, self._namespace, self._name)
                 if current is not None and self._is_ours(current):
-                    manifest = self._manifest(current["metadata"], int(current["spec"].get("leaseTransitions", 0)))
+                    manifest = self._manifest(
+                        current["metadata"], int(current["spec"].get("leaseTransitions", 0))
+                    )
                     manifest["spec"]["holderIdentity"] = ""
                     await api.replace(LEASE, manifest)
                     log.info("lease.released", lease=self._name)

@@ -1,9 +1,10 @@
 """Watching the API server through kopf.
 
-Owns: which objects are watched, with which server-side filters, and handing what is seen over to the operator's loop in batches.
-Imports: kopf, resources, names, object_cache.
-Invariants: handlers only pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches an object (event handlers
-alone cause none); objects that the operator did not make are filtered out by the API server; order is kept.
+Owns: which objects are watched, with which server-side filters, and handing what is seen over to
+the operator's loop in batches. Imports: kopf, resources, names, object_cache. Invariants: handlers
+only pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches
+an object (event handlers alone cause none); objects that the operator did not make are filtered out
+by the API server; order is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ OWN_SOCKETS = 1
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One event: an object, whether it is gone, whether it is the operator's own sign of life, and whether a watch told it (not a list)."""
+    """One event: an object, whether it is gone, whether it is the operator's own sign of life,
+    and whether a watch told it (not a list)."""
 
     object: Shown
     gone: bool
@@ -44,9 +46,12 @@ class Seen:
 
 
 class Inbox:
-    """Carries events from kopf's thread to the operator's loop: many at once when they come fast."""
+    """Carries events from kopf's thread to the operator's loop: many at once when they come
+    fast."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Iterable[Seen]], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Iterable[Seen]], None]
+    ) -> None:
         self._loop, self._deliver = loop, deliver
         self._waiting: deque[Seen] = deque()
         self._lock = threading.Lock()
@@ -101,7 +106,8 @@ class _NoProgress(kopf.ProgressStorage):
 
 
 class _NoMemories(ResourceMemories):
-    """kopf remembers something of every object for as long as that exists, about 2 KiB; handlers of events read none of it."""
+    """kopf remembers something of every object for as long as that exists, about 2 KiB; handlers
+    of events read none of it."""
 
     async def recall(self, *_: Any, noticed_by_listing: bool = False, **__: Any) -> ResourceMemory:
         return ResourceMemory(noticed_by_listing=noticed_by_listing)
@@ -137,11 +143,14 @@ def watching_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()
     settings.queueing.idle_timeout = (
-        0.05  # a worker per object lives that long after its last event: ten thousand must not wait together
+        # a worker per object lives that long after its last event: ten thousand must not wait
+        # together
+        0.05
     )
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = (
-        0.5  # an API server that ends every stream at once gets a few requests a second, not hundreds
+        # an API server that ends every stream at once gets a few requests a second, not hundreds
+        0.5
     )
     settings.watching.connect_timeout = 10
     settings.watching.chunk_size = 500
@@ -150,10 +159,14 @@ def watching_settings() -> kopf.OperatorSettings:
     return settings
 
 
-async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop: threading.Event) -> None:
-    """Deliver events until `stop` is set. Raises what kopf cannot mend (no rights, no API server, a kind that has gone).
+async def watch(
+    registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop: threading.Event
+) -> None:
+    """Deliver events until `stop` is set. Raises what kopf cannot mend (no rights, no API server, a
+    kind that has gone).
 
-    kopf gets a thread and an event loop of its own: it takes signals and, at its end, cancels every task of the loop that it does not know.
+    kopf gets a thread and an event loop of its own: it takes signals and, at its end, cancels every
+    task of the loop that it does not know.
     """
 
     async def operate() -> None:
@@ -174,7 +187,8 @@ async def watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop
 
 
 async def _connections_closed() -> None:
-    """Wait, for a moment, until TLS has said goodbye on every watch: a loop that ends before leaves the sockets to the garbage collector."""
+    """Wait, for a moment, until TLS has said goodbye on every watch: a loop that ends before
+    leaves the sockets to the garbage collector."""
     loop = asyncio.get_running_loop()
     selector = getattr(loop, "_selector", None)  # nothing public tells which connections are open
     deadline = loop.time() + GOODBYE_S

@@ -1,10 +1,12 @@
 """Reconciling a `TopicNamespace`.
 
-Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports: world, namespace_record, namespace_deletion,
-namespace_release, magnetar.metadata, models, conditions.
-Invariants: of several resources for one tenant and namespace the oldest acts and the others say so: the record names the one that acts, so that a
-resource is compared with that one alone; fields that this resource does not set are never touched; what has changed between reading and writing a
-record is read again, never written over; what may exist in a namespace that cannot be read counts as existing.
+Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports:
+world, namespace_record, namespace_deletion, namespace_release, magnetar.metadata, models,
+conditions. Invariants: of several resources for one tenant and namespace the oldest acts and the
+others say so: the record names the one that acts, so that a resource is compared with that one
+alone; fields that this resource does not set are never touched; what has changed between reading
+and writing a record is read again, never written over; what may exist in a namespace that cannot be
+read counts as existing.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ LOOK_AT_CLUSTER_S = 30.0
 READ_TIMEOUT_S = 5.0
 ALL_NAMESPACES = "*"
 READABLE_REMEDY = (
-    "grant the operator its role there, or take that namespace out of watchNamespaces or of the cluster's spec.allowedNamespaces"
+    "grant the operator its role there, or take that namespace out of watchNamespaces or of the "
+    "cluster's spec.allowedNamespaces"
 )
 
 
@@ -67,7 +70,8 @@ class News:
 
 
 async def reconcile(world: World, key: Key) -> float | None:
-    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource, StoreError, TimeoutError, NotLeading."""
+    """One pass; the seconds after which to look again. Raises KubernetesError, InvalidResource,
+    StoreError, TimeoutError, NotLeading."""
     try:
         resource = await world.read(key, TopicNamespace)
     except InvalidResource as error:
@@ -78,9 +82,16 @@ async def reconcile(world: World, key: Key) -> float | None:
         await release(world, key)
         return None
     if resource.metadata.deletion_timestamp:
-        return await namespace_deletion.finalize(world, resource, lambda: _cluster_store(world, resource))
+        return await namespace_deletion.finalize(
+            world, resource, lambda: _cluster_store(world, resource)
+        )
     if is_paused(resource):
-        await world.events.once(resource, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}")
+        await world.events.once(
+            resource,
+            "Normal",
+            Reason.PAUSED.word,
+            f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
+        )
         await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED))
         return None
     await _match_finalizer(world, resource)
@@ -93,19 +104,32 @@ async def reconcile(world: World, key: Key) -> float | None:
     except Blocked as blocked:
         await _tell(world, resource, news)
         await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
-        await _write_status(world, resource, Finding(Type.READY, False, blocked.reason, str(blocked)))
+        await _write_status(
+            world, resource, Finding(Type.READY, False, blocked.reason, str(blocked))
+        )
         return blocked.retry_s
     bundles, generation = len(record.boundaries) - 1, resource.metadata.generation
     finding = Finding(
-        Type.READY, True, Reason.AS_DESIRED, f"namespace {resource.spec.name} has {counted(bundles, 'bundle', 'bundles')}"
+        Type.READY,
+        True,
+        Reason.AS_DESIRED,
+        f"namespace {resource.spec.name} has {counted(bundles, 'bundle', 'bundles')}",
     )
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
         await world.events.once(resource, "Warning", finding.reason.word, conflict)
     try:
-        await _write_status(world, resource, finding, bundles=bundles, applied_generation=generation, owns_tenant=owns_tenant)
+        await _write_status(
+            world,
+            resource,
+            finding,
+            bundles=bundles,
+            applied_generation=generation,
+            owns_tenant=owns_tenant,
+        )
     finally:
-        # Whoever waits for the condition does not wait for the Events as well, not even for their share of the API server.
+        # Whoever waits for the condition does not wait for the Events as well, not even for their
+        # share of the API server.
         await _tell(world, resource, news)
     # Changes of the resource and of its records are watched, and a resync looks at everything.
     return LOOK_AT_RIVAL_S if conflict else None
@@ -114,12 +138,20 @@ async def reconcile(world: World, key: Key) -> float | None:
 async def _tell(world: World, resource: TopicNamespace, news: Sequence[News]) -> None:
     """Write the Events of this pass, in their order. Raises NotLeading."""
     for one in news:
-        await (world.events.warning if one.warning else world.events.normal)(resource, one.reason, one.message)
+        await (world.events.warning if one.warning else world.events.normal)(
+            resource, one.reason, one.message
+        )
 
 
-async def _write_status(world: World, resource: TopicNamespace, finding: Finding, **changes: int) -> None:
+async def _write_status(
+    world: World, resource: TopicNamespace, finding: Finding, **changes: int
+) -> None:
     conditions = world.conditions(resource, resource.status.conditions, [finding])
-    update = {"observed_generation": resource.metadata.generation, "conditions": conditions, **changes}
+    update = {
+        "observed_generation": resource.metadata.generation,
+        "conditions": conditions,
+        **changes,
+    }
     await world.write_status(resource, resource.status.model_copy(update=update))
 
 
@@ -135,15 +167,19 @@ async def _match_finalizer(world: World, resource: TopicNamespace) -> None:
     await world.api.set_finalizers(found, [*others, FINALIZER] if wants else others)
 
 
-# --- who may act --------------------------------------------------------------------------------------------------------------
+# --- who may act ----------------------------------------------------------------------------------
 
 
 async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore:
-    """The store of the cluster, if that exists and admits the resource's Kubernetes namespace. Raises Blocked."""
+    """The store of the cluster, if that exists and admits the resource's Kubernetes namespace.
+    Raises Blocked."""
     namespace, name = resource.cluster_key
     cluster = await world.cluster(namespace, name)
     if cluster is None and world.refused(namespace):
-        text = f"BrokerCluster {namespace}/{name} cannot be read now: the operator is refused in its namespace; grant it its role there"
+        text = (
+            f"BrokerCluster {namespace}/{name} cannot be read now: the operator is refused in its "
+            "namespace; grant it its role there"
+        )
         raise Blocked(Reason.STORE_UNAVAILABLE, text, LOOK_AT_RIVAL_S)
     if cluster is None:
         text = f"BrokerCluster {namespace}/{name} does not exist; make it, or correct clusterRef"
@@ -151,7 +187,8 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
     if not _admits(cluster, resource.namespace):
         raise Blocked(
             Reason.NOT_ALLOWED,
-            f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add it to its spec.allowedNamespaces",
+            f"BrokerCluster {namespace}/{name} does not admit namespace {resource.namespace}; add "
+            "it to its spec.allowedNamespaces",
         )
     try:
         store = await world.store_of(cluster)
@@ -162,11 +199,15 @@ async def _cluster_store(world: World, resource: TopicNamespace) -> ClusterStore
 
 
 async def _own_store(world: World, resource: TopicNamespace) -> ClusterStore:
-    """As `_cluster_store`; a new resource that may not act owns nothing of what one of its name spoke for, all the same. Raises NotLeading."""
+    """As `_cluster_store`; a new resource that may not act owns nothing of what one of its name
+    spoke for, all the same. Raises NotLeading."""
     try:
         return await _cluster_store(world, resource)
     except Blocked as blocked:
-        if blocked.reason in (Reason.CLUSTER_MISSING, Reason.NOT_ALLOWED) and not resource.status.applied_generation:
+        if (
+            blocked.reason in (Reason.CLUSTER_MISSING, Reason.NOT_ALLOWED)
+            and not resource.status.applied_generation
+        ):
             await release_former(world, resource, None)
         raise
 
@@ -179,17 +220,31 @@ def _admits(cluster: BrokerCluster | None, namespace: str) -> bool:
 
 
 async def _require_oldest(world: World, resource: TopicNamespace, exists: bool) -> None:
-    """Nobody owns the namespace: raises Blocked if an older resource, which the cluster admits, speaks for it too. Raises InvalidResource.
+    """Nobody owns the namespace: raises Blocked if an older resource, which the cluster admits,
+    speaks for it too. Raises InvalidResource.
 
-    One that cannot be seen counts where the namespace `exists`: its messages would expire as the younger one says. A new namespace has none yet.
+    One that cannot be seen counts where the namespace `exists`: its messages would expire as the
+    younger one says. A new namespace has none yet.
     """
     cluster = await world.cluster(*resource.cluster_key)
-    for other in world.claimants(resource.cluster_key, resource.spec.tenant, resource.spec.namespace):
+    for other in world.claimants(
+        resource.cluster_key, resource.spec.tenant, resource.spec.namespace
+    ):
         if seniority(other) < seniority(resource) and _admits(cluster, other.namespace):
             raise _conflict(resource, other)
-    hidden = next((name for name in world.namespaces if exists and world.refused(name) and _admits(cluster, name)), "")
+    hidden = next(
+        (
+            name
+            for name in world.namespaces
+            if exists and world.refused(name) and _admits(cluster, name)
+        ),
+        "",
+    )
     if hidden:
-        text = f"a TopicNamespace in namespace {hidden}, which cannot be read now, may be older and own {resource.spec.name}"
+        text = (
+            f"a TopicNamespace in namespace {hidden}, which cannot be read now, may be older and "
+            f"own {resource.spec.name}"
+        )
         raise Blocked(Reason.CONFLICT, f"{text}; {READABLE_REMEDY}", LOOK_AT_RIVAL_S)
 
 
@@ -199,28 +254,45 @@ def _conflict(resource: TopicNamespace, senior: TopicNamespace) -> Blocked:
 
 
 async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNamespace | None:
-    """The resource that `owner` of a record names, if it lives, the same cluster admits it, and it is older than ours. Raises Blocked."""
+    """The resource that `owner` of a record names, if it lives, the same cluster admits it, and
+    it is older than ours. Raises Blocked."""
     namespace, _, name = owner.partition("/")
-    if not name or owner == owner_text(resource) or (world.namespaces and namespace not in world.namespaces):
+    if (
+        not name
+        or owner == owner_text(resource)
+        or (world.namespaces and namespace not in world.namespaces)
+    ):
         return None
     try:
         other = await world.read(Key(TOPIC_NAMESPACE.kind, namespace, name), TopicNamespace)
     except InvalidResource as error:
-        text = f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read ({error}); correct or delete it"
+        text = (
+            f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read ({error}); "
+            "correct or delete it"
+        )
         raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S) from error
     if not _admits(await world.cluster(*resource.cluster_key), namespace):
         return None
     if other is None and world.refused(namespace):
-        text = f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read now; {READABLE_REMEDY}"
+        text = (
+            f"TopicNamespace {owner} owns {resource.spec.name} and cannot be read now; "
+            f"{READABLE_REMEDY}"
+        )
         raise Blocked(Reason.CONFLICT, text, LOOK_AT_RIVAL_S)
-    same = other is not None and other.cluster_key == resource.cluster_key and seniority(other) <= seniority(resource)
+    same = (
+        other is not None
+        and other.cluster_key == resource.cluster_key
+        and seniority(other) <= seniority(resource)
+    )
     return other if same else None
 
 
-# --- the records --------------------------------------------------------------------------------------------------------------
+# --- the records ----------------------------------------------------------------------------------
 
 
-async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]) -> NamespaceRecord:
+async def _ensure_record(
+    world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]
+) -> NamespaceRecord:
     """Make the namespace's record what it should be; `news` gets what was changed.
 
     Raises Blocked if the store does not answer or an older resource owns it, NotLeading.
@@ -232,7 +304,9 @@ async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterS
         living = await _living(store, resource.spec.name)
     if current is None or not current.owner:
         await _require_oldest(world, resource, exists=current is not None or bool(living))
-    elif (senior := await _senior(world, resource, current.owner)) and senior.spec.name == resource.spec.name:
+    elif (
+        senior := await _senior(world, resource, current.owner)
+    ) and senior.spec.name == resource.spec.name:
         raise _conflict(resource, senior)
     wanted = desired_record(resource, current, living)
     if wanted != current:
@@ -242,29 +316,42 @@ async def _ensure_record(world: World, resource: TopicNamespace, store: ClusterS
 
 
 def _news_of_record(
-    resource: TopicNamespace, old: NamespaceRecord | None, new: NamespaceRecord, living: Sequence[BundleName]
+    resource: TopicNamespace,
+    old: NamespaceRecord | None,
+    new: NamespaceRecord,
+    living: Sequence[BundleName],
 ) -> list[News]:
     name, bundles = resource.spec.name, counted(len(new.boundaries) - 1, "bundle", "bundles")
     if old is not None:
         return _news_of(resource, record_changes(old, new))
     if living:
         text = (
-            f"the record of namespace {name} was gone: made again around {counted(len(living), 'bundle', 'bundles')} with messages; policies set by "
+            f"the record of namespace {name} was gone: made again around "
+            f"{counted(len(living), 'bundle', 'bundles')} with messages; policies set by "
             "REST are lost, and until you set them nothing in it expires or is deleted"
         )
         return [News("Recreated", text, warning=True)]
     if resource.status.applied_generation:
-        text = f"namespace {name} was gone: made again with {bundles}; policies set by REST are lost"
+        text = (
+            f"namespace {name} was gone: made again with {bundles}; policies set by REST are lost"
+        )
         return [News("Recreated", text, warning=True)]
     return [News("Created", f"namespace {name} with {bundles}")]
 
 
-async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]) -> tuple[bool, str]:
-    """Make the tenant what this resource wants, if it wants something or did; whether it owns the tenant, and what stands against that.
+async def _ensure_tenant(
+    world: World, resource: TopicNamespace, store: ClusterStore, news: list[News]
+) -> tuple[bool, str]:
+    """Make the tenant what this resource wants, if it wants something or did; whether it owns the
+    tenant, and what stands against that.
 
     `news` gets what was changed. Raises Blocked if the store does not answer, NotLeading.
     """
-    fields, owner, tenant = resource.spec.tenant_fields(), owner_text(resource), resource.spec.tenant
+    fields, owner, tenant = (
+        resource.spec.tenant_fields(),
+        owner_text(resource),
+        resource.spec.tenant,
+    )
     if not fields and not resource.status.owns_tenant:
         return False, ""
     key = keys.tenant(tenant)
@@ -273,15 +360,25 @@ async def _ensure_tenant(world: World, resource: TopicNamespace, store: ClusterS
         return False, ""
     if current is not None and current.owner != owner:
         senior = await _senior(world, resource, current.owner)
-        if senior is not None and senior.spec.tenant == tenant and senior.spec.tenant_config is not None:
+        if (
+            senior is not None
+            and senior.spec.tenant == tenant
+            and senior.spec.tenant_config is not None
+        ):
             differing = ", ".join(differing_tenant_fields(resource, current))
-            text = f"{senior.reference} is older and decides on tenant {tenant}; set {differing} as it does, or take tenantConfig out of one"
+            text = (
+                f"{senior.reference} is older and decides on tenant {tenant}; set {differing} as "
+                "it does, or take tenantConfig out of one"
+            )
             return False, text if differing else ""
     wanted = desired_tenant(resource, current)
     if wanted != (current or TenantRecord()):
         await _replace(store, key, item, wanted)
         changes = tenant_changes(current, wanted)
-        news += _news_of(resource, [replace(change, field=f"tenant {tenant}, {change.field}") for change in changes])
+        news += _news_of(
+            resource,
+            [replace(change, field=f"tenant {tenant}, {change.field}") for change in changes],
+        )
     return bool(fields), ""
 
 
@@ -320,4 +417,6 @@ async def _replace(store: ClusterStore, key: str, item: KeyValue | None, wanted:
     except (StoreError, TimeoutError) as error:
         raise Blocked.by_store(error) from error
     if not written:
-        raise Blocked(Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again", 0.2)
+        raise Blocked(
+            Reason.STORE_UNAVAILABLE, f"{key} was changed at the same moment; trying again", 0.2
+        )

@@ -1,8 +1,8 @@
 """What TopicNamespaces own in clusters' stores after they are gone.
 
-Owns: releasing records whose owner is gone or speaks for something else, and finding them. Imports: world, stores, namespace_record,
-magnetar.metadata.
-Invariants: a resource that is gone, or was made again for something else, owns nothing for long of what it spoke for: what it set stays, and is
+Owns: releasing records whose owner is gone or speaks for something else, and finding them. Imports:
+world, stores, namespace_record, magnetar.metadata. Invariants: a resource that is gone, or was made
+again for something else, owns nothing for long of what it spoke for: what it set stays, and is
 anybody's; the brokers' own namespace has no owner, and keeps nothing that one has set.
 """
 
@@ -28,7 +28,12 @@ from magnetar_operator.engine.world import InvalidResource, World
 from magnetar_operator.kube.cache import claim_slot
 from magnetar_operator.kube.errors import KubernetesError, NotLeading
 from magnetar_operator.kube.kinds import BROKER_CLUSTER, TOPIC_NAMESPACE
-from magnetar_operator.namespaces.record import cleared_record, owner_text, released_record, released_tenant
+from magnetar_operator.namespaces.record import (
+    cleared_record,
+    owner_text,
+    released_record,
+    released_tenant,
+)
 from magnetar_operator.stores.connections import ClusterStore
 
 log = structlog.get_logger(__name__)
@@ -39,23 +44,34 @@ READ_TIMEOUT_S = 5.0
 
 
 async def release(world: World, key: Key) -> None:
-    """Have a resource that is gone own nothing: what it set stays, and is anybody's. Raises StoreError, TimeoutError, NotLeading."""
+    """Have a resource that is gone own nothing: what it set stays, and is anybody's. Raises
+    StoreError, TimeoutError, NotLeading."""
     for store in world.stores.opened():
         await _release_in(store, key.namespace, key.name)
         store.claims.pop((key.namespace, key.name), None)
 
 
 async def release_system(world: World, key: Key) -> None:
-    """Have a resource that exists, and may not, no longer own the brokers' namespace. Raises StoreError, TimeoutError, NotLeading."""
+    """Have a resource that exists, and may not, no longer own the brokers' namespace. Raises
+    StoreError, TimeoutError, NotLeading."""
     for store in world.stores.opened():
         claims = store.claims.get((key.namespace, key.name), set())
         if SYSTEM_NAMESPACE in claims:
-            await _disown(store, keys.namespace(SYSTEM_NAMESPACE), NamespaceRecord, f"{key.namespace}/{key.name}", cleared_record)
+            await _disown(
+                store,
+                keys.namespace(SYSTEM_NAMESPACE),
+                NamespaceRecord,
+                f"{key.namespace}/{key.name}",
+                cleared_record,
+            )
             claims.discard(SYSTEM_NAMESPACE)
 
 
-async def release_former(world: World, resource: TopicNamespace, current: ClusterStore | None) -> None:
-    """Have the resource own nothing of what one of its name spoke for before it; `current` is its own store, if it has one. Raises NotLeading.
+async def release_former(
+    world: World, resource: TopicNamespace, current: ClusterStore | None
+) -> None:
+    """Have the resource own nothing of what one of its name spoke for before it; `current` is its
+    own store, if it has one. Raises NotLeading.
 
     A store that does not answer holds nobody up: whatever is left there is found again.
     """
@@ -64,11 +80,18 @@ async def release_former(world: World, resource: TopicNamespace, current: Cluste
         try:
             await _release_in(store, resource.namespace, resource.name, living)
         except (StoreError, TimeoutError) as error:
-            log.warning("former.not_released", owner=owner_text(resource), error=str(error) or "no answer in time")
+            log.warning(
+                "former.not_released",
+                owner=owner_text(resource),
+                error=str(error) or "no answer in time",
+            )
 
 
-async def _release_in(store: ClusterStore, namespace: str, resource: str, living: TopicNamespace | None = None) -> None:
-    """The same in one store, but for what the `living` resource speaks for there. Raises StoreError, TimeoutError, NotLeading."""
+async def _release_in(
+    store: ClusterStore, namespace: str, resource: str, living: TopicNamespace | None = None
+) -> None:
+    """The same in one store, but for what the `living` resource speaks for there. Raises
+    StoreError, TimeoutError, NotLeading."""
     owner, kept = f"{namespace}/{resource}", _spoken_for(living) if living is not None else set()
     claims = store.claims.get((namespace, resource), set())
     for name in claims - kept:
@@ -87,14 +110,20 @@ def _tenant_of(name: NamespaceName) -> NamespaceName:
 
 def _spoken_for(resource: TopicNamespace) -> set[NamespaceName]:
     """What the resource owns, or sees to itself that it owns no longer."""
-    tenant = {_tenant_of(resource.spec.name)} if resource.spec.tenant_fields() or resource.status.owns_tenant else set()
+    tenant = (
+        {_tenant_of(resource.spec.name)}
+        if resource.spec.tenant_fields() or resource.status.owns_tenant
+        else set()
+    )
     return {resource.spec.name} | tenant
 
 
 Owned = TypeVar("Owned", NamespaceRecord, TenantRecord)
 
 
-async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, released: Callable[[Owned], Owned]) -> None:
+async def _disown(
+    store: ClusterStore, key: str, kind: type[Owned], owner: str, released: Callable[[Owned], Owned]
+) -> None:
     """Raises StoreError, TimeoutError, NotLeading."""
     item = await store.read(key)
     if item is None:
@@ -109,8 +138,9 @@ async def _disown(store: ClusterStore, key: str, kind: type[Owned], owner: str, 
 async def orphans(world: World) -> list[Key]:
     """Resources that own a record of some cluster and do not exist, or speak for something else.
 
-    They went, or were made again, while no operator looked. They are to be reconciled, which releases what they own. A store that does not answer, or
-    whose credentials cannot be read, is left to the next time. Raises NotLeading.
+    They went, or were made again, while no operator looked. They are to be reconciled, which
+    releases what they own. A store that does not answer, or whose credentials cannot be read, is
+    left to the next time. Raises NotLeading.
     """
     found = []
     for at in world.keys(BROKER_CLUSTER.kind):
@@ -118,7 +148,11 @@ async def orphans(world: World) -> list[Key]:
             continue
         try:
             cluster = await world.cluster(at.namespace, at.name)
-            found += await _orphans_of(world, cluster, await world.store_of(cluster)) if cluster is not None else []
+            found += (
+                await _orphans_of(world, cluster, await world.store_of(cluster))
+                if cluster is not None
+                else []
+            )
         except NotLeading:
             raise
         except (InvalidResource, StoreError, KubernetesError) as error:
@@ -127,7 +161,8 @@ async def orphans(world: World) -> list[Key]:
 
 
 async def see_store(world: World, cluster: BrokerCluster) -> None:
-    """A cluster's store answers: once, have what waits for the cluster looked at, and what resources that went without it have left there.
+    """A cluster's store answers: once, have what waits for the cluster looked at, and what
+    resources that went without it have left there.
 
     Raises KubernetesError, NotLeading.
     """
@@ -167,13 +202,18 @@ async def _orphans_of(world: World, cluster: BrokerCluster, store: ClusterStore)
 async def _former(
     world: World, cluster: BrokerCluster, namespace: str, resource: str, owned: set[NamespaceName]
 ) -> set[NamespaceName]:
-    """What of the records that name this resource as their owner it does not speak for (any more)."""
+    """What of the records that name this resource as their owner it does not speak for (any
+    more)."""
     shown = world.cache.get(TOPIC_NAMESPACE.kind, namespace, resource)
     if shown is None:
         return owned
-    never = owned & {SYSTEM_NAMESPACE}  # stored before that was refused: it does not fit the model, and says so itself
+    # stored before that was refused: it does not fit the model, and says so itself
+    never = owned & {SYSTEM_NAMESPACE}
     owned = owned - never
-    if all(claim_slot((cluster.namespace, cluster.name), name.tenant, name.namespace) in shown.slots for name in owned):
+    if all(
+        claim_slot((cluster.namespace, cluster.name), name.tenant, name.namespace) in shown.slots
+        for name in owned
+    ):
         return never  # nearly always empty, and nothing is decoded for it
     try:
         living = await world.read(Key(TOPIC_NAMESPACE.kind, namespace, resource), TopicNamespace)
@@ -186,7 +226,8 @@ async def _former(
 
 
 async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]] | None:
-    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no name); None if the store does not answer."""
+    """Owners in a cluster's records, each with what it owns (a tenant as a namespace of no
+    name); None if the store does not answer."""
     for _ in range(SWEEP_ATTEMPTS):
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -198,15 +239,22 @@ async def _owners(store: ClusterStore) -> dict[str, set[NamespaceName]] | None:
     return None
 
 
-async def _owners_among(tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]) -> dict[str, set[NamespaceName]]:
+async def _owners_among(
+    tenants: Sequence[KeyValue], namespaces: Sequence[KeyValue]
+) -> dict[str, set[NamespaceName]]:
     """Raises StoreError for a record that cannot be read."""
     owners: dict[str, set[NamespaceName]] = {}
     for item in tenants:
         if owner := TenantRecord.decode(item.value).owner:
-            owners.setdefault(owner, set()).add(NamespaceName(item.key.removeprefix(keys.TENANTS), ""))
+            owners.setdefault(owner, set()).add(
+                NamespaceName(item.key.removeprefix(keys.TENANTS), "")
+            )
     for number, item in enumerate(namespaces):
         if number % DECODED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # of ten thousand records nobody's reconciliation waits for the last
+            # of ten thousand records nobody's reconciliation waits for the last
+            await asyncio.sleep(0)
         if owner := NamespaceRecord.decode(item.value).owner:
-            owners.setdefault(owner, set()).add(NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES)))
+            owners.setdefault(owner, set()).add(
+                NamespaceName.parse(item.key.removeprefix(keys.NAMESPACES))
+            )
     return owners

@@ -1,8 +1,8 @@
 """Reading broker pods.
 
-Owns: what a pod's manifest says about readiness, trouble and age, and what is said of pods on lost nodes. Imports: builders.object, conditions,
-names, rolling. Pure.
-Invariant: fields that a kubelet has not written yet are absent, not errors.
+Owns: what a pod's manifest says about readiness, trouble and age, and what is said of pods on lost
+nodes. Imports: builders.object, conditions, names, rolling. Pure. Invariant: fields that a kubelet
+has not written yet are absent, not errors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def node_of(pod: Manifest) -> str:
 
 def node_addresses(pods: Sequence[Manifest]) -> dict[int, str]:
     """Ordinal -> address of the node, of the pods that have one."""
-    found = {names.ordinal_of(name_of(pod)): str(pod.get("status", {}).get("hostIP", "")) for pod in sorted_by_ordinal(pods)}
+    found = {
+        names.ordinal_of(name_of(pod)): str(pod.get("status", {}).get("hostIP", ""))
+        for pod in sorted_by_ordinal(pods)
+    }
     return {ordinal: address for ordinal, address in found.items() if address}
 
 
@@ -69,7 +72,8 @@ def phase_of(pod: Manifest, cordons: Mapping[str, Cordon]) -> str:
 
 
 def trouble_of(pod: Manifest) -> str:
-    """Why the pod is not ready, in the words of the kubelet or the scheduler; "" if they say nothing."""
+    """Why the pod is not ready, in the words of the kubelet or the scheduler; "" if they say
+    nothing."""
     problem = problem_of(pod)
     return problem.message if problem is not None else str(pod.get("status", {}).get("message", ""))
 
@@ -81,7 +85,10 @@ def problem_of(pod: Manifest) -> Problem | None:
     if scheduled.get("status") == "False":
         said = ": ".join(filter(None, (scheduled.get("reason"), scheduled.get("message"))))
         return Problem(Reason.POD_UNSCHEDULABLE, f"not scheduled: {said}")
-    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+    for container in (
+        *status.get("initContainerStatuses", []),
+        *status.get("containerStatuses", []),
+    ):
         problem = _container_problem(container)
         if problem is not None:
             return problem
@@ -94,12 +101,20 @@ def _container_problem(container: Manifest) -> Problem | None:
     said = f"{reason}: {waiting.get('message', '')}".removesuffix(": ")
     if reason in _IMAGE_TROUBLE:
         return Problem(Reason.IMAGE_UNAVAILABLE, said)
-    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
-    if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff") and not container.get("ready"):
+    ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get(
+        "terminated"
+    )
+    if (
+        ended
+        and (ended.get("exitCode") or reason == "CrashLoopBackOff")
+        and not container.get("ready")
+    ):
         # The kubelet's own words tell how long it pauses, which is news again and again.
         cause = f" ({ended['reason']})" if ended.get("reason") else ""
         last = _last_words(str(ended.get("message", "")))
-        return Problem(Reason.POD_CRASHING, f"it ended with exit code {ended.get('exitCode')}{cause}{last}")
+        return Problem(
+            Reason.POD_CRASHING, f"it ended with exit code {ended.get('exitCode')}{cause}{last}"
+        )
     if reason == "CrashLoopBackOff":
         return Problem(Reason.POD_CRASHING, "it ends again and again")
     return Problem(Reason.CONTAINER_NOT_STARTED, said) if reason not in ("", *_ON_ITS_WAY) else None
@@ -117,13 +132,25 @@ def first_leaving(pods: Sequence[Manifest]) -> str:
 
 
 def first_trouble(pods: Sequence[Manifest]) -> str:
-    """The first pod that is not ready and of which something is said, with what is said of it; "" if there is none."""
-    return next((f"{name_of(pod)}: {trouble_of(pod)}" for pod in pods if not is_ready(pod) and trouble_of(pod)), "")
+    """The first pod that is not ready and of which something is said, with what is said of it;
+    "" if there is none."""
+    return next(
+        (
+            f"{name_of(pod)}: {trouble_of(pod)}"
+            for pod in pods
+            if not is_ready(pod) and trouble_of(pod)
+        ),
+        "",
+    )
 
 
 def pod_problems(pods: Sequence[Manifest]) -> list[Problem]:
     """What keeps each pod that does not come up by itself from being ready, and what to do."""
-    found = [(name_of(pod), problem_of(pod)) for pod in sorted_by_ordinal(pods) if not (is_ready(pod) or is_terminating(pod))]
+    found = [
+        (name_of(pod), problem_of(pod))
+        for pod in sorted_by_ordinal(pods)
+        if not (is_ready(pod) or is_terminating(pod))
+    ]
     return [
         Problem(problem.reason, f"{name}: {problem.message}. {problem.reason.remedy}", name)
         for name, problem in found
@@ -134,7 +161,13 @@ def pod_problems(pods: Sequence[Manifest]) -> list[Problem]:
 def lost_nodes_problem(nodes: LostNodes) -> Problem | None:
     """What is to be said of nodes that do not answer."""
     # Without the seconds the message, and so the status, stays the same while nothing changes.
-    return Problem(Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in nodes)}") if nodes else None
+    return (
+        Problem(
+            Reason.NODE_LOST, f"nodes that do not answer: {', '.join(node for node, _ in nodes)}"
+        )
+        if nodes
+        else None
+    )
 
 
 def rolling_view(pods: Sequence[Manifest], stateful_set: Manifest | None) -> list[BrokerPod]:

@@ -1,10 +1,11 @@
 """Connections to the clusters' metadata stores, and the operator's term in each.
 
-Owns: one store per set of endpoints, for as long as a cluster uses it; guarded writes; views of the records that resources own; who asks a store that
-does not answer. Imports: magnetar.metadata, clock, metrics, outages, record_view.
-Invariants: every write compares `operator/term`, so an operator that lost its Lease without noticing changes nothing after its successor's first
-write; the term is taken lazily, so that a steady state writes nothing; many who ask a store that is away wait for it only once, and look again when
-it is back.
+Owns: one store per set of endpoints, for as long as a cluster uses it; guarded writes; views of the
+records that resources own; who asks a store that does not answer. Imports: magnetar.metadata,
+clock, metrics, outages, record_view. Invariants: every write compares `operator/term`, so an
+operator that lost its Lease without noticing changes nothing after its successor's first write; the
+term is taken lazily, so that a steady state writes nothing; many who ask a store that is away wait
+for it only once, and look again when it is back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from magnetar.metadata.backends.etcd import EtcdStore, TlsMaterial
 from magnetar.metadata.codec import Record
 from magnetar.metadata.election import Election
 from magnetar.metadata.records import CordonRecord, NamespaceRecord, TenantRecord
-from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Operation,
+    Put,
+    RangeResult,
+)
 from magnetar.names import NamespaceName
 from magnetar_operator.brokers.scaling import Cordon, draining_cordon
 from magnetar_operator.engine import passes
@@ -54,36 +63,53 @@ class ClusterStore:
         owned_changed: Callable[[str], None] = lambda _: None,
         tls: TlsMaterial | None = None,
     ) -> None:
-        """`owned_changed` gets the owner, as records name it, of every record that somebody else changed, or that can be read at last."""
+        """`owned_changed` gets the owner, as records name it, of every record that somebody else
+        changed, or that can be read at last."""
         self.reader = store
         self._owned_changed = owned_changed
         self._tls = tls
         self._admin: EtcdAdmin | None = None
-        self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self._clock, self._metrics, self._identity, self._may_write = (
+            clock,
+            metrics,
+            identity,
+            may_write,
+        )
         self.claims: dict[tuple[str, str], set[NamespaceName]] = {}
-        """Of TopicNamespaces (by namespace and name) seen here: what each speaks for, and spoke for, for when it is gone or made again."""
+        """Of TopicNamespaces (by namespace and name) seen here: what each speaks for, and spoke
+        for, for when it is gone or made again."""
         self.empty_since: dict[NamespaceName, tuple[tuple[object, ...], float]] = {}
-        """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it is so."""
+        """Namespaces about to be deleted: what was seen of them, and since when (monotonic) it
+        is so."""
         self.swept: set[str] = set()
-        """Clusters (uids) for which it was looked up what resources that are gone still own here."""
+        """Clusters (uids) for which it was looked up what resources that are gone still own
+        here."""
         self._election: Election | None = None
         self._seizing = asyncio.Lock()
         self._users: EtcdUsers | None = None
-        # Apart, because a store may answer one and not the other: without space, or with a disk that hardly writes.
+        # Apart, because a store may answer one and not the other: without space, or with a disk
+        # that hardly writes.
         self._reads, self._writes = CircuitBreaker(), CircuitBreaker()
-        self._views = {prefix: RecordView(store, prefix, self._changed, clock, self._viewed) for prefix in VIEWED}
+        self._views = {
+            prefix: RecordView(store, prefix, self._changed, clock, self._viewed)
+            for prefix in VIEWED
+        }
         self._viewing: list[asyncio.Task[None]] = []
         self._closed = False
         self.restoring = False
         """Whether nothing is written but by the pod that fills the store."""
 
     async def record(self, key: str) -> KeyValue | None:
-        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its revision. Raises as `read`."""
+        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its
+        revision. Raises as `read`."""
         if self._closed:
             raise StoreUnavailable("no cluster uses this store any more")
         view = next(view for prefix, view in self._views.items() if key.startswith(prefix))
         if not self._viewing:
-            self._viewing = [asyncio.create_task(each.run(), name=f"view of {prefix}") for prefix, each in self._views.items()]
+            self._viewing = [
+                asyncio.create_task(each.run(), name=f"view of {prefix}")
+                for prefix, each in self._views.items()
+            ]
         if view.knows(key):
             return view.get(key)
         item = await self.read(key)
@@ -91,7 +117,8 @@ class ClusterStore:
         return item
 
     async def read(self, key: str) -> KeyValue | None:
-        """What the store itself has under `key`. Raises StoreError, and at once StoreAway while it does not answer; TimeoutError."""
+        """What the store itself has under `key`. Raises StoreError, and at once StoreAway while
+        it does not answer; TimeoutError."""
         with self._asking(self._reads):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await self.reader.get(key)
@@ -109,7 +136,8 @@ class ClusterStore:
         try:
             yield
         except (StoreError, TimeoutError) as error:
-            # A read that is refused is refused whoever asks; a write may be refused for what it says.
+            # A read that is refused is refused whoever asks; a write may be refused for what it
+            # says.
             if breaker is self._reads or isinstance(error, NO_ANSWER):
                 breaker.failed(self._clock.monotonic(), str(error) or "no answer in time")
             else:
@@ -143,10 +171,21 @@ class ClusterStore:
         """Owners that lose a record by these changes: they have to say so."""
         found = set()
         for operation in operations:
-            known = next((view.get(operation.key) for view in self._views.values() if view.knows(operation.key)), None)
+            known = next(
+                (
+                    view.get(operation.key)
+                    for view in self._views.values()
+                    if view.knows(operation.key)
+                ),
+                None,
+            )
             if known is not None:
-                after = _owner_of(operation.key, operation.value) if isinstance(operation, Put) else ""
-                found.add("" if after == (before := _owner_of(operation.key, known.value)) else before)
+                after = (
+                    _owner_of(operation.key, operation.value) if isinstance(operation, Put) else ""
+                )
+                found.add(
+                    "" if after == (before := _owner_of(operation.key, known.value)) else before
+                )
         return found - {""}
 
     async def close(self) -> None:
@@ -162,11 +201,15 @@ class ClusterStore:
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply `operations` if the compares hold and we still lead; False if they did not hold.
 
-        Raises NotLeading, StoreError, and at once StoreAway while the store takes nothing; TimeoutError.
+        Raises NotLeading, StoreError, and at once StoreAway while the store takes nothing;
+        TimeoutError.
         """
         self._require_leadership()
         if self.restoring:
-            raise StoreUnavailable("the metadata store is being restored, and nothing else is written to it until that has ended")
+            raise StoreUnavailable(
+                "the metadata store is being restored, and nothing else is written to it until "
+                "that has ended"
+            )
         with self._asking(self._writes):
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 guard = await self._guard()
@@ -185,7 +228,9 @@ class ClusterStore:
             return True
         for view in self._views.values():
             view.doubt(compare.key for compare in compares)
-        term = next((item.mod_revision for item in result.current if item.key == keys.OPERATOR_TERM), 0)
+        term = next(
+            (item.mod_revision for item in result.current if item.key == keys.OPERATOR_TERM), 0
+        )
         if term != guard.operand:
             self.forget_term()
             raise NotLeading("another operator has begun its term in this cluster's store")
@@ -196,18 +241,30 @@ class ClusterStore:
         current, compare = await self._cordon_of(broker)
         cordon = draining_cordon(reason, current)
         if current is None or not current.drain:
-            await self.write((compare,), (Put(keys.cordon(broker), CordonRecord(cordon.drain, cordon.reason).encode()),))
+            await self.write(
+                (compare,),
+                (Put(keys.cordon(broker), CordonRecord(cordon.drain, cordon.reason).encode()),),
+            )
 
     async def uncordon(self, broker: str) -> None:
-        """Lift our own cordon of `broker`; one that a person has set stays, or comes back. Raises as `write`."""
+        """Lift our own cordon of `broker`; one that a person has set stays, or comes back.
+        Raises as `write`."""
         current, compare = await self._cordon_of(broker)
         if current is None or not (current.is_ours or current.is_for_replacement):
             return
         key, before = keys.cordon(broker), current.before
-        await self.write((compare,), (Put(key, CordonRecord(before.drain, before.reason).encode()) if before else Delete(key),))
+        await self.write(
+            (compare,),
+            (
+                Put(key, CordonRecord(before.drain, before.reason).encode())
+                if before
+                else Delete(key),
+            ),
+        )
 
     async def _cordon_of(self, broker: str) -> tuple[Cordon | None, Compare]:
-        """The cordon as it stands, and the comparison that holds while it does. Raises StoreError, TimeoutError."""
+        """The cordon as it stands, and the comparison that holds while it does. Raises
+        StoreError, TimeoutError."""
         key = keys.cordon(broker)
         item = await self.read(key)
         if item is None:
@@ -216,14 +273,16 @@ class ClusterStore:
         return Cordon(record.drain, record.reason), Compare(key, "mod", "=", item.mod_revision)
 
     async def ensure_users(self) -> int:
-        """Users, roles and authentication of an etcd that is ours alone; the number of changes. Raises NotLeading, StoreError, TimeoutError."""
+        """Users, roles and authentication of an etcd that is ours alone; the number of changes.
+        Raises NotLeading, StoreError, TimeoutError."""
         if self._users is None:
             assert isinstance(self.reader, EtcdStore)
             self._users = EtcdUsers(self.reader.channels, self.before_change)
         return await self._users.converge()
 
     def admin(self, clients: Mapping[int, str], peers: Mapping[int, str]) -> EtcdAdmin:
-        """The members of a managed etcd, by ordinal: where they are asked, where they reach each other."""
+        """The members of a managed etcd, by ordinal: where they are asked, where they reach each
+        other."""
         if self._admin is None:
             self._admin = EtcdAdmin(clients, peers, self._tls)
         return self._admin
@@ -241,7 +300,9 @@ class ClusterStore:
     async def _guard(self) -> Compare:
         async with self._seizing:
             if self._election is None:
-                election = Election(self.reader, self._clock, keys.OPERATOR_TERM, self._identity, NO_LEASE)
+                election = Election(
+                    self.reader, self._clock, keys.OPERATOR_TERM, self._identity, NO_LEASE
+                )
                 self._metrics.store_writes.inc()
                 passes.count_effect()
                 await election.seize()
@@ -278,14 +339,22 @@ class Stores:
         may_write: Callable[[], bool],
         owned_changed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._clock, self._metrics, self._identity, self._may_write = clock, metrics, identity, may_write
+        self._clock, self._metrics, self._identity, self._may_write = (
+            clock,
+            metrics,
+            identity,
+            may_write,
+        )
         self._owned_changed = owned_changed
         self._open: dict[Endpoints, tuple[TlsMaterial | None, ClusterStore]] = {}
         self._used: dict[Cluster, Endpoints] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def of(self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
-        """The store of `cluster` behind `endpoints` (host:port); connects when first used, and anew when it comes to TLS or has another secret."""
+    def of(
+        self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None
+    ) -> ClusterStore:
+        """The store of `cluster` behind `endpoints` (host:port); connects when first used, and
+        anew when it comes to TLS or has another secret."""
         key = tuple(endpoints)
         before, self._used[cluster] = self._used.get(cluster, key), key
         if before != key:
@@ -297,7 +366,15 @@ class Stores:
         if store is not None:
             self._close_soon(store)
         opened = EtcdStore(key, tls, clock=self._clock)
-        store = ClusterStore(opened, self._clock, self._metrics, self._identity, self._may_write, self._owned_changed, tls)
+        store = ClusterStore(
+            opened,
+            self._clock,
+            self._metrics,
+            self._identity,
+            self._may_write,
+            self._owned_changed,
+            tls,
+        )
         store.claims.update(claims)
         self._open[key] = tls, store
         return store

@@ -1,9 +1,9 @@
 """A metadata store that does not answer.
 
-Owns: which errors mean that, since when and why, when who waits for the end looks again, who may ask meanwhile, and the error that says so.
-Imports: magnetar.errors. Pure: who asks the store tells the time.
-Invariants: who looks again does so ever more seldom, and only one now and then waits for an answer, so that thousands of resources of one store that
-is away leave the workers to the others.
+Owns: which errors mean that, since when and why, when who waits for the end looks again, who may
+ask meanwhile, and the error that says so. Imports: magnetar.errors. Pure: who asks the store tells
+the time. Invariants: who looks again does so ever more seldom, and only one now and then waits for
+an answer, so that thousands of resources of one store that is away leave the workers to the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ LOOKS_PER_AGE = 2.0
 TRIAL_MAX_S = 10.0
 """Between two requests that find out whether a store is back."""
 NO_ANSWER = (StoreUnavailable, TimeoutError)
-"""Errors after which nobody knows whether the store is there; after any other one it has answered."""
+"""Errors after which nobody knows whether the store is there; after any other one it has
+answered."""
 
 
 class StoreAway(StoreUnavailable):
-    """The store did not answer others just now, so it was not asked; `retry_s`: when to look again (seconds)."""
+    """The store did not answer others just now, so it was not asked; `retry_s`: when to look
+    again (seconds)."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -45,7 +47,8 @@ class Outage:
 
 
 class CircuitBreaker:
-    """For one sort of requests to a store: while it does not answer these, one is let through now and then and all others are refused."""
+    """For one sort of requests to a store: while it does not answer these, one is let through
+    now and then and all others are refused."""
 
     def __init__(self) -> None:
         self._outage: Outage | None = None

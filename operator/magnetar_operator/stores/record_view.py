@@ -1,9 +1,10 @@
 """A warm copy of the records below one prefix of a cluster's store.
 
-Owns: the copy, its watch, and telling of changes that others made, and whether the store answered. Imports: asyncio, clock, magnetar.metadata.
-Invariants: a record is only ever replaced by a younger one; what this process has just written or read itself is known at once; a write is guarded
-by the revision that the view showed, so a view that lags behind costs another try, never a wrong write; what a watch might have missed is found by
-reading everything again now and then.
+Owns: the copy, its watch, and telling of changes that others made, and whether the store answered.
+Imports: asyncio, clock, magnetar.metadata. Invariants: a record is only ever replaced by a younger
+one; what this process has just written or read itself is known at once; a write is guarded by the
+revision that the view showed, so a view that lags behind costs another try, never a wrong write;
+what a watch might have missed is found by reading everything again now and then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import structlog
 
 from magnetar.clock import Clock
 from magnetar.errors import Compacted, StoreError
-from magnetar.metadata.store import Delete, Event, KeyValue, MetadataStore, Operation, Put, RangeResult
+from magnetar.metadata.store import (
+    Delete,
+    Event,
+    KeyValue,
+    MetadataStore,
+    Operation,
+    Put,
+    RangeResult,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +48,13 @@ class RecordView:
         asked: Callable[[StoreError | None], None] = lambda _: None,
     ) -> None:
         """`asked` is called after every attempt to read everything, with the error if it failed."""
-        self._store, self._prefix, self._changed, self._clock, self._asked = store, prefix, changed, clock, asked
+        self._store, self._prefix, self._changed, self._clock, self._asked = (
+            store,
+            prefix,
+            changed,
+            clock,
+            asked,
+        )
         self._records: dict[str, KeyValue] = {}
         self._doubtful: set[str] = set()
         self._own: dict[str, bytes | None] = {}
@@ -54,7 +69,8 @@ class RecordView:
         return self._records.get(key)
 
     def doubt(self, keys: Iterable[str]) -> None:
-        """Somebody has seen these keys otherwise: have them read from the store until they are known again."""
+        """Somebody has seen these keys otherwise: have them read from the store until they are
+        known again."""
         for key in keys:
             if key.startswith(self._prefix):
                 self._doubtful.add(key)
@@ -70,7 +86,8 @@ class RecordView:
                 self._records.pop(key, None)
 
     def writing(self, operations: Iterable[Operation]) -> None:
-        """This process sends these changes now: the watch may show them before the answer is here, and they are nobody else's."""
+        """This process sends these changes now: the watch may show them before the answer is
+        here, and they are nobody else's."""
         for operation in operations:
             if operation.key.startswith(self._prefix):
                 self._own[operation.key] = operation.value if isinstance(operation, Put) else None
@@ -122,7 +139,8 @@ class RecordView:
                     self._take(event)
 
     def _load(self, found: RangeResult) -> None:
-        """Everything as of one revision. Younger records are our own writes meanwhile, unless the store itself has gone back in time."""
+        """Everything as of one revision. Younger records are our own writes meanwhile, unless
+        the store itself has gone back in time."""
         before, self._records = self._records, {item.key: item for item in found.items}
         first, went_back = self._loaded_at == 0, found.revision < self._loaded_at
         self._loaded_at = found.revision
@@ -148,7 +166,9 @@ class RecordView:
         if event.value is None:
             self._records.pop(event.key, None)
         else:
-            self._records[event.key] = KeyValue(event.key, event.value, event.create_revision, event.mod_revision, 1)
+            self._records[event.key] = KeyValue(
+                event.key, event.value, event.create_revision, event.mod_revision, 1
+            )
         ours = event.key in self._own and self._own.pop(event.key) == event.value
         if not ours and (old is not None or event.value is not None):
             self._changed(event.key, old.value if old is not None else None, event.value)

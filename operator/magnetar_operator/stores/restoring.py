@@ -1,8 +1,8 @@
 """Restoring a cluster's metadata store by request, within a pass.
 
-Owns: the look that the plan is made on, and its effects. Imports: world, metadata_restore, builders.
-Invariants: the status is written before what it says is done; a cluster without a request, or whose request has ended, costs no request to the API
-server.
+Owns: the look that the plan is made on, and its effects. Imports: world, metadata_restore,
+builders. Invariants: the status is written before what it says is done; a cluster without a
+request, or whose request has ended, costs no request to the API server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from magnetar_operator.conditions import Reason
 from magnetar_operator.engine.world import World
 from magnetar_operator.kube.kinds import POD
 from magnetar_operator.pods.pods import name_of, trouble_of
-from magnetar_operator.stores.restore import Etcd, Phase, RestorePlan, RestoreView, pause_s, plan_restore
+from magnetar_operator.stores.restore import (
+    Etcd,
+    Phase,
+    RestorePlan,
+    RestoreView,
+    pause_s,
+    plan_restore,
+)
 
 
 async def look(world: World, cluster: BrokerCluster, observed: Observed) -> RestorePlan:
@@ -24,10 +31,14 @@ async def look(world: World, cluster: BrokerCluster, observed: Observed) -> Rest
     managed, told = cluster.spec.etcd.managed, cluster.status.restore
     asked = managed.restore if managed is not None else None
     ended = told.phase in (Phase.RESTORED, Phase.FAILED, Phase.REFUSED)
-    if (asked is None and told.phase != Phase.FILLING) or (asked is not None and asked.request == told.request and ended):
+    if (asked is None and told.phase != Phase.FILLING) or (
+        asked is not None and asked.request == told.request and ended
+    ):
         return plan_restore(RestoreView(asked, told))
     name = restore_pod_name(cluster, asked.request if asked is not None else told.request)
-    pod = next((pod for pod in await _pods(world, cluster, names.RESTORE) if name_of(pod) == name), None)
+    pod = next(
+        (pod for pod in await _pods(world, cluster, names.RESTORE) if name_of(pod) == name), None
+    )
     state = observed.state
     return plan_restore(
         RestoreView(
@@ -48,7 +59,11 @@ def _etcd(observed: Observed) -> Etcd:
     life = observed.etcd
     if life is not None and life.plan.reason is Reason.ETCD_DATA_LOST:
         return Etcd.LOST
-    return Etcd.ANSWERS if observed.state is not None and life is not None and life.seen.members is not None else Etcd.AWAY
+    return (
+        Etcd.ANSWERS
+        if observed.state is not None and life is not None and life.seen.members is not None
+        else Etcd.AWAY
+    )
 
 
 def _words(pod: Manifest | None) -> str:
@@ -56,7 +71,9 @@ def _words(pod: Manifest | None) -> str:
     if pod is None:
         return ""
     for item in pod.get("status", {}).get("containerStatuses", []):
-        lines = str(item.get("state", {}).get("terminated", {}).get("message", "")).strip().splitlines()
+        lines = (
+            str(item.get("state", {}).get("terminated", {}).get("message", "")).strip().splitlines()
+        )
         if lines:
             return lines[-1]
     return trouble_of(pod)
@@ -81,11 +98,24 @@ async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> Brok
 
 
 async def _end_back_off(world: World, cluster: BrokerCluster) -> None:
-    """Replace pods that the empty store has refused: their kubelet may wait five minutes before another try. Raises KubernetesError."""
-    for pod in [*await _pods(world, cluster, names.BROKER), *await _pods(world, cluster, names.COORDINATOR)]:
-        waiting = [item.get("state", {}).get("waiting", {}) for item in pod.get("status", {}).get("containerStatuses", [])]
-        if any(found.get("reason") == "CrashLoopBackOff" for found in waiting) and await world.api.delete(pod):
-            await world.events.normal(cluster, "Restarting", f"{name_of(pod)} was refused before the metadata store was restored")
+    """Replace pods that the empty store has refused: their kubelet may wait five minutes before
+    another try. Raises KubernetesError."""
+    for pod in [
+        *await _pods(world, cluster, names.BROKER),
+        *await _pods(world, cluster, names.COORDINATOR),
+    ]:
+        waiting = [
+            item.get("state", {}).get("waiting", {})
+            for item in pod.get("status", {}).get("containerStatuses", [])
+        ]
+        if any(
+            found.get("reason") == "CrashLoopBackOff" for found in waiting
+        ) and await world.api.delete(pod):
+            await world.events.normal(
+                cluster,
+                "Restarting",
+                f"{name_of(pod)} was refused before the metadata store was restored",
+            )
 
 
 async def _pods(world: World, cluster: BrokerCluster, component: str) -> list[Manifest]:

@@ -1,6 +1,7 @@
 """The stores that the contract is proved on, behind one handle.
 
-Owns: how each backend is opened, disturbed and compacted, and `PatientStore`: what a caller does about StoreUnavailable.
+Owns: how each backend is opened, disturbed and compacted, and `PatientStore`: what a caller does
+about StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -22,13 +23,25 @@ from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.store import Compare, Delete, KeyValue, MetadataStore, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    MetadataStore,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 R = TypeVar("R")
 SEED = 20_240
 PATIENCE_S = 120.0
 RETRY_S = 0.002
-FAULTS = FaultPlan(lost_request=0.1, lost_reply=0.1, delay=0.2, delay_s_max=0.004, disconnect=0.1, lost_renewal=0.2)
+FAULTS = FaultPlan(
+    lost_request=0.1, lost_reply=0.1, delay=0.2, delay_s_max=0.004, disconnect=0.1, lost_renewal=0.2
+)
 
 
 class SeededClock(SystemClock):
@@ -39,7 +52,8 @@ class SeededClock(SystemClock):
 
 
 class PatientStore:
-    """Retries after StoreUnavailable, reading first where the change may have happened. Values of one test must differ."""
+    """Retries after StoreUnavailable, reading first where the change may have happened. Values
+    of one test must differ."""
 
     def __init__(self, inner: MetadataStore) -> None:
         self._inner = inner
@@ -56,7 +70,9 @@ class PatientStore:
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
         return await self._retry(lambda: self._inner.range(prefix, limit=limit))
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         while True:
             try:
                 return await self._inner.transact(compares, operations)
@@ -72,7 +88,11 @@ class PatientStore:
             gone = not found.items if found else await self.get(operation.key) is None
             return 1 if gone else 0
         item = await self.get(operation.key)
-        return item.mod_revision if item and (item.value, item.lease) == (operation.value, operation.lease) else 0
+        return (
+            item.mod_revision
+            if item and (item.value, item.lease) == (operation.value, operation.lease)
+            else 0
+        )
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         return (await self.transact((), (Put(key, value, lease),))).revision
@@ -106,7 +126,8 @@ class PatientStore:
 class Backend:
     """One kind of store.
 
-    `ttl_s` is the shortest lease that is safe to renew here, `expiry_s` how long after it the keys may last.
+    `ttl_s` is the shortest lease that is safe to renew here, `expiry_s` how long after it the keys
+    may last.
     """
 
     ttl_s = 3.0

@@ -25,7 +25,13 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 
 
 @pytest.fixture(
-    params=["memory", "embedded", "faulty", "simulated", pytest.param("etcd", marks=[pytest.mark.etcd, pytest.mark.slow])],
+    params=[
+        "memory",
+        "embedded",
+        "faulty",
+        "simulated",
+        pytest.param("etcd", marks=[pytest.mark.etcd, pytest.mark.slow]),
+    ],
 )
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     match request.param:

@@ -1,6 +1,7 @@
 """An etcd with an authority of its own.
 
-Owns: `Guarded`: one real etcd with mutual TLS, and certificates for it, made as the operator makes them.
+Owns: `Guarded`: one real etcd with mutual TLS, and certificates for it, made as the operator makes
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Guarded:
         self.directory = directory
         self.authority = make_authority("test", CLOCK.wall_ms())
         self.write(issue(self.authority, Subject(MEMBER, HERE), CLOCK.wall_ms()))
-        files = {name: str(directory / name) for name in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)}
+        files = {
+            name: str(directory / name) for name in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)
+        }
         self.server = EtcdServer(
             directory,
             (
@@ -46,4 +49,6 @@ class Guarded:
         return TlsBytes(self.authority.certificate, pair.certificate, pair.key)
 
     def store(self, user: str) -> EtcdStore:
-        return EtcdStore([self.server.endpoint], self.material(user), clock=CLOCK, request_timeout_s=60.0)
+        return EtcdStore(
+            [self.server.endpoint], self.material(user), clock=CLOCK, request_timeout_s=60.0
+        )

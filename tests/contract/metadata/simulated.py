@@ -1,6 +1,7 @@
 """The simulation's store as one more backend of the contract, in virtual time.
 
-Owns: `SimulatedBackend`. Imports: the simulation kernel. What passes here may stand in for a real store in every scenario.
+Owns: `SimulatedBackend`. Imports: the simulation kernel. What passes here may stand in for a real
+store in every scenario.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.store import STORE_HOST
 from tests.simulation.kernel.world import World
 
-FAULTS = Faults.none().but(lost_request_probability=0.05, lost_reply_probability=0.05, watch_disconnect_probability=0.1)
+FAULTS = Faults.none().but(
+    lost_request_probability=0.05, lost_reply_probability=0.05, watch_disconnect_probability=0.1
+)
 
 
 class SimulatedBackend(Backend):
-    """The store of a world. Requests and replies get lost; leases are long enough for two lost renewals."""
+    """The store of a world. Requests and replies get lost; leases are long enough for two lost
+    renewals."""
 
     ttl_s = 10.0
     expiry_s = 2.0

@@ -1,4 +1,5 @@
-"""The claim of a transaction coordinator's number on every backend: one holder, rising epochs, a word that can be relied on."""
+"""The claim of a transaction coordinator's number on every backend: one holder, rising epochs, a
+word that can be relied on."""
 
 from __future__ import annotations
 
@@ -24,8 +25,16 @@ from tests.contract.metadata.backends import Backend, PatientStore
 TIMEOUT_S = 120.0
 
 
-def claim(store: PatientStore, backend: Backend, tcid: int, life: str, restore: int = 0) -> CoordinatorClaim:
-    identity = CoordinatorIdentity(tcid, f"tx-coordinator-{tcid}", f"tx-coordinator-{tcid}.{life}", "pulsar://x:1", "http://x:2")
+def claim(
+    store: PatientStore, backend: Backend, tcid: int, life: str, restore: int = 0
+) -> CoordinatorClaim:
+    identity = CoordinatorIdentity(
+        tcid,
+        f"tx-coordinator-{tcid}",
+        f"tx-coordinator-{tcid}.{life}",
+        "pulsar://x:1",
+        "http://x:2",
+    )
     return CoordinatorClaim(store, backend.clock, identity, restore)  # type: ignore[arg-type]  # a store but for its end
 
 
@@ -41,7 +50,8 @@ async def set_of(store: PatientStore) -> CoordinatorSetRecord | None:
 
 
 def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend: Backend) -> None:
-    """Released or expired, the number passes on with a higher epoch, and the former holder changes nothing any more."""
+    """Released or expired, the number passes on with a higher epoch, and the former holder
+    changes nothing any more."""
 
     async def scenario(store: PatientStore) -> None:
         first, second, third = (claim(store, backend, 0, life) for life in "abc")
@@ -50,7 +60,8 @@ def test_a_second_process_of_a_number_waits_until_the_first_one_has_left(backend
         waiting = asyncio.create_task(second.acquire(second_lease))
         await first.settle(lambda: 0)
         assert not waiting.done()
-        with suppress(Fenced):  # an answer that was lost: the number was given back and taken before the second try
+        # an answer that was lost: the number was given back and taken before the second try
+        with suppress(Fenced):
             await first.release(0)
         async with asyncio.timeout(TIMEOUT_S):
             await waiting
@@ -79,7 +90,10 @@ def test_addresses_that_change_are_told_by_the_holder_alone(backend: Backend) ->
 
     async def scenario(store: PatientStore) -> None:
         first, second = claim(store, backend, 0, "a"), claim(store, backend, 0, "b")
-        lease, told = await store.grant_lease(60), {"public": ListenerAddress("pulsar://198.51.100.1:6650")}
+        lease, told = (
+            await store.grant_lease(60),
+            {"public": ListenerAddress("pulsar://198.51.100.1:6650")},
+        )
         await first.acquire(lease)
         await first.settle(lambda: 0)
         await first.advertise(told)
@@ -118,13 +132,18 @@ def test_numbers_are_announced_in_order_and_only_below_the_limit(backend: Backen
         async with asyncio.timeout(TIMEOUT_S):
             await claims[2].set_changed()
         await claims[2].settle(lambda: 0)
-        assert await set_of(store) == CoordinatorSetRecord(2, 2, "shop/tx"), "beyond the limit nobody announces itself"
+        assert await set_of(store) == CoordinatorSetRecord(2, 2, "shop/tx"), (
+            "beyond the limit nobody announces itself"
+        )
 
     backend.run(scenario)
 
 
-def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(backend: Backend) -> None:
-    """Retiring says how many transactions are open; the word is durable and outlives the process."""
+def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(
+    backend: Backend,
+) -> None:
+    """Retiring says how many transactions are open; the word is durable and outlives the
+    process."""
 
     async def scenario(store: PatientStore) -> None:
         one = claim(store, backend, 0, "a")
@@ -133,10 +152,14 @@ def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(ba
         assert (await record_of(store, 0)).state is CoordinatorState.SERVING
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(0, 0, "shop/tx").encode())
         await one.settle(lambda: 3)
-        assert await record_of(store, 0) == CoordinatorRecord("tx-coordinator-0.a", 1, CoordinatorState.RETIRING, 3)
+        assert await record_of(store, 0) == CoordinatorRecord(
+            "tx-coordinator-0.a", 1, CoordinatorState.RETIRING, 3
+        )
         revision = (await store.get(keys.coordinator(0))).mod_revision  # type: ignore[union-attr]
         await one.settle(lambda: 3)
-        assert (await store.get(keys.coordinator(0))).mod_revision == revision, "what stands there is not written again"  # type: ignore[union-attr]
+        assert (await store.get(keys.coordinator(0))).mod_revision == revision, (
+            "what stands there is not written again"
+        )  # type: ignore[union-attr]
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 0, "shop/tx").encode())
         await one.settle(lambda: 3)
         assert (await record_of(store, 0)).state is CoordinatorState.SERVING
@@ -144,7 +167,9 @@ def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(ba
         await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(0, 0, "shop/tx").encode())
         await one.settle(lambda: 0)
         await one.release(0)
-        assert await record_of(store, 0) == CoordinatorRecord("tx-coordinator-0.a", 1, CoordinatorState.RELEASED, 0)
+        assert await record_of(store, 0) == CoordinatorRecord(
+            "tx-coordinator-0.a", 1, CoordinatorState.RELEASED, 0
+        )
         assert await store.get(keys.coordinator_claim(0)) is None
 
     backend.run(scenario)
@@ -152,7 +177,10 @@ def test_a_lowered_limit_is_confirmed_and_a_raised_one_brings_the_number_back(ba
 
 def test_epochs_rise_over_a_restore_although_records_are_lost(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
-        before, after = claim(store, backend, 0, "a", restore=2), claim(store, backend, 0, "b", restore=3)
+        before, after = (
+            claim(store, backend, 0, "a", restore=2),
+            claim(store, backend, 0, "b", restore=3),
+        )
         lease = await store.grant_lease(60)
         await before.acquire(lease)
         await store.revoke_lease(lease)
@@ -164,7 +192,9 @@ def test_epochs_rise_over_a_restore_although_records_are_lost(backend: Backend) 
     backend.run(scenario)
 
 
-def test_a_life_that_has_not_looked_into_its_log_leaves_the_last_word_alone(backend: Backend) -> None:
+def test_a_life_that_has_not_looked_into_its_log_leaves_the_last_word_alone(
+    backend: Backend,
+) -> None:
     """The number of open transactions that the life before reported is not replaced by a guess."""
 
     async def scenario(store: PatientStore) -> None:
@@ -175,6 +205,8 @@ def test_a_life_that_has_not_looked_into_its_log_leaves_the_last_word_alone(back
         await store.revoke_lease(lease)
         await second.acquire(await store.grant_lease(60))
         await second.release(0)
-        assert await record_of(store, 0) == CoordinatorRecord("tx-coordinator-0.b", 2, CoordinatorState.RECOVERING, 5)
+        assert await record_of(store, 0) == CoordinatorRecord(
+            "tx-coordinator-0.b", 2, CoordinatorState.RECOVERING, 5
+        )
 
     backend.run(scenario)

@@ -1,4 +1,5 @@
-"""Leader election on every backend: one leader at a time, and acts that fail once the term is over."""
+"""Leader election on every backend: one leader at a time, and acts that fail once the term is
+over."""
 
 from __future__ import annotations
 
@@ -32,8 +33,11 @@ def test_one_of_many_candidates_leads(backend: Backend) -> None:
             assert item is not None
             assert item.mod_revision == winner.term
             terms.append(winner.term)
-            assert (await store.transact((winner.guard(),), (Put("act", b"%d" % winner.term),))).succeeded
-            await store.transact((winner.guard(),), (Delete("leader"),))  # asked again, it must not end the next one's term
+            assert (
+                await store.transact((winner.guard(),), (Put("act", b"%d" % winner.term),))
+            ).succeeded
+            # asked again, it must not end the next one's term
+            await store.transact((winner.guard(),), (Delete("leader"),))
         assert terms == sorted(set(terms))
 
     backend.run(scenario)
@@ -84,13 +88,20 @@ class Refusals:
 
 
 def test_who_waits_for_a_term_that_began_before_a_compaction_asks_once(backend: Backend) -> None:
-    """Candidate and leader watch from the revision of their read: the one of the term is gone, and would be refused again and again."""
+    """Candidate and leader watch from the revision of their read: the one of the term is gone,
+    and would be refused again and again."""
 
     async def scenario(store: PatientStore) -> None:
         watched = Refusals(store._inner)
         lease = await store.grant_lease(60)
         first = Election(cast(MetadataStore, watched), backend.clock, "leader", "first", lease)
-        second = Election(cast(MetadataStore, watched), backend.clock, "leader", "second", await store.grant_lease(60))
+        second = Election(
+            cast(MetadataStore, watched),
+            backend.clock,
+            "leader",
+            "second",
+            await store.grant_lease(60),
+        )
         await first.campaign()
         await backend.compact(await store.put("other", b"1"))
         losing, winning = asyncio.create_task(first.lost()), asyncio.create_task(second.campaign())
@@ -122,7 +133,9 @@ def test_resigning_lets_the_next_one_lead(backend: Backend) -> None:
 
 def test_a_restarted_candidate_takes_its_own_stale_term_at_once(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
-        before = Election(store._inner, backend.clock, "leader", "same", await store.grant_lease(60))
+        before = Election(
+            store._inner, backend.clock, "leader", "same", await store.grant_lease(60)
+        )
         stale = await before.campaign()
         after = Election(store._inner, backend.clock, "leader", "same", await store.grant_lease(60))
         assert await after.campaign() > stale
@@ -132,7 +145,8 @@ def test_a_restarted_candidate_takes_its_own_stale_term_at_once(backend: Backend
 
 
 def test_a_term_can_be_seized_from_a_living_holder(backend: Backend) -> None:
-    """As the operator does: its Kubernetes Lease decided, the store only has to end the predecessor's acts."""
+    """As the operator does: its Kubernetes Lease decided, the store only has to end the
+    predecessor's acts."""
 
     async def scenario(store: PatientStore) -> None:
         first = Election(store, backend.clock, "operator/term", "old", 0)

@@ -1,4 +1,5 @@
-"""A real etcd as the operator runs it: its own authority, certificates as identities, a role per component."""
+"""A real etcd as the operator runs it: its own authority, certificates as identities, a role per
+component."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, ReplaceableTls, TlsBytes
+from magnetar.metadata.backends.etcd_tls import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    ReplaceableTls,
+    TlsBytes,
+)
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER
 from magnetar_operator.etcd.certificates import Subject, issue
@@ -51,7 +58,9 @@ def lead() -> None:
     """This process leads, always."""
 
 
-async def has_rights(guarded: Guarded, user: str, *, allowed: list[str], forbidden: list[str]) -> None:
+async def has_rights(
+    guarded: Guarded, user: str, *, allowed: list[str], forbidden: list[str]
+) -> None:
     """Read everything, write and watch below `allowed`, be refused below `forbidden`."""
     store = guarded.store(user)
     try:
@@ -69,14 +78,29 @@ async def has_rights(guarded: Guarded, user: str, *, allowed: list[str], forbidd
 def test_every_component_may_do_its_work_and_no_more(tmp_path: Path) -> None:
     async def scenario(guarded: Guarded, store: EtcdStore) -> None:
         assert await EtcdUsers(store.channels, lead).converge() > 0
-        work = [f"{prefix}x" for prefix in (keys.BUNDLES, keys.LOGS, keys.NAMESPACES, keys.INCARNATIONS)]
+        work = [
+            f"{prefix}x" for prefix in (keys.BUNDLES, keys.LOGS, keys.NAMESPACES, keys.INCARNATIONS)
+        ]
         for user in (names.BROKER_USER, names.COORDINATOR_USER):
             await has_rights(
-                guarded, user, allowed=[*work, keys.LEADER, keys.JOBS + "a/b"], forbidden=[keys.OPERATOR_TERM, "operator/x"]
+                guarded,
+                user,
+                allowed=[*work, keys.LEADER, keys.JOBS + "a/b"],
+                forbidden=[keys.OPERATOR_TERM, "operator/x"],
             )
         jobs = [keys.JOBS + "a/b", keys.INTENTS + "i", keys.MANIFESTS + "a/b/0_1"]
-        await has_rights(guarded, names.JOB_USER, allowed=jobs, forbidden=[*work, keys.OPERATOR_TERM, keys.CORDONS + "b"])
-        await has_rights(guarded, names.OPERATOR_USER, allowed=[keys.OPERATOR_TERM, keys.CORDONS + "b"], forbidden=[])
+        await has_rights(
+            guarded,
+            names.JOB_USER,
+            allowed=jobs,
+            forbidden=[*work, keys.OPERATOR_TERM, keys.CORDONS + "b"],
+        )
+        await has_rights(
+            guarded,
+            names.OPERATOR_USER,
+            allowed=[keys.OPERATOR_TERM, keys.CORDONS + "b"],
+            forbidden=[],
+        )
         for stranger in (MEMBER, "somebody"):
             other = guarded.store(stranger)
             with pytest.raises(StoreError):
@@ -98,7 +122,9 @@ def test_access_is_repaired_from_any_state_and_left_alone_when_right(tmp_path: P
         await users._perform(Change("add_user_role", names.JOB_USER, role=names.BROKER_USER))
         await users._perform(Change("remove_user_role", names.BROKER_USER, role=names.BROKER_USER))
         assert await users.converge() == 2
-        await has_rights(guarded, names.JOB_USER, allowed=[keys.JOBS + "a/b"], forbidden=[keys.LEADER])
+        await has_rights(
+            guarded, names.JOB_USER, allowed=[keys.JOBS + "a/b"], forbidden=[keys.LEADER]
+        )
         await has_rights(guarded, names.BROKER_USER, allowed=[keys.LEADER], forbidden=[])
         known = await users._read()
         assert plan_access(known) == []
@@ -108,7 +134,8 @@ def test_access_is_repaired_from_any_state_and_left_alone_when_right(tmp_path: P
 
 
 def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> None:
-    """A broker at work before there are users goes on; what meets a change of users is sent again, and takes effect once."""
+    """A broker at work before there are users goes on; what meets a change of users is sent
+    again, and takes effect once."""
 
     async def scenario(guarded: Guarded, store: EtcdStore) -> None:
         broker = guarded.store(names.BROKER_USER)
@@ -134,7 +161,9 @@ def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> 
             users = EtcdUsers(store.channels, lead)
             await users.converge()
             for _ in range(20):
-                await users._perform(Change("add_user_role", names.JOB_USER, role=names.BROKER_USER))
+                await users._perform(
+                    Change("add_user_role", names.JOB_USER, role=names.BROKER_USER)
+                )
                 await users.converge()
             over.set()
             await asyncio.gather(*tasks)
@@ -151,13 +180,16 @@ def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> 
 
 
 def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path: Path) -> None:
-    """etcd reads its files at each handshake; a store with an expired certificate takes the new one when it connects again."""
+    """etcd reads its files at each handshake; a store with an expired certificate takes the new
+    one when it connects again."""
 
     async def scenario(guarded: Guarded, store: EtcdStore) -> None:
         await EtcdUsers(store.channels, lead).converge()
         year_ms = 366 * 86_400_000
         expired = issue(guarded.authority, Subject(names.BROKER_USER), CLOCK.wall_ms() - year_ms)
-        material = ReplaceableTls(TlsBytes(guarded.authority.certificate, expired.certificate, expired.key))
+        material = ReplaceableTls(
+            TlsBytes(guarded.authority.certificate, expired.certificate, expired.key)
+        )
         broker = EtcdStore([guarded.server.endpoint], material, clock=CLOCK, request_timeout_s=3.0)
         try:
             with pytest.raises(StoreUnavailable):
@@ -166,7 +198,9 @@ def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path:
             await until_answered(broker)
             renewed = issue(guarded.authority, Subject(MEMBER, HERE), CLOCK.wall_ms())
             guarded.write(renewed)
-            assert ssl.PEM_cert_to_DER_cert(renewed.certificate.decode()) == await asyncio.to_thread(shown_by, guarded)
+            assert ssl.PEM_cert_to_DER_cert(
+                renewed.certificate.decode()
+            ) == await asyncio.to_thread(shown_by, guarded)
             other = guarded.store(names.BROKER_USER)
             await other.get(keys.CLUSTER)
             await other.close()
@@ -202,7 +236,12 @@ def test_one_port_serves_plain_and_tls_while_a_cluster_changes_over(tmp_path: Pa
         guarded = Guarded(tmp_path)
         endpoint = guarded.server.endpoint
         plain = endpoint.replace("https://", "http://")
-        guarded.server._extra += ("--listen-client-urls", f"{endpoint},{plain}", "--peer-cert-allowed-cn", MEMBER)
+        guarded.server._extra += (
+            "--listen-client-urls",
+            f"{endpoint},{plain}",
+            "--peer-cert-allowed-cn",
+            MEMBER,
+        )
         await asyncio.to_thread(guarded.server.start)
         old, new = EtcdStore([plain], clock=CLOCK), guarded.store(names.BROKER_USER)
         try:

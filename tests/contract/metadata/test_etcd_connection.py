@@ -1,4 +1,5 @@
-"""What is particular to a store behind a network: failover, deadlines, requests that must not be repeated."""
+"""What is particular to a store behind a network: failover, deadlines, requests that must not be
+repeated."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ def test_a_frozen_server_costs_one_deadline_and_a_write_is_sent_once(server: Etc
     run(EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=3.0), scenario)
 
 
-def test_a_read_goes_to_another_member_when_one_does_not_answer(tmp_path: Path, server: EtcdServer) -> None:
+def test_a_read_goes_to_another_member_when_one_does_not_answer(
+    tmp_path: Path, server: EtcdServer
+) -> None:
     """The first member is frozen: it still accepts connections."""
 
     async def scenario(store: EtcdStore) -> None:
@@ -102,7 +105,11 @@ def test_a_read_goes_to_another_member_when_one_does_not_answer(tmp_path: Path, 
         frozen = EtcdServer(tmp_path / "frozen")
         frozen.start()
         try:
-            other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=4.0)
+            other = EtcdStore(
+                [frozen.endpoint, server.endpoint],
+                clock=FirstEndpointClock(),
+                request_timeout_s=4.0,
+            )
             await store.put("k", b"v")
             assert await other.get("k") is None, "the first member answers as long as it can"
             frozen.freeze()
@@ -117,13 +124,17 @@ def test_a_read_goes_to_another_member_when_one_does_not_answer(tmp_path: Path, 
     run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_a_write_without_an_answer_is_not_sent_to_another_member(tmp_path: Path, server: EtcdServer) -> None:
+def test_a_write_without_an_answer_is_not_sent_to_another_member(
+    tmp_path: Path, server: EtcdServer
+) -> None:
     (tmp_path / "frozen").mkdir()
     frozen = EtcdServer(tmp_path / "frozen")
     frozen.start()
 
     async def scenario(store: EtcdStore) -> None:
-        other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=3.0)
+        other = EtcdStore(
+            [frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=3.0
+        )
         await other.put("k", b"first")
         frozen.freeze()
         with pytest.raises(StoreUnavailable):
@@ -141,19 +152,25 @@ def test_a_write_without_an_answer_is_not_sent_to_another_member(tmp_path: Path,
         frozen.kill()
 
 
-def test_a_caller_that_loses_patience_reaches_another_member_next(tmp_path: Path, server: EtcdServer) -> None:
-    """A lease keeper waits a third of the lease's time, which is less than the deadline of a request."""
+def test_a_caller_that_loses_patience_reaches_another_member_next(
+    tmp_path: Path, server: EtcdServer
+) -> None:
+    """A lease keeper waits a third of the lease's time, which is less than the deadline of a
+    request."""
     (tmp_path / "frozen").mkdir()
     frozen = EtcdServer(tmp_path / "frozen")
     frozen.start()
 
     async def scenario(_: EtcdStore) -> None:
-        other = EtcdStore([frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=200.0)
+        other = EtcdStore(
+            [frozen.endpoint, server.endpoint], clock=FirstEndpointClock(), request_timeout_s=200.0
+        )
         lease = await other.grant_lease(60)
         frozen.freeze()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(other.renew_lease(lease), 0.5)
-        with pytest.raises(LeaseLost):  # the other server's answer: it is another cluster and knows no such lease
+        # the other server's answer: it is another cluster and knows no such lease
+        with pytest.raises(LeaseLost):
             await asyncio.wait_for(other.renew_lease(lease), 120.0)
         await other.close()
 
@@ -184,8 +201,11 @@ def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
     run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_a_watch_on_a_silent_connection_reconnects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: EtcdServer) -> None:
-    """Nothing closes the connection to a frozen member: a watch must find out by itself, even of a prefix that never changes."""
+def test_a_watch_on_a_silent_connection_reconnects(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: EtcdServer
+) -> None:
+    """Nothing closes the connection to a frozen member: a watch must find out by itself, even of
+    a prefix that never changes."""
     monkeypatch.setattr(etcd, "WATCH_SILENCE_S", 0.3)
     (tmp_path / "frozen").mkdir()
     frozen = EtcdServer(tmp_path / "frozen")
@@ -277,7 +297,9 @@ def test_value_compares_of_missing_keys_survive_a_race(server: EtcdServer) -> No
 def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
     async def scenario(store: EtcdStore) -> None:
         lost: list[str] = []
-        keeper = ThreadedLeaseKeeper(lambda: EtcdStore([server.endpoint], clock=CLOCK), CLOCK, 3.0, lost.append, 60.0)
+        keeper = ThreadedLeaseKeeper(
+            lambda: EtcdStore([server.endpoint], clock=CLOCK), CLOCK, 3.0, lost.append, 60.0
+        )
         lease = await keeper.start()
         await store.put("k", b"v", lease)
         time.sleep(6.5)  # the main loop is busy for more than two lease times
@@ -298,14 +320,18 @@ def test_leases_that_end_in_an_outage_leave_nothing_behind_on_standard_error(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whenever gRPC reports what became of their calls, be it when etcd is back: no other loop of the process fails by it."""
-    monkeypatch.setattr(lease_thread, "LAST_WORDS_S", 0, raising=False)  # how long gRPC takes is nobody's to say
+    """Whenever gRPC reports what became of their calls, be it when etcd is back: no other loop
+    of the process fails by it."""
+    # how long gRPC takes is nobody's to say
+    monkeypatch.setattr(lease_thread, "LAST_WORDS_S", 0, raising=False)
 
     async def scenario(store: EtcdStore) -> None:
         def connect() -> EtcdStore:
             return EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=1.0)
 
-        keepers = [ThreadedLeaseKeeper(connect, CLOCK, 2.0, lambda _reason: None, 60.0) for _ in range(6)]
+        keepers = [
+            ThreadedLeaseKeeper(connect, CLOCK, 2.0, lambda _reason: None, 60.0) for _ in range(6)
+        ]
         await asyncio.gather(*(keeper.start() for keeper in keepers[:5]))
         server.kill()
         with pytest.raises(StoreUnavailable):
@@ -332,19 +358,25 @@ def test_malformed_endpoints_are_refused_by_name(endpoint: str, words: str) -> N
         EtcdStore([endpoint], clock=CLOCK)
 
 
-def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(server: EtcdServer) -> None:
-    """gRPC reports the end of the channel as a cancellation, by which a task would end without a word: a read is sent again on the new one, a write
-    raises our error."""
+def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(
+    server: EtcdServer,
+) -> None:
+    """gRPC reports the end of the channel as a cancellation, by which a task would end without a
+    word: a read is sent again on the new one, a write raises our error."""
 
     async def scenario(store: EtcdStore) -> None:
         await store.put("k", b"1")
         server.freeze()
-        reading, writing = asyncio.create_task(store.get("k")), asyncio.create_task(store.put("k", b"2"))
+        reading, writing = (
+            asyncio.create_task(store.get("k")),
+            asyncio.create_task(store.put("k", b"2")),
+        )
         await asyncio.sleep(0.2)
         assert not reading.done()
         assert not writing.done()
         (address, member), *_ = store.channels._members.items()
-        del store.channels._members[address]  # what new certificates do to a connection that is down
+        # what new certificates do to a connection that is down
+        del store.channels._members[address]
         await member.channel.close()
         server.thaw()
         with pytest.raises(StoreUnavailable, match="closed under the request"):

@@ -17,7 +17,11 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata.backends.etcd import EtcdStore, TlsFiles
 
 CLOCK = SystemClock()
-pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")]
+pytestmark = [
+    pytest.mark.etcd,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl"),
+]
 EXTENSIONS = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=IP:127.0.0.1\n"
 
 
@@ -38,24 +42,39 @@ class Authority:
         directory.mkdir(exist_ok=True)
         self._directory = directory
         self._openssl(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem"
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "
+            "/CN=authority -keyout ca.key -out ca.pem"
         )
         (directory / "extensions").write_text(EXTENSIONS)
 
     def _openssl(self, arguments: str) -> None:
-        subprocess.run(["openssl", *arguments.split()], cwd=self._directory, check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", *arguments.split()], cwd=self._directory, check=True, capture_output=True
+        )
 
     def issue(self, name: str) -> TlsFiles:
         """Certificate and key for 127.0.0.1, as client and server."""
-        self._openssl(f"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr")
         self._openssl(
-            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out {name}.pem"
+            f"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name} -keyout "
+            f"{name}.key -out {name}.csr"
         )
-        return TlsFiles(self._directory / "ca.pem", self._directory / f"{name}.pem", self._directory / f"{name}.key")
+        self._openssl(
+            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "
+            f"extensions -out {name}.pem"
+        )
+        return TlsFiles(
+            self._directory / "ca.pem",
+            self._directory / f"{name}.pem",
+            self._directory / f"{name}.key",
+        )
 
 
 def tls_server(directory: Path, files: TlsFiles) -> EtcdServer:
-    flags = ("--client-cert-auth=true", f"--trusted-ca-file={files.authority}", f"--cert-file={files.certificate}")
+    flags = (
+        "--client-cert-auth=true",
+        f"--trusted-ca-file={files.authority}",
+        f"--cert-file={files.certificate}",
+    )
     return EtcdServer(directory, (*flags, f"--key-file={files.key}"), scheme="https")
 
 
@@ -89,7 +108,11 @@ def test_replaced_certificates_are_picked_up_without_a_restart(tmp_path: Path) -
         with pytest.raises(StoreUnavailable):
             await store.put("k", b"v")
         fresh = authority.issue("client")
-        for old, new in ((mounted.authority, fresh.authority), (mounted.certificate, fresh.certificate), (mounted.key, fresh.key)):
+        for old, new in (
+            (mounted.authority, fresh.authority),
+            (mounted.certificate, fresh.certificate),
+            (mounted.key, fresh.key),
+        ):
             old.write_bytes(new.read_bytes())
         for _ in range(10):
             try:

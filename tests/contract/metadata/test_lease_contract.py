@@ -19,12 +19,23 @@ def test_all_keys_of_an_expired_lease_vanish_in_one_revision(backend: Backend) -
         assert lease != 0
         other = await store.grant_lease(60)
         await store.transact(
-            (), (Put("l/b", b"1", lease), Put("l/a", b"2", lease), Put("l/kept", b"3"), Put("l/other", b"4", other))
+            (),
+            (
+                Put("l/b", b"1", lease),
+                Put("l/a", b"2", lease),
+                Put("l/kept", b"3"),
+                Put("l/other", b"4", other),
+            ),
         )
         start = (await store.range("")).revision + 1
-        batch = await asyncio.wait_for(anext(store.watch("l/", start)), backend.ttl_s + backend.expiry_s)
+        batch = await asyncio.wait_for(
+            anext(store.watch("l/", start)), backend.ttl_s + backend.expiry_s
+        )
         assert backend.clock.boottime() - granted_at >= backend.ttl_s, "never early"
-        assert [(event.key, event.value) for event in batch.events] == [("l/a", None), ("l/b", None)]
+        assert [(event.key, event.value) for event in batch.events] == [
+            ("l/a", None),
+            ("l/b", None),
+        ]
         assert batch.revision == start
         assert [item.key for item in (await store.range("l/")).items] == ["l/kept", "l/other"]
         with pytest.raises(LeaseLost):
@@ -40,7 +51,8 @@ def test_a_renewed_lease_outlives_its_time(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
         lease = await store.grant_lease(backend.ttl_s)
         await store.put("l/k", b"v", lease)
-        for _ in range(22):  # often: a machine that is busy with other things may be late by most of the lease's time
+        # often: a machine that is busy with other things may be late by most of the lease's time
+        for _ in range(22):
             await asyncio.sleep(backend.ttl_s / 10)
             assert await store.renew_lease(lease) >= backend.ttl_s
         item = await store.get("l/k")
@@ -88,7 +100,11 @@ def test_the_last_write_decides_which_lease_a_key_is_bound_to(backend: Backend) 
         await store.delete("l/deleted")
         await store.put("l/deleted", b"6")
         await store.revoke_lease(first)
-        assert [item.key for item in (await store.range("l/")).items] == ["l/deleted", "l/freed", "l/moved"]
+        assert [item.key for item in (await store.range("l/")).items] == [
+            "l/deleted",
+            "l/freed",
+            "l/moved",
+        ]
         await store.revoke_lease(second)
         assert [item.key for item in (await store.range("l/")).items] == ["l/deleted", "l/freed"]
 

@@ -33,7 +33,9 @@ def test_any_bytes_and_any_text_are_kept(backend: Backend) -> None:
         for key in keys:
             await store.put(key, value + key.encode())
         assert [item.key for item in (await store.range("")).items] == sorted(keys)
-        assert all(item.value == value + item.key.encode() for item in (await store.range("")).items)
+        assert all(
+            item.value == value + item.key.encode() for item in (await store.range("")).items
+        )
 
     backend.run(scenario)
 
@@ -44,7 +46,9 @@ def test_delete_says_whether_there_was_something(backend: Backend) -> None:
         assert await store.delete("k") is True
         before = (await store.range("")).revision
         assert await store.delete("k") is False
-        assert (await store.range("")).revision == before, "nothing changed, so there is no revision"
+        assert (await store.range("")).revision == before, (
+            "nothing changed, so there is no revision"
+        )
 
     backend.run(scenario)
 
@@ -52,12 +56,19 @@ def test_delete_says_whether_there_was_something(backend: Backend) -> None:
 def test_a_transaction_is_one_revision_or_nothing(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
         base = await store.put("old", b"x")
-        done = await store.transact((Compare("old", "mod", "=", base),), (Put("a", b"1"), Put("b", b"2"), Delete("old")))
+        done = await store.transact(
+            (Compare("old", "mod", "=", base),), (Put("a", b"1"), Put("b", b"2"), Delete("old"))
+        )
         assert done.succeeded
         assert done.revision == base + 1
         found = await store.range("")
-        assert [(item.key, item.mod_revision) for item in found.items] == [("a", done.revision), ("b", done.revision)]
-        refused = await store.transact((Compare("old", "mod", "=", base),), (Put("a", b"3"), Put("c", b"4"), Delete("b")))
+        assert [(item.key, item.mod_revision) for item in found.items] == [
+            ("a", done.revision),
+            ("b", done.revision),
+        ]
+        refused = await store.transact(
+            (Compare("old", "mod", "=", base),), (Put("a", b"3"), Put("c", b"4"), Delete("b"))
+        )
         assert not refused.succeeded
         assert await store.range("") == found
 
@@ -72,7 +83,8 @@ PRESENT = {
     ("value", "=", b"m"): True, ("value", "=", b""): False, ("value", "!=", b"m"): False, ("value", "!=", b"x"): True,
     ("value", "<", b"n"): True, ("value", "<", b"m"): False, ("value", ">", b""): True, ("value", ">", b"m"): False,
 }  # fmt: skip
-"""Truth of compares on a key with value b"m", version 2; operands of mod and create count from its mod_revision."""
+"""Truth of compares on a key with value b"m", version 2; operands of mod and create count from
+its mod_revision."""
 MISSING = {
     ("mod", "=", 0): True, ("mod", "!=", 0): False, ("mod", "<", 1): True, ("mod", ">", 0): False,
     ("create", "=", 0): True, ("create", ">", 0): False, ("version", "=", 0): True, ("version", "<", 1): True,
@@ -86,7 +98,11 @@ def test_every_compare_means_the_same_everywhere(backend: Backend) -> None:
         await store.put("here", b"l")
         mod = await store.put("here", b"m")
         for (target, operator, operand), expected in PRESENT.items():
-            shifted = operand + mod if isinstance(operand, int) and target in ("mod", "create") else operand
+            shifted = (
+                operand + mod
+                if isinstance(operand, int) and target in ("mod", "create")
+                else operand
+            )
             compare = Compare("here", target, operator, shifted)  # type: ignore[arg-type]  # from the table above
             assert (await store.transact((compare,), ())).succeeded is expected, compare
         for (target, operator, operand), expected in MISSING.items():
@@ -103,7 +119,11 @@ def test_a_refusal_shows_the_compared_keys_as_it_saw_them(backend: Backend) -> N
         await store.put("a", b"1")
         await store.put("b", b"2")
         await store.put("unrelated", b"3")
-        compares = (Compare("a", "version", "=", 1), Compare("b", "value", "=", b"?"), Compare("c", "mod", "=", 0))
+        compares = (
+            Compare("a", "version", "=", 1),
+            Compare("b", "value", "=", b"?"),
+            Compare("c", "mod", "=", 0),
+        )
         result = await store.transact(compares, (Put("d", b"4"),))
         assert not result.succeeded
         assert {item.key: item.value for item in result.current} == {"a": b"1", "b": b"2"}
@@ -117,7 +137,12 @@ def test_range_is_exact_ordered_and_limited(backend: Backend) -> None:
         keys = ["a", "a/", "a/1", "a/10", "a/2", "a0", "b/1"]
         for key in reversed(keys):
             await store.put(key, key.encode())
-        assert [item.key for item in (await store.range("a/")).items] == ["a/", "a/1", "a/10", "a/2"]
+        assert [item.key for item in (await store.range("a/")).items] == [
+            "a/",
+            "a/1",
+            "a/10",
+            "a/2",
+        ]
         assert [item.key for item in (await store.range("a/", limit=2)).items] == ["a/", "a/1"]
         assert [item.key for item in (await store.range("")).items] == sorted(keys)
         empty = await store.range("nothing")
@@ -129,12 +154,15 @@ def test_range_is_exact_ordered_and_limited(backend: Backend) -> None:
 
 @pytest.mark.slow
 def test_range_reads_thousands_of_keys_at_one_revision(backend: Backend) -> None:
-    """A token moves between the first and the last of 1,200 keys; every range must see exactly one."""
+    """A token moves between the first and the last of 1,200 keys; every range must see exactly
+    one."""
 
     async def scenario(store: PatientStore) -> None:
         keys = [f"n/{number:04d}" for number in range(1200)]
         for start in range(0, len(keys), OPERATIONS_MAX):
-            await store.transact((), [Put(key, b"x") for key in keys[start : start + OPERATIONS_MAX]])
+            await store.transact(
+                (), [Put(key, b"x") for key in keys[start : start + OPERATIONS_MAX]]
+            )
         first, last = keys[0] + "-token", keys[-1] + "-token"
         await store.put(first, b"start")
 
@@ -171,8 +199,14 @@ def test_a_prefix_is_deleted_in_one_revision(backend: Backend) -> None:
 
 
 MALFORMED = {
-    "too many operations": ((), tuple(Put(f"k{number}", b"") for number in range(OPERATIONS_MAX + 1))),
-    "too many compares": (tuple(Compare(f"k{number}", "mod", "=", 0) for number in range(OPERATIONS_MAX + 1)), ()),
+    "too many operations": (
+        (),
+        tuple(Put(f"k{number}", b"") for number in range(OPERATIONS_MAX + 1)),
+    ),
+    "too many compares": (
+        tuple(Compare(f"k{number}", "mod", "=", 0) for number in range(OPERATIONS_MAX + 1)),
+        (),
+    ),
     "put twice": ((), (Put("k", b"1"), Put("k", b"2"))),
     "put and delete": ((), (Put("k", b"1"), Delete("k"))),
     "delete twice": ((), (Delete("k"), Delete("k"))),
@@ -202,7 +236,10 @@ def test_malformed_transactions_are_refused_and_change_nothing(backend: Backend)
 def test_a_full_transaction_is_accepted(backend: Backend) -> None:
     async def scenario(store: PatientStore) -> None:
         compares = [Compare(f"k{number}", "mod", "=", 0) for number in range(OPERATIONS_MAX)]
-        puts = [Put(f"k{number}", bytes(VALUE_BYTES_MAX // OPERATIONS_MAX - 10)) for number in range(OPERATIONS_MAX)]
+        puts = [
+            Put(f"k{number}", bytes(VALUE_BYTES_MAX // OPERATIONS_MAX - 10))
+            for number in range(OPERATIONS_MAX)
+        ]
         assert (await store.transact(compares, puts)).succeeded
         found = await store.range("k")
         assert len(found.items) == OPERATIONS_MAX
@@ -214,7 +251,8 @@ def test_a_full_transaction_is_accepted(backend: Backend) -> None:
 
 @pytest.mark.slow
 def test_concurrent_compare_and_swap_has_exactly_one_winner(backend: Backend) -> None:
-    """Eight tasks write a chain of versions; every version was written by exactly the one who thinks so."""
+    """Eight tasks write a chain of versions; every version was written by exactly the one who
+    thinks so."""
 
     async def scenario(store: PatientStore) -> None:
         await store.put("k", b"0")
@@ -225,7 +263,9 @@ def test_concurrent_compare_and_swap_has_exactly_one_winner(backend: Backend) ->
                 item = await store.get("k")
                 assert item is not None
                 value = f"{name}-{turn}".encode()
-                result = await store.transact((Compare("k", "mod", "=", item.mod_revision),), (Put("k", value),))
+                result = await store.transact(
+                    (Compare("k", "mod", "=", item.mod_revision),), (Put("k", value),)
+                )
                 if result.succeeded:
                     assert result.revision not in won
                     won[result.revision] = value
@@ -239,7 +279,8 @@ def test_concurrent_compare_and_swap_has_exactly_one_winner(backend: Backend) ->
             written[batch.revision] = batch.events[0].value
             if batch.revision == last.mod_revision:
                 break
-        # Over a bad network a winner whose reply was lost, and who was overtaken before reading, may not know; nobody is wrong.
+        # Over a bad network a winner whose reply was lost, and who was overtaken before reading,
+        # may not know; nobody is wrong.
         assert won.items() <= written.items()
         assert len(written) == last.version - 1
         assert list(written) == sorted(written)
@@ -267,7 +308,13 @@ def test_a_closed_store_answers_nothing(backend: Backend) -> None:
         await store.put("k", b"v")
         inner = store._inner
         await inner.close()
-        for request in (inner.get("k"), inner.range(""), inner.put("k", b"w"), inner.delete("k"), inner.grant_lease(1)):
+        for request in (
+            inner.get("k"),
+            inner.range(""),
+            inner.put("k", b"w"),
+            inner.delete("k"),
+            inner.grant_lease(1),
+        ):
             with pytest.raises(StoreUnavailable):
                 await request
 

@@ -11,7 +11,9 @@ from magnetar.metadata.store import Delete, Event, Put, WatchBatch
 from tests.contract.metadata.backends import Backend, PatientStore
 
 
-async def collect(store: PatientStore, prefix: str, from_revision: int, until: int) -> list[WatchBatch]:
+async def collect(
+    store: PatientStore, prefix: str, from_revision: int, until: int
+) -> list[WatchBatch]:
     """All batches of a watch up to revision `until`, which must have one."""
     watch = store.watch(prefix, from_revision)
     try:
@@ -27,7 +29,9 @@ def test_history_is_delivered_in_order_one_batch_per_revision(backend: Backend) 
     async def scenario(store: PatientStore) -> None:
         first = await store.put("w/a", b"1")
         await store.put("elsewhere", b"x")
-        both = (await store.transact((), (Put("w/a", b"2"), Put("elsewhere", b"y"), Put("w/b", b"3")))).revision
+        both = (
+            await store.transact((), (Put("w/a", b"2"), Put("elsewhere", b"y"), Put("w/b", b"3")))
+        ).revision
         await store.delete("w/a")
         last = (await store.range("")).revision
         assert await collect(store, "w/", first, last) == [
@@ -35,7 +39,9 @@ def test_history_is_delivered_in_order_one_batch_per_revision(backend: Backend) 
             WatchBatch(both, (Event("w/a", b"2", both, first), Event("w/b", b"3", both, both))),
             WatchBatch(last, (Event("w/a", None, last),)),
         ]
-        assert await collect(store, "w/", both + 1, last) == [WatchBatch(last, (Event("w/a", None, last),))]
+        assert await collect(store, "w/", both + 1, last) == [
+            WatchBatch(last, (Event("w/a", None, last),))
+        ]
 
     backend.run(scenario)
 
@@ -56,17 +62,22 @@ def test_a_watch_from_the_next_revision_sees_exactly_what_follows(backend: Backe
 
 
 def test_a_revision_is_never_split_however_large(backend: Backend) -> None:
-    """Four revisions of a hundred 10 KiB values: etcd splits such an answer over several messages."""
+    """Four revisions of a hundred 10 KiB values: etcd splits such an answer over several
+    messages."""
 
     async def scenario(store: PatientStore) -> None:
         start = (await store.range("")).revision + 1
         for turn in range(4):
-            await store.transact((), [Put(f"w/{number:03d}", bytes([turn]) * 10_000) for number in range(100)])
+            await store.transact(
+                (), [Put(f"w/{number:03d}", bytes([turn]) * 10_000) for number in range(100)]
+            )
         batches = await collect(store, "w/", start, start + 3)
         assert [batch.revision for batch in batches] == [start, start + 1, start + 2, start + 3]
         assert [len(batch.events) for batch in batches] == [100] * 4
         for turn, batch in enumerate(batches):
-            assert [event.key for event in batch.events] == [f"w/{number:03d}" for number in range(100)]
+            assert [event.key for event in batch.events] == [
+                f"w/{number:03d}" for number in range(100)
+            ]
             assert {event.value for event in batch.events} == {bytes([turn]) * 10_000}
 
     backend.run(scenario)
@@ -79,7 +90,9 @@ def test_several_watches_see_the_same(backend: Backend) -> None:
         for number in range(10):
             await store.put("w/k", b"%d" % number)
         first, *others = await asyncio.gather(*watches)
-        assert [batch.events[0].value for batch in first] == [b"%d" % number for number in range(10)]
+        assert [batch.events[0].value for batch in first] == [
+            b"%d" % number for number in range(10)
+        ]
         assert all(other == first for other in others)
 
     backend.run(scenario)
@@ -119,7 +132,9 @@ def test_nothing_is_lost_or_repeated_across_a_broken_connection(backend: Backend
             for number in range(120):
                 if number == 40:
                     await backend.disturb()
-                await store.transact((), (Put(f"w/{number % 7}", b"%d" % number), Put("other", b"%d" % number)))
+                await store.transact(
+                    (), (Put(f"w/{number % 7}", b"%d" % number), Put("other", b"%d" % number))
+                )
             return (await store.transact((), (Delete("w/0"), Put("w/end", b"end")))).revision
 
         async def watch() -> list[WatchBatch]:
@@ -133,7 +148,9 @@ def test_nothing_is_lost_or_repeated_across_a_broken_connection(backend: Backend
         watching = asyncio.create_task(watch())
         last = await write()
         found = await watching
-        assert found == await collect(store, "w/", start, last), "the same as an undisturbed reading of the history"
+        assert found == await collect(store, "w/", start, last), (
+            "the same as an undisturbed reading of the history"
+        )
         assert [batch.revision for batch in found] == list(range(start, last + 1))
 
     backend.run(scenario)

@@ -1,7 +1,8 @@
 """A managed etcd without Kubernetes: its pods are processes, its volumes directories.
 
-Owns: `EtcdPods`, which does what a StatefulSet's controller and a kubelet would do with the real etcd, the real start decision and the real
-environment; `Operator`, which looks, plans and acts as the reconciler does.
+Owns: `EtcdPods`, which does what a StatefulSet's controller and a kubelet would do with the real
+etcd, the real start decision and the real environment; `Operator`, which looks, plans and acts as
+the reconciler does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from magnetar.errors import StoreError
 from magnetar_operator.builders.etcd_config import start_variables
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
-from magnetar_operator.etcd.members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart, plan_members
+from magnetar_operator.etcd.members import (
+    MEMBERS_MAX,
+    EtcdPlan,
+    EtcdPod,
+    EtcdView,
+    Restart,
+    plan_members,
+)
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 
@@ -37,7 +45,8 @@ class Pod:
 
 @dataclass
 class EtcdPods:
-    """The StatefulSet, its pods and volumes. `flags` are part of the template: with another `template` pods are outdated."""
+    """The StatefulSet, its pods and volumes. `flags` are part of the template: with another
+    `template` pods are outdated."""
 
     directory: Path
     flags: tuple[str, ...] = ()
@@ -147,7 +156,14 @@ class Operator:
         self.known = self.known or seen.members is not None
         pods = self.pods
         view = EtcdView(
-            wanted, pods.replicas, pods.seen(set(seen.figures)), pods.claims(), self.known, seen.members, seen.voices, pods.door
+            wanted,
+            pods.replicas,
+            pods.seen(set(seen.figures)),
+            pods.claims(),
+            self.known,
+            seen.members,
+            seen.voices,
+            pods.door,
         )
         plan = plan_members(view)
         pods.config = start_variables(SET, pods.peers, wanted, plan.door, "token")

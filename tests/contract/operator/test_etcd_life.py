@@ -1,4 +1,5 @@
-"""The life of a managed etcd with real etcd processes: grow, replace, restart, shrink and heal under writes; nothing acknowledged is lost."""
+"""The life of a managed etcd with real etcd processes: grow, replace, restart, shrink and heal
+under writes; nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Writer:
 
 
 @asynccontextmanager
-async def stage(directory: Path, flags: tuple[str, ...] = ()) -> AsyncIterator[tuple[EtcdPods, Operator, EtcdStore]]:
+async def stage(
+    directory: Path, flags: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[EtcdPods, Operator, EtcdStore]]:
     pods = EtcdPods(directory, flags)
     operator = Operator(pods)
     store = EtcdStore(list(pods.clients.values()), clock=SystemClock())
@@ -79,7 +82,9 @@ async def writing(store: EtcdStore) -> AsyncIterator[Writer]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(operator: Operator, wanted: int, what: str, reached: Callable[[EtcdPlan, Upkeep], bool]) -> None:
+async def until(
+    operator: Operator, wanted: int, what: str, reached: Callable[[EtcdPlan, Upkeep], bool]
+) -> None:
     """Operator and kubelet take turns until `reached`."""
     plan = None
     try:
@@ -103,7 +108,8 @@ async def settled(operator: Operator, wanted: int) -> None:
 
 
 async def fill(store: EtcdStore, key: Callable[[int], str]) -> None:
-    """Write until etcd refuses: it compares the size of its file, which grows when a tenth of a second's writes are committed together."""
+    """Write until etcd refuses: it compares the size of its file, which grows when a tenth of a
+    second's writes are committed together."""
     for number in range(5000):
         try:
             await store.put(key(number), b"x" * (100 << 10))
@@ -112,8 +118,11 @@ async def fill(store: EtcdStore, key: Callable[[int], str]) -> None:
     pytest.fail("500 MB were taken with a quota of 8 MiB")
 
 
-def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(tmp_path: Path) -> None:
-    """Writes go on through all of it, every acknowledged one is there at the end, and a voter is only ever added after its time as a learner."""
+def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(
+    tmp_path: Path,
+) -> None:
+    """Writes go on through all of it, every acknowledged one is there at the end, and a voter is
+    only ever added after its time as a learner."""
 
     async def scenario() -> None:
         async with stage(tmp_path) as (pods, operator, store):
@@ -137,7 +146,11 @@ def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(t
                 await writer.goes_on()
 
                 pods.template += 1
-                leader = next(ordinal for ordinal, seen in operator.seen.figures.items() if seen.voice.leader == seen.voice.member)
+                leader = next(
+                    ordinal
+                    for ordinal, seen in operator.seen.figures.items()
+                    if seen.voice.leader == seen.voice.member
+                )
                 operator.steps.clear()
                 await settled(operator, 3)
                 restarted = [step.ordinal for step in operator.steps if isinstance(step, Restart)]
@@ -152,7 +165,10 @@ def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(t
                 # The volumes of the members that left hold what etcd would refuse: it is set aside.
                 operator.steps.clear()
                 await until(
-                    operator, 3, "member 1 has joined again", lambda *_: [type(s) for s in operator.steps[-1:]] == [Promote]
+                    operator,
+                    3,
+                    "member 1 has joined again",
+                    lambda *_: [type(s) for s in operator.steps[-1:]] == [Promote],
                 )
                 assert (pods.volume(1) / etcd_start.SET_ASIDE).is_dir()
                 await writer.goes_on()
@@ -162,7 +178,8 @@ def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(t
 
 
 def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> None:
-    """Neither the single member as a new cluster, nor the second of two lost ones as a member that has forgotten its votes."""
+    """Neither the single member as a new cluster, nor the second of two lost ones as a member
+    that has forgotten its votes."""
 
     async def scenario() -> None:
         async with stage(tmp_path) as (pods, operator, store):
@@ -210,7 +227,9 @@ def test_a_full_etcd_is_compacted_defragmented_and_takes_writes_again(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_goes(tmp_path: Path) -> None:
+def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_goes(
+    tmp_path: Path,
+) -> None:
     quota = 8 << 20
 
     async def scenario() -> None:
@@ -218,7 +237,9 @@ def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_goes(tmp
             operator.quota_bytes = quota
             await settled(operator, 1)
             await fill(store, lambda number: f"kept/{number}")
-            await until(operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None)
+            await until(
+                operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None
+            )
             for _ in range(4):
                 _, upkeep = await operator.once(1)
             assert upkeep.reason is not None

@@ -1,4 +1,5 @@
-"""The etcd that the operator renders, as real processes: its flags, its change from plain to TLS, brokers at work with their own role."""
+"""The etcd that the operator renders, as real processes: its flags, its change from plain to
+TLS, brokers at work with their own role."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 def rendered(security: str) -> tuple[list[str], dict[str, str]]:
     """Flags and environment of the container."""
     resource = cluster()
-    resource = resource.model_copy(update={"status": resource.status.model_copy(update={"etcd_security": security})})
+    resource = resource.model_copy(
+        update={"status": resource.status.model_copy(update={"etcd_security": security})}
+    )
     children = {identity_of(manifest): manifest for manifest in desired(resource, DEFAULTS, 1, {})}
     container = children["StatefulSet", "main-etcd"]["spec"]["template"]["spec"]["containers"][0]
     environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
@@ -81,7 +84,12 @@ class Pod:
     """One member, at addresses of the loopback."""
 
     def __init__(self, directory: Path, keyring: Keyring, ordinal: int = 0) -> None:
-        self.name, self.client, self.peer, self.health = f"main-etcd-{ordinal}", free_port(), free_port(), free_port()
+        self.name, self.client, self.peer, self.health = (
+            f"main-etcd-{ordinal}",
+            free_port(),
+            free_port(),
+            free_port(),
+        )
         self._directory, self._keyring = directory / self.name, keyring
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -94,7 +102,8 @@ class Pod:
         return f"https://127.0.0.1:{self.peer}"
 
     def start(self, security: str, cluster_of: list[Pod] | None = None) -> None:
-        """Start with what is rendered for `security`; "plain" is what an operator without TLS rendered."""
+        """Start with what is rendered for `security`; "plain" is what an operator without TLS
+        rendered."""
         flags, environment = rendered("" if security == "plain" else security)
         initial = ",".join(f"{pod.name}={pod.peer_url}" for pod in cluster_of or [self])
         flags = [flag for flag in flags if not flag.startswith(OPTIONS_OF_LIFE)]
@@ -112,18 +121,27 @@ class Pod:
                 "tls-",
             )
             flags = [
-                flag.replace("https://", "http://") for flag in flags if not flag.startswith(tuple(f"--{name}" for name in secured))
+                flag.replace("https://", "http://")
+                for flag in flags
+                if not flag.startswith(tuple(f"--{name}" for name in secured))
             ]
             flags = [",".join(dict.fromkeys(flag.split(","))) for flag in flags]
         flags = list(map(self._here, flags))
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "log").open("ab") as output:
             self._process = subprocess.Popen(
-                [etcd_binary(), *flags], stdout=output, stderr=output, env={**os.environ, **environment}
+                [etcd_binary(), *flags],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
             )
 
     def _here(self, flag: str) -> str:
-        ports = {names.ETCD_CLIENT_PORT: self.client, names.ETCD_PEER_PORT: self.peer, names.ETCD_HEALTH_PORT: self.health}
+        ports = {
+            names.ETCD_CLIENT_PORT: self.client,
+            names.ETCD_PEER_PORT: self.peer,
+            names.ETCD_HEALTH_PORT: self.health,
+        }
         places = {
             "$(POD_NAME).main-etcd.shop.svc": "127.0.0.1",
             "$(POD_NAME)": self.name,
@@ -134,10 +152,16 @@ class Pod:
         for old, new in places.items():
             flag = flag.replace(old, new)
         # At once and only whole numbers: one of our ports may begin with the digits of theirs.
-        flag = re.sub(rf":({'|'.join(map(str, ports))})(?!\d)", lambda found: f":{ports[int(found[1])]}", flag)
+        flag = re.sub(
+            rf":({'|'.join(map(str, ports))})(?!\d)", lambda found: f":{ports[int(found[1])]}", flag
+        )
         name, separator, value = flag.partition("=")
         # The pod's own address and the loopback are one here.
-        return name + separator + ",".join(dict.fromkeys(value.split(","))) if name.endswith("-urls") else flag
+        return (
+            name + separator + ",".join(dict.fromkeys(value.split(",")))
+            if name.endswith("-urls")
+            else flag
+        )
 
     def wait_ready(self) -> None:
         """Until the probe says so. Raises AssertionError with the end of its log."""
@@ -166,7 +190,9 @@ def keyring(tmp_path: Path) -> Keyring:
 
 def store(pods: list[Pod], tls: Path | None, timeout_s: float = 60.0) -> EtcdStore:
     files = TlsFiles.in_directory(tls) if tls is not None else None
-    return EtcdStore([pod.endpoint for pod in pods], files, clock=CLOCK, request_timeout_s=timeout_s)
+    return EtcdStore(
+        [pod.endpoint for pod in pods], files, clock=CLOCK, request_timeout_s=timeout_s
+    )
 
 
 async def put(pods: list[Pod], tls: Path | None, key: str, timeout_s: float = 60.0) -> None:
@@ -188,14 +214,19 @@ async def admit(pods: list[Pod], keyring: Keyring) -> int:
 async def addresses(opened: EtcdStore) -> list[str]:
     """Where members expect each other."""
     answer = await opened.channels.call(
-        lambda member, patience_s: rpc.ClusterStub(member.channel).MemberList(rpc.MemberListRequest(), timeout=patience_s),
+        lambda member, patience_s: rpc.ClusterStub(member.channel).MemberList(
+            rpc.MemberListRequest(), timeout=patience_s
+        ),
         repeatable=True,
     )
     return [url for member in answer.members for url in member.peerURLs]
 
 
-def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(tmp_path: Path, keyring: Keyring) -> None:
-    """Plain, then both on one port, then TLS and users alone; what was written before is there afterwards, and nobody plain is heard."""
+def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(
+    tmp_path: Path, keyring: Keyring
+) -> None:
+    """Plain, then both on one port, then TLS and users alone; what was written before is there
+    afterwards, and nobody plain is heard."""
     pod = Pod(tmp_path, keyring)
 
     async def scenario() -> None:
@@ -225,7 +256,9 @@ def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(tmp_path: Path
         pod.stop()
 
 
-def test_three_members_trust_each_other_and_no_client_passes_for_one(tmp_path: Path, keyring: Keyring) -> None:
+def test_three_members_trust_each_other_and_no_client_passes_for_one(
+    tmp_path: Path, keyring: Keyring
+) -> None:
     pods = [Pod(tmp_path, keyring, ordinal) for ordinal in range(3)]
 
     async def scenario() -> None:
@@ -256,8 +289,11 @@ def fetched(url: str, context: ssl.SSLContext) -> bytes:
         return content
 
 
-def test_a_broker_does_its_work_with_the_rights_of_its_role(tmp_path: Path, keyring: Keyring) -> None:
-    """Registers, leads, serves, writes checkpoints and drains; its certificate is renewed meanwhile."""
+def test_a_broker_does_its_work_with_the_rights_of_its_role(
+    tmp_path: Path, keyring: Keyring
+) -> None:
+    """Registers, leads, serves, writes checkpoints and drains; its certificate is renewed
+    meanwhile."""
     pod = Pod(tmp_path, keyring)
     mounted = keyring[names.BROKER_USER]
     broker = ServerProcess(
@@ -283,7 +319,9 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(tmp_path: Path, keyr
             for _ in range(20):
                 await producer.send(b"x" * 500_000)
             await consumer.receive()
-            keyring.write(mounted, issue(keyring._authority, Subject(names.BROKER_USER), CLOCK.wall_ms()))
+            keyring.write(
+                mounted, issue(keyring._authority, Subject(names.BROKER_USER), CLOCK.wall_ms())
+            )
             pod.stop()
             pod.start(Security.TLS)
             await asyncio.to_thread(pod.wait_ready)

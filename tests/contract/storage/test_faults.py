@@ -1,4 +1,5 @@
-"""A log on a bad disk: nothing acknowledged is lost, nothing is acknowledged that could be, and it goes on as soon as it can."""
+"""A log on a bad disk: nothing acknowledged is lost, nothing is acknowledged that could be, and
+it goes on as soon as it can."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from magnetar.storage.log.writer import LogWriter, RecordPlace
 from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
 from magnetar.storage.volumes.posix import PosixVolume
 from tests.simulation.kernel.world import World
-from tests.support.logs import CLOCK, INCARNATION, Failures, append_numbered, new_writer, read_numbers
+from tests.support.logs import (
+    CLOCK,
+    INCARNATION,
+    Failures,
+    append_numbered,
+    new_writer,
+    read_numbers,
+)
 
 WAIT_S = 10.0
 
@@ -53,10 +61,15 @@ async def all_read(volume: FaultyVolume) -> dict[int, RecordPlace]:
 
 
 @pytest.mark.parametrize(
-    "faults", [VolumeFaults(write_error=1.0), VolumeFaults(flush_error=1.0)], ids=["short write", "failed flush"]
+    "faults",
+    [VolumeFaults(write_error=1.0), VolumeFaults(flush_error=1.0)],
+    ids=["short write", "failed flush"],
 )
-def test_a_file_that_fails_is_left_and_everything_goes_into_the_next(tmp_path: Path, faults: VolumeFaults) -> None:
-    """No producer hears of it; the failed file ends, for everybody, where its acknowledged part does; it is never written again."""
+def test_a_file_that_fails_is_left_and_everything_goes_into_the_next(
+    tmp_path: Path, faults: VolumeFaults
+) -> None:
+    """No producer hears of it; the failed file ends, for everybody, where its acknowledged part
+    does; it is never written again."""
 
     async def scenario() -> None:
         async with bad_disk(tmp_path) as (volume, writer, failures):
@@ -98,9 +111,12 @@ def test_a_disk_that_fails_twice_in_a_row_ends_the_log(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("reserved", [True, False], ids=["before a block", "in the middle of a block"])
+@pytest.mark.parametrize(
+    "reserved", [True, False], ids=["before a block", "in the middle of a block"]
+)
 def test_a_full_disk_is_waited_for(tmp_path: Path, reserved: bool) -> None:
-    """The log says so, acknowledges nothing, and goes on where it was once there is space; it is not fenced."""
+    """The log says so, acknowledges nothing, and goes on where it was once there is space; it is
+    not fenced."""
 
     async def scenario() -> None:
         async with bad_disk(tmp_path) as (volume, writer, failures):
@@ -130,14 +146,18 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, reserved: bool) -> None:
 
 
 class Promising(FaultyVolume):
-    """A volume on which files can be created though there is no space to write into them (thin provisioning, say)."""
+    """A volume on which files can be created though there is no space to write into them (thin
+    provisioning, say)."""
 
     def check_space(self, what: str) -> None:
         """Nobody looks."""
 
 
-def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_after_the_other(tmp_path: Path) -> None:
-    """A block that finds no space in the next file either waits: nothing is acknowledged meanwhile, nothing is lost, nothing comes twice."""
+def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """A block that finds no space in the next file either waits: nothing is acknowledged
+    meanwhile, nothing is lost, nothing comes twice."""
 
     async def scenario() -> None:
         inner, failures = PosixVolume(tmp_path), Failures()
@@ -181,7 +201,8 @@ def test_a_file_that_cannot_be_created_is_tried_again_and_leaves_no_gap(tmp_path
     async def scenario() -> None:
         async with bad_disk(tmp_path) as (volume, writer, failures):
             done: dict[int, RecordPlace] = {}
-            append_numbered(writer, 0, done, size=9000)  # what comes next prepares a spare, which fails
+            # what comes next prepares a spare, which fails
+            append_numbered(writer, 0, done, size=9000)
             await writer.barrier()
             volume.faults = VolumeFaults(create_error=1.0)
             number = 0
@@ -193,7 +214,9 @@ def test_a_file_that_cannot_be_created_is_tried_again_and_leaves_no_gap(tmp_path
             await writer.barrier()
             assert failures == []
             assert await all_read(volume) == done
-            assert sorted({place.file for place in done.values()}) == list(range(writer.position.file + 1))
+            assert sorted({place.file for place in done.values()}) == list(
+                range(writer.position.file + 1)
+            )
 
     asyncio.run(scenario())
 
@@ -212,8 +235,11 @@ FAULTS = st.builds(
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.lists(FAULTS, min_size=1, max_size=5))
-def test_whatever_the_disk_does_what_was_acknowledged_is_read_back(seed: int, weather: list[VolumeFaults]) -> None:
-    """In virtual time, under changing weather, with a taker at the end: everything acknowledged lies where it was said to."""
+def test_whatever_the_disk_does_what_was_acknowledged_is_read_back(
+    seed: int, weather: list[VolumeFaults]
+) -> None:
+    """In virtual time, under changing weather, with a taker at the end: everything acknowledged
+    lies where it was said to."""
     done: dict[int, RecordPlace] = {}
 
     async def own(world: World) -> None:

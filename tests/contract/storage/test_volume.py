@@ -129,14 +129,18 @@ def test_appends_land_one_behind_another(case: VolumeCase, tmp_path: Path) -> No
         assert not handle.full
         assert await volume.read(LOG, 17, 10_000) == b"".join(many)
         assert await volume.read(LOG, 12, 15) == b"three0000000001"
-        assert (await volume.read(LOG, 9_000, 1_000_000)).rstrip(b"\0") == b"".join(many)[9_000 - 17 :]
+        assert (await volume.read(LOG, 9_000, 1_000_000)).rstrip(b"\0") == b"".join(many)[
+            9_000 - 17 :
+        ]
         await handle.close()
         assert await volume.read(LOG, 0, len(HEADER)) == HEADER
 
     play(case, script, tmp_path)
 
 
-def test_after_the_end_of_its_log_an_append_is_fenced_for_ever(case: VolumeCase, tmp_path: Path) -> None:
+def test_after_the_end_of_its_log_an_append_is_fenced_for_ever(
+    case: VolumeCase, tmp_path: Path
+) -> None:
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
         handle = await volume.create_log(LOG, CAPACITY, HEADER)
@@ -154,8 +158,11 @@ def test_after_the_end_of_its_log_an_append_is_fenced_for_ever(case: VolumeCase,
     play(case, script, tmp_path)
 
 
-def test_after_the_end_of_its_log_a_further_file_is_of_no_use(case: VolumeCase, tmp_path: Path) -> None:
-    """Either it cannot be created, or nothing can be appended to it; the end may be declared again and again."""
+def test_after_the_end_of_its_log_a_further_file_is_of_no_use(
+    case: VolumeCase, tmp_path: Path
+) -> None:
+    """Either it cannot be created, or nothing can be appended to it; the end may be declared
+    again and again."""
 
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
@@ -171,7 +178,8 @@ def test_after_the_end_of_its_log_a_further_file_is_of_no_use(case: VolumeCase, 
 
 
 def test_a_collected_log_stays_ended(case: VolumeCase, tmp_path: Path) -> None:
-    """An owner that slept through takeover and clean-up acknowledges nothing; what was collected is not shown."""
+    """An owner that slept through takeover and clean-up acknowledges nothing; what was collected
+    is not shown."""
 
     async def script(volume: Volume) -> None:
         await volume.put_if_absent(CLAIM, b"")
@@ -232,7 +240,7 @@ def test_shrinking_gives_back_what_lies_behind_the_length(case: VolumeCase, tmp_
     play(case, script, tmp_path)
 
 
-# --- recycling ----------------------------------------------------------------------------------------------------------------
+# --- recycling ------------------------------------------------------------------------------------
 
 SPARE = "logs/a/00000000.spare"
 RECYCLE = ("posix", "simulated")
@@ -258,7 +266,9 @@ def test_who_recycles_log_files(case: VolumeCase, tmp_path: Path) -> None:
     play(case, script, tmp_path)
 
 
-def test_a_log_file_that_is_set_aside_has_its_new_name_only(recycles: VolumeCase, tmp_path: Path) -> None:
+def test_a_log_file_that_is_set_aside_has_its_new_name_only(
+    recycles: VolumeCase, tmp_path: Path
+) -> None:
     async def script(volume: Volume) -> None:
         await (await volume.create_log(LOG, CAPACITY, HEADER)).close()
         assert await recycling(volume).set_aside(LOG, SPARE, CAPACITY)
@@ -311,17 +321,26 @@ def test_a_name_that_is_taken_stays_what_it_is(recycles: VolumeCase, tmp_path: P
             await recycling(volume).create_log_from(SPARE, NEXT, CAPACITY, b"HEADER")
         assert await volume.read(NEXT, 0, len(HEADER)) == HEADER
         with pytest.raises(FileNotFoundError):
-            await recycling(volume).create_log_from("logs/a/00000007.spare", "logs/a/00000008.log", CAPACITY, b"HEADER")
+            await recycling(volume).create_log_from(
+                "logs/a/00000007.spare", "logs/a/00000008.log", CAPACITY, b"HEADER"
+            )
         assert not await volume.exists("logs/a/00000008.log")
 
     play(recycles, script, tmp_path)
 
 
 @pytest.mark.parametrize("part", ["a" * PART_LENGTH_MAX, "...a", "=", ":", "-", "A_b.C"])
-def test_every_namespace_that_names_allow_has_a_place(case: VolumeCase, tmp_path: Path, part: str) -> None:
-    """What the table of names accepts, storage accepts: otherwise a bundle of it could neither be written nor freed."""
+def test_every_namespace_that_names_allow_has_a_place(
+    case: VolumeCase, tmp_path: Path, part: str
+) -> None:
+    """What the table of names accepts, storage accepts: otherwise a bundle of it could neither
+    be written nor freed."""
     bundle = BundleName.parse(f"{part}/{part}/0x00000000_0xffffffff")
-    places = [names.manifest(bundle, 1, 2), names.checkpoint(bundle, 3, 4), names.segment(bundle, "l1-5")]
+    places = [
+        names.manifest(bundle, 1, 2),
+        names.checkpoint(bundle, 3, 4),
+        names.segment(bundle, "l1-5"),
+    ]
 
     async def script(volume: Volume) -> None:
         for place in places:

@@ -1,6 +1,7 @@
 """The volumes that the contract is proved on.
 
-Owns: how each is opened, and on which loop a test against it runs. A further implementation adds a case to `CASES`.
+Owns: how each is opened, and on which loop a test against it runs. A further implementation adds a
+case to `CASES`.
 """
 
 from __future__ import annotations

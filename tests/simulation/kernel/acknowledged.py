@@ -1,9 +1,11 @@
-"""Acknowledgements around planned moves, judged by the commands that pass between clients and brokers.
+"""Acknowledgements around planned moves, judged by the commands that pass between clients and
+brokers.
 
-Owns: `Passed`: which messages were delivered again although their ACK had been sent before that consumer got CLOSE_CONSUMER, or before its new
-SUBSCRIBE was answered. Fed by clients of the simulation and by proxies before real brokers. Imports: wire.
-Invariants: commands of one connection come in the order in which they pass; a check only accuses: it is for courses in which every broker lives
-until it has handed its bundles over.
+Owns: `Passed`: which messages were delivered again although their ACK had been sent before that
+consumer got CLOSE_CONSUMER, or before its new SUBSCRIBE was answered. Fed by clients of the
+simulation and by proxies before real brokers. Imports: wire. Invariants: commands of one connection
+come in the order in which they pass; a check only accuses: it is for courses in which every broker
+lives until it has handed its bundles over.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class _Stream:
     def commands(self, data: bytes) -> Iterator[api.BaseCommand]:
         self.data += data
         while len(self.data) >= HEADER_BYTES:
-            total, size = int.from_bytes(self.data[:4], "big"), int.from_bytes(self.data[4:8], "big")
+            total, size = (
+                int.from_bytes(self.data[:4], "big"),
+                int.from_bytes(self.data[4:8], "big"),
+            )
             if len(self.data) < 4 + total:
                 return
             yield api.BaseCommand.FromString(bytes(self.data[HEADER_BYTES : HEADER_BYTES + size]))
@@ -63,13 +68,16 @@ class Passed:
         self._attachments: Counter[Subscribed] = Counter()
         self.delivered: dict[Subscribed, Counter[Place]] = {}
         self.repeated: dict[Subscribed, set[Place]] = {}
-        """Delivered again although the ACK had passed before its sender got CLOSE_CONSUMER, or before it was attached to the new owner."""
+        """Delivered again although the ACK had passed before its sender got CLOSE_CONSUMER, or
+        before it was attached to the new owner."""
         self.moves: Counter[Subscribed] = Counter()
 
     def tap(self, connection: object, to_broker: bool, data: bytes) -> None:
         """Bytes pass."""
         with self._lock:
-            for command in self._streams.setdefault((connection, to_broker), _Stream()).commands(data):
+            for command in self._streams.setdefault((connection, to_broker), _Stream()).commands(
+                data
+            ):
                 self._note(connection, command)
 
     def acknowledged(self) -> int:
@@ -79,7 +87,9 @@ class Passed:
     def _note(self, connection: object, command: api.BaseCommand) -> None:
         if command.type == Type.SUBSCRIBE:
             attached = Attached(connection, command.subscribe.consumer_id)
-            self._attached[attached] = Subscribed(command.subscribe.topic, command.subscribe.subscription)
+            self._attached[attached] = Subscribed(
+                command.subscribe.topic, command.subscribe.subscription
+            )
             self._told.discard(attached)
             self._requests[connection, command.subscribe.request_id] = attached
         elif command.type == Type.SUCCESS:
@@ -94,7 +104,9 @@ class Passed:
                 self._told.add(attached)
                 self.moves[self._attached[attached]] += 1
         elif command.type == Type.MESSAGE:
-            self._note_delivery(Attached(connection, command.message.consumer_id), command.message.message_id)
+            self._note_delivery(
+                Attached(connection, command.message.consumer_id), command.message.message_id
+            )
 
     def _note_acknowledgement(self, attached: Attached, ack: api.CommandAck) -> None:
         if attached in self._told or attached not in self._attached:
@@ -108,5 +120,8 @@ class Passed:
     def _note_delivery(self, attached: Attached, message: api.MessageIdData) -> None:
         key, place = self._attached[attached], (message.ledgerId, message.entryId)
         self.delivered.setdefault(key, Counter())[place] += 1
-        if self._acknowledged.get(key, {}).get(place, self._attachments[key]) < self._attachments[key]:
+        if (
+            self._acknowledged.get(key, {}).get(place, self._attachments[key])
+            < self._attachments[key]
+        ):
             self.repeated.setdefault(key, set()).add(place)

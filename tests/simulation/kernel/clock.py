@@ -1,10 +1,10 @@
 """Clocks of simulated nodes.
 
-Owns: `SimClock`. Imports: random (seeded), the loop.
-Wall time is skewed, drifts and can be made to jump; monotonic and boot time start at an arbitrary point and drift a little, so
-that code which compares them across nodes is caught. A paused process finds all of them moved on. Excluded: suspension of a whole
-machine (monotonic time standing still), because it looks to everybody else exactly like a pause.
-Invariant: everything drawn follows from (seed, node name, life).
+Owns: `SimClock`. Imports: random (seeded), the loop. Wall time is skewed, drifts and can be made to
+jump; monotonic and boot time start at an arbitrary point and drift a little, so that code which
+compares them across nodes is caught. A paused process finds all of them moved on. Excluded:
+suspension of a whole machine (monotonic time standing still), because it looks to everybody else
+exactly like a pause. Invariant: everything drawn follows from (seed, node name, life).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ START_MAX_S = 1_000_000.0
 
 
 class SimClock:
-    """The `Clock` of one life of a node. `skew_max_s` bounds the wall clock's error, `drift_max` the relative error of all
-    speeds."""
+    """The `Clock` of one life of a node. `skew_max_s` bounds the wall clock's error, `drift_max`
+    the relative error of all speeds."""
 
-    def __init__(self, loop: SimLoop, node: Node, skew_max_s: float = 0.0, drift_max: float = 0.0) -> None:
+    def __init__(
+        self, loop: SimLoop, node: Node, skew_max_s: float = 0.0, drift_max: float = 0.0
+    ) -> None:
         self._loop = loop
         # Skew belongs to the machine, hence to the name; what a process draws belongs to its life.
         machine = random.Random(f"{loop.seed}/clock/{node.name}")

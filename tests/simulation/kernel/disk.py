@@ -2,19 +2,25 @@
 
 Owns: `Disk` and `Inode`, the state behind every node's volume. Imports: random (seeded).
 
-Fault model. A write is seen by every process at once (one page cache) and becomes durable by a flush that *started* after it.
-Injected:
-- a process may die or stop between any two system calls, and between two parts of one write; the page cache survives it;
-- a power loss keeps, drops or tears every unsynced write: 512-byte sectors survive whole or not at all, in any combination, as a
+Fault model. A write is seen by every process at once (one page cache) and becomes durable by a
+flush that *started* after it. Injected:
+- a process may die or stop between any two system calls, and between two parts of one write; the
+  page cache survives it;
+- a power loss keeps, drops or tears every unsynced write: 512-byte sectors survive whole or not at
+  all, in any combination, as a
   prefix, or not at all; later writes may survive without earlier ones;
-- a directory operation that was not yet synced may be undone by a power loss, in reverse order per name;
-- a failed write leaves any prefix of itself; a failed flush leaves its writes readable until the power fails, never to be made
+- a directory operation that was not yet synced may be undone by a power loss, in reverse order per
+  name;
+- a failed write leaves any prefix of itself; a failed flush leaves its writes readable until the
+  power fails, never to be made
   durable by a later flush (as Linux marks the pages clean);
-- flushes may be slow, by orders of magnitude, and the disk may hang: no flush ends meanwhile, on any node;
-- it may be full: nothing new gets space, except out of its reserve, and a write into space that was promised may end half-way.
-Excluded, because there is one copy and none would survive it: flipped bits, lost or misdirected writes that were flushed, a disk
-that lies about flushes, loss of the device. Corruption that is to be *detected* is scripted with `Inode.damage`.
-Invariant: `Inode.durable_bytes` changes only by a completed flush or a power loss (or `damage`).
+- flushes may be slow, by orders of magnitude, and the disk may hang: no flush ends meanwhile, on
+  any node;
+- it may be full: nothing new gets space, except out of its reserve, and a write into space that was
+  promised may end half-way. Excluded, because there is one copy and none would survive it: flipped
+  bits, lost or misdirected writes that were flushed, a disk that lies about flushes, loss of the
+  device. Corruption that is to be *detected* is scripted with `Inode.damage`. Invariant:
+  `Inode.durable_bytes` changes only by a completed flush or a power loss (or `damage`).
 """
 
 from __future__ import annotations
@@ -30,7 +36,8 @@ RESERVE_STEPS = 8
 
 @dataclass(slots=True)
 class Write:
-    """A write that is not durable, or (`synced`) is and only kept because it lies above one that never will be (`poisoned`)."""
+    """A write that is not durable, or (`synced`) is and only kept because it lies above one that
+    never will be (`poisoned`)."""
 
     offset: int
     data: bytes
@@ -39,7 +46,8 @@ class Write:
 
 
 class Inode:
-    """One file: durable bytes plus the unsynced writes above them. Bytes below `size` that nobody wrote are zero."""
+    """One file: durable bytes plus the unsynced writes above them. Bytes below `size` that
+    nobody wrote are zero."""
 
     __slots__ = ("_durable", "_durable_size", "_pending", "size")
 
@@ -65,7 +73,8 @@ class Inode:
             self.size = max(self.size, offset + len(data))
 
     def shrink(self, length: int) -> None:
-        """Cut off what lies behind `length`, at once and for good: nothing of it was promised to anybody."""
+        """Cut off what lies behind `length`, at once and for good: nothing of it was promised to
+        anybody."""
         self.size = self._durable_size = min(self.size, length)
         del self._durable[length:]
         for write in self._pending:
@@ -84,7 +93,9 @@ class Inode:
         for write in self._pending:
             low, high = max(offset, write.offset), min(end, write.offset + len(write.data))
             if low < high:
-                view[low - offset : high - offset] = write.data[low - write.offset : high - write.offset]
+                view[low - offset : high - offset] = write.data[
+                    low - write.offset : high - write.offset
+                ]
         return bytes(view)
 
     def mark(self) -> list[Write]:
@@ -102,7 +113,8 @@ class Inode:
             self._pending = [write for write in self._pending if not write.synced]
 
     def flush_failed(self, covered: list[Write]) -> None:
-        """A flush has failed: nobody knows what reached the platter, and no later flush will write it."""
+        """A flush has failed: nobody knows what reached the platter, and no later flush will
+        write it."""
         for write in covered:
             write.poisoned = not write.synced
 
@@ -118,7 +130,8 @@ class Inode:
             self._durable_size = self.size
 
     def damage(self, offset: int, data: bytes) -> None:
-        """Overwrite durable bytes behind everybody's back (for scripted scenarios that expect detection)."""
+        """Overwrite durable bytes behind everybody's back (for scripted scenarios that expect
+        detection)."""
         self._store(offset, data)
 
     def _store(self, offset: int, data: bytes) -> None:
@@ -128,7 +141,8 @@ class Inode:
 
 
 def _survivors(write: Write, chance: random.Random) -> Iterator[tuple[int, int]]:
-    """Ranges of `write` that reached the platter: all, none, a prefix of sectors, or any of them."""
+    """Ranges of `write` that reached the platter: all, none, a prefix of sectors, or any of
+    them."""
     start, end = write.offset, write.offset + len(write.data)
     cuts = [start, *range(start - start % SECTOR_BYTES + SECTOR_BYTES, end, SECTOR_BYTES), end]
     sectors = list(itertools.pairwise(cuts))
@@ -144,7 +158,8 @@ def _survivors(write: Write, chance: random.Random) -> Iterator[tuple[int, int]]
 
 
 class Disk:
-    """A directory tree shared by all nodes. `generation` counts power losses: completions of an older one are void."""
+    """A directory tree shared by all nodes. `generation` counts power losses: completions of an
+    older one are void."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"{seed}/disk")
@@ -157,7 +172,7 @@ class Disk:
         self.reserve = self.reserve_size = 0
         self.hung_until = 0.0
 
-    # --- space -----------------------------------------------------------------------------------------------------------------
+    # --- space ------------------------------------------------------------------------------------
 
     @property
     def used(self) -> int:
@@ -187,7 +202,7 @@ class Disk:
             self.reserve, missing = self.reserve_size, 0
         return missing
 
-    # --- names -----------------------------------------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def link(self, name: str, inode: Inode) -> None:
         """Give `inode` a name that was free; durable after `sync_directory`."""
@@ -203,13 +218,15 @@ class Disk:
         return True
 
     def rename(self, name: str, fresh: str) -> None:
-        """Give a file another name, which is free. A power loss before the sync may leave it under both, or neither."""
+        """Give a file another name, which is free. A power loss before the sync may leave it
+        under both, or neither."""
         inode = self.names[name]
         self.unlink(name)
         self.link(fresh, inode)
 
     def unsynced(self, name: str) -> int:
-        """How many directory operations a sync that starts now covers (a position in the order of all of them)."""
+        """How many directory operations a sync that starts now covers (a position in the order
+        of all of them)."""
         directory = _directory(name)
         return sum(1 for changed, _ in self._unsynced if _directory(changed) == directory)
 
@@ -232,7 +249,8 @@ class Disk:
             self._durable_names[name] = inode
 
     def lose_power(self) -> None:
-        """The machine stops: settle unsynced names and writes by chance. Every process on it must be dead."""
+        """The machine stops: settle unsynced names and writes by chance. Every process on it
+        must be dead."""
         self.generation += 1
         undone: set[str] = set()
         for name, inode in self._unsynced:

@@ -41,21 +41,26 @@ class Faults:
     read_error_probability: float = 0.0
     """Of no mix but those that ask for it."""
     partial_write_probability: float = 0.05
-    """Chance that a write happens in two parts, between which the process may be paused or killed."""
+    """Chance that a write happens in two parts, between which the process may be paused or
+    killed."""
     append_crash_probability: float = 0.0
-    """Chance that an append to a log is its process' last deed, in any of its steps: before the write, or between what follows it."""
+    """Chance that an append to a log is its process' last deed, in any of its steps: before the
+    write, or between what follows it."""
 
     reserve_bytes: int = 0
-    """What the volume keeps for when the disk is full; 0: there is no reserve, and the disk must never be full."""
+    """What the volume keeps for when the disk is full; 0: there is no reserve, and the disk must
+    never be full."""
     short_write_probability: float = 0.0
-    """Chance that an append to a log on a full disk ends half-way, though its space was promised."""
+    """Chance that an append to a log on a full disk ends half-way, though its space was
+    promised."""
 
     # objects
     object_latency_s: Range = (0.001, 0.02)
     object_lost_request_probability: float = 0.0
     object_lost_reply_probability: float = 0.0
     object_late_probability: float = 0.0
-    """Chance that a request is carried out after its caller has given up, by up to `object_late_s`."""
+    """Chance that a request is carried out after its caller has given up, by up to
+    `object_late_s`."""
     object_conflict_probability: float = 0.0
     object_slow_probability: float = 0.0
     object_slow_s: Range = (0.5, 4.0)
@@ -141,9 +146,12 @@ class Faults:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def calm(self) -> Faults:
-        """The same latencies with every probability of failure at zero: the world after the nemesis has stopped."""
+        """The same latencies with every probability of failure at zero: the world after the
+        nemesis has stopped."""
         kept = ("split_probability", "merge_probability", "partial_write_probability")
         zero = {
-            field.name: 0.0 for field in dataclasses.fields(self) if field.name.endswith("_probability") and field.name not in kept
+            field.name: 0.0
+            for field in dataclasses.fields(self)
+            if field.name.endswith("_probability") and field.name not in kept
         }
         return dataclasses.replace(self, **zero)  # type: ignore[arg-type]

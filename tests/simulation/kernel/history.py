@@ -1,9 +1,10 @@
 """What clients asked for and what they were told.
 
-Owns: `History`, the record of client operations and of a few broker facts, in one total order. Imports: dataclasses, the checks.
-The recorders know nothing of the broker: they take plain names, numbers and bytes. Every record gets the next number of one logical
-clock (`order`), which in the simulation is exactly the order in which things happened.
-Invariant: recording never fails and never changes what it recorded, except that an operation gets its outcome.
+Owns: `History`, the record of client operations and of a few broker facts, in one total order.
+Imports: dataclasses, the checks. The recorders know nothing of the broker: they take plain names,
+numbers and bytes. Every record gets the next number of one logical clock (`order`), which in the
+simulation is exactly the order in which things happened. Invariant: recording never fails and never
+changes what it recorded, except that an operation gets its outcome.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Outcome(enum.Enum):
 
 @dataclass(slots=True)
 class Send:
-    """One send. `position` is None while unknown, and for a receipt that says "duplicate" without telling where."""
+    """One send. `position` is None while unknown, and for a receipt that says "duplicate"
+    without telling where."""
 
     history: History
     topic: str
@@ -53,7 +55,11 @@ class Send:
 
     def acknowledged(self, position: Position | None) -> None:
         """A receipt came."""
-        self.outcome, self.position, self.completed = Outcome.CONFIRMED, position, self.history.tick()
+        self.outcome, self.position, self.completed = (
+            Outcome.CONFIRMED,
+            position,
+            self.history.tick(),
+        )
 
     def failed(self) -> None:
         """An error came: the message may be there all the same, unless the error says otherwise."""
@@ -62,7 +68,8 @@ class Send:
 
 @dataclass(slots=True)
 class Session:
-    """One attachment of a consumer to a subscription: record it when SUBSCRIBE is sent, again after every reconnect."""
+    """One attachment of a consumer to a subscription: record it when SUBSCRIBE is sent, again
+    after every reconnect."""
 
     history: History
     consumer: str
@@ -76,7 +83,8 @@ class Session:
         self.history.received.append(Received(self, position, payload, self.history.tick()))
 
     def ack(self, position: Position, *, cumulative: bool = False) -> Ack:
-        """An acknowledgement with a request id is sent; mark it `confirmed` when ACK_RESPONSE comes without an error."""
+        """An acknowledgement with a request id is sent; mark it `confirmed` when ACK_RESPONSE
+        comes without an error."""
         ack = Ack(self, position, cumulative, self.history.tick())
         self.history.acks.append(ack)
         return ack
@@ -125,7 +133,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A bundle was recovered from a former owner: the last position found per topic (absent = none) under epochs up to `epoch`."""
+    """A bundle was recovered from a former owner: the last position found per topic (absent =
+    none) under epochs up to `epoch`."""
 
     former: str
     epoch: int
@@ -136,7 +145,8 @@ class Takeover:
 
 @dataclass(slots=True)
 class History:
-    """All records of one run. `trimmed` are topics that keep nothing that their only subscription has acknowledged."""
+    """All records of one run. `trimmed` are topics that keep nothing that their only
+    subscription has acknowledged."""
 
     sends: list[Send] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
@@ -153,25 +163,35 @@ class History:
         return self.order
 
     def send(self, topic: str, producer: str, sequence: int, payload: bytes) -> Send:
-        """A client is about to send. `topic` is the partition's full name, `sequence` the producer's number."""
+        """A client is about to send. `topic` is the partition's full name, `sequence` the
+        producer's number."""
         send = Send(self, topic, producer, sequence, payload, self.tick())
         self.sends.append(send)
         return send
 
-    def session(self, consumer: str, subscription: str, topic: str, *, durable: bool = True) -> Session:
-        """A consumer is about to attach; `durable` False for readers, whose acknowledgements mean nothing later."""
+    def session(
+        self, consumer: str, subscription: str, topic: str, *, durable: bool = True
+    ) -> Session:
+        """A consumer is about to attach; `durable` False for readers, whose acknowledgements
+        mean nothing later."""
         return Session(self, consumer, subscription, topic, self.tick(), durable)
 
     def receipt(self, topic: str, position: Position, incarnation: str) -> None:
         """Hook for brokers: a receipt leaves `incarnation`."""
         self.receipts.append(Receipt(topic, position, incarnation, self.tick()))
 
-    def takeover(self, former: str, epoch: int, topics: Iterable[str], recovered: Mapping[str, Position]) -> None:
-        """Hook for brokers: what was found when recovering `topics` from the log of `former`, whose term was `epoch`."""
-        self.takeovers.append(Takeover(former, epoch, dict(recovered), frozenset(topics), self.tick()))
+    def takeover(
+        self, former: str, epoch: int, topics: Iterable[str], recovered: Mapping[str, Position]
+    ) -> None:
+        """Hook for brokers: what was found when recovering `topics` from the log of `former`,
+        whose term was `epoch`."""
+        self.takeovers.append(
+            Takeover(former, epoch, dict(recovered), frozenset(topics), self.tick())
+        )
 
     def final_log(self, topic: str, entries: Iterable[LogEntry]) -> None:
-        """Everything a reader from the earliest position finds at the end, in the order of delivery."""
+        """Everything a reader from the earliest position finds at the end, in the order of
+        delivery."""
         self.logs[topic] = list(entries)
 
     @property

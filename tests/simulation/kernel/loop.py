@@ -1,14 +1,16 @@
 """An event loop whose time and order come from a seed.
 
-Owns: virtual time, the order of steps, the trace. Imports: asyncio, random (seeded), gc.
-Every callback belongs to the node in whose context it was scheduled. Within one node the order is asyncio's own (first in, first
-out); which of several nodes with ready callbacks goes next is drawn from the seed. Time stands still while anything is ready and
-then jumps to the next timer. There is no input or output, no thread and no wall clock: what would need one is refused with
+Owns: virtual time, the order of steps, the trace. Imports: asyncio, random (seeded), gc. Every
+callback belongs to the node in whose context it was scheduled. Within one node the order is
+asyncio's own (first in, first out); which of several nodes with ready callbacks goes next is drawn
+from the seed. Time stands still while anything is ready and then jumps to the next timer. There is
+no input or output, no thread and no wall clock: what would need one is refused with
 `SimulationError`.
 
-Invariants: the same seed and the same code give the same sequence of steps, hence the same `trace_hash` (code under test must not
-depend on the iteration order of sets of strings; across processes, fix PYTHONHASHSEED); nothing of a dead or paused node runs;
-garbage is collected at fixed step numbers only, so that finalizers run at reproducible moments.
+Invariants: the same seed and the same code give the same sequence of steps, hence the same
+`trace_hash` (code under test must not depend on the iteration order of sets of strings; across
+processes, fix PYTHONHASHSEED); nothing of a dead or paused node runs; garbage is collected at fixed
+step numbers only, so that finalizers run at reproducible moments.
 """
 
 from __future__ import annotations
@@ -54,13 +56,17 @@ class UnhandledError(SimulationError):
 
 
 class Step(asyncio.TimerHandle):
-    """A scheduled callback of one node; None once it was cancelled. Replaces the fields of asyncio's handle, of which it keeps only
-    the interface."""
+    """A scheduled callback of one node; None once it was cancelled. Replaces the fields of
+    asyncio's handle, of which it keeps only the interface."""
 
     __slots__ = ("args", "callback", "node", "run_context")
 
     def __init__(
-        self, node: Node, callback: Callable[..., object] | None, args: tuple[Any, ...], context: contextvars.Context
+        self,
+        node: Node,
+        callback: Callable[..., object] | None,
+        args: tuple[Any, ...],
+        context: contextvars.Context,
     ) -> None:
         self.node = node
         self.callback = callback
@@ -114,10 +120,19 @@ class Timer(Step):
 class Nap:
     """What a task of `node` awaits until the virtual time `when`, once.
 
-    The timer's step is the task's own: there is no future in between, whose completion would be a step that only wakes another.
+    The timer's step is the task's own: there is no future in between, whose completion would be a
+    step that only wakes another.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_loop", "_node", "_timer", "_wakeup", "_when")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_cancelled",
+        "_loop",
+        "_node",
+        "_timer",
+        "_wakeup",
+        "_when",
+    )
 
     def __init__(self, loop: SimLoop, node: Node, when: float) -> None:
         self._loop, self._node, self._when = loop, node, when
@@ -132,7 +147,9 @@ class Nap:
     def get_loop(self) -> SimLoop:
         return self._loop
 
-    def add_done_callback(self, wakeup: Callable[[Nap], object], *, context: contextvars.Context) -> None:
+    def add_done_callback(
+        self, wakeup: Callable[[Nap], object], *, context: contextvars.Context
+    ) -> None:
         self._wakeup = wakeup, context
         self._timer = self._loop.timer(self._node, self._when, wakeup, (self,), context)
 
@@ -151,7 +168,8 @@ class Nap:
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """A deterministic loop. `kernel` is the node of everything outside the simulated processes; it is never paused nor killed."""
+    """A deterministic loop. `kernel` is the node of everything outside the simulated processes;
+    it is never paused nor killed."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -174,7 +192,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.kernel = self.new_node("kernel")
         self._idle = Step(self.kernel, None, (), self.kernel.context)
 
-    # --- nodes -----------------------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     def new_node(self, name: str, life: int = 1) -> Node:
         """A new process, running, with nothing to do yet."""
@@ -183,7 +201,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return node
 
     def kill(self, node: Node) -> None:
-        """No step of `node` runs from now on. If it is running right now, the rest of that step runs in a vacuum (inert ports)."""
+        """No step of `node` runs from now on. If it is running right now, the rest of that step
+        runs in a vacuum (inert ports)."""
         assert node is not self.kernel, "the kernel cannot be killed"
         if node in self._runnable:
             self._runnable.remove(node)
@@ -203,7 +222,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._runnable.append(node)
         node.paused = False
 
-    # --- scheduling ------------------------------------------------------------------------------------------------------------
+    # --- scheduling -------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Virtual seconds since the start of the world."""
@@ -216,7 +235,12 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._runnable.append(node)
             node.ready.append(step)
 
-    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None) -> Step:
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> Step:
         if context is None:
             context = contextvars.copy_context()
         node = context.get(NODE) or self.kernel
@@ -230,24 +254,40 @@ class SimLoop(asyncio.AbstractEventLoop):
         return step
 
     def call_soon_threadsafe(
-        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> Step:
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
-        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> Timer:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
     ) -> Timer:
         if context is None:
             context = contextvars.copy_context()
         return self.timer(context.get(NODE) or self.kernel, when, callback, args, context)
 
     def timer(
-        self, node: Node, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context
+        self,
+        node: Node,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
     ) -> Timer:
         """Make `callback` a step of `node` in this context, at the virtual time `when`."""
         step = Timer(node, callback, args, context, when, self)
@@ -259,7 +299,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Make `callback` a step of `node` now: how the kernel hands something to a process."""
         self._enqueue(Step(node, callback, args, node.context))
 
-    def post_at(self, node: Node, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Timer:
+    def post_at(
+        self, node: Node, when: float, callback: Callable[[*Ts], object], *args: *Ts
+    ) -> Timer:
         """As `post`, at the virtual time `when`."""
         # As `timer`, which is too often called from here for a call of its own.
         step = Timer(node, callback, args, node.context, when, self)
@@ -268,25 +310,32 @@ class SimLoop(asyncio.AbstractEventLoop):
         return step
 
     def timer_cancelled(self, deadline: float) -> None:
-        """Count a cancelled timer and sweep when they are many: timeouts that are never reached would pile up for minutes."""
+        """Count a cancelled timer and sweep when they are many: timeouts that are never reached
+        would pile up for minutes."""
         if deadline <= self._now:
             return
         self._timers_cancelled += 1
-        if self._timers_cancelled > CANCELLED_TIMERS_SWEPT_FROM and self._timers_cancelled * 2 > len(self._timers):
+        if (
+            self._timers_cancelled > CANCELLED_TIMERS_SWEPT_FROM
+            and self._timers_cancelled * 2 > len(self._timers)
+        ):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
-    # --- running ---------------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     def run_until(self, deadline: float, until: Callable[[], bool] | None = None) -> None:
-        """Run to the virtual time `deadline`, or until `until()` holds after a step (checked after every step).
+        """Run to the virtual time `deadline`, or until `until()` holds after a step (checked after
+        every step).
 
-        Raises UnhandledError as soon as a live node leaves an exception to the loop, Runaway when no time passes. The clock ends
-        at `deadline` unless `until` ended the run.
+        Raises UnhandledError as soon as a live node leaves an exception to the loop, Runaway when
+        no time passes. The clock ends at `deadline` unless `until` ended the run.
         """
         assert not self._closed, "the loop is closed"
-        assert asyncio.events._get_running_loop() is None, "a simulation cannot run inside another event loop"
+        assert asyncio.events._get_running_loop() is None, (
+            "a simulation cannot run inside another event loop"
+        )
         hooks = sys.get_asyncgen_hooks()
         collecting = gc.isenabled()
         gc.disable()
@@ -333,8 +382,12 @@ class SimLoop(asyncio.AbstractEventLoop):
                 step.run_context.run(callback, *step.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # as asyncio's own loop does: reported, and it ends the run below
-                self.call_exception_handler({"message": f"exception in {step!r}", "exception": error})
+            except (
+                BaseException
+            ) as error:  # as asyncio's own loop does: reported, and it ends the run below
+                self.call_exception_handler(
+                    {"message": f"exception in {step!r}", "exception": error}
+                )
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
@@ -346,7 +399,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _look(self, step: Step) -> None:
         """Now and then: collect garbage, and see that the run gets somewhere."""
         if self._now == self._looked_at or self.steps >= STEPS_MAX:
-            raise Runaway(f"no end after {self.steps} steps, at virtual time {self._now:.6f}; last: {step!r}")
+            raise Runaway(
+                f"no end after {self.steps} steps, at virtual time {self._now:.6f}; last: {step!r}"
+            )
         self._looked_at = self._now
         if self.steps % COLLECT_EVERY_STEPS == 0:
             gc.collect()
@@ -354,7 +409,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _advance(self, deadline: float) -> Step | None:
         """Jump to the next timer at or before `deadline` and take it; None if there is none.
 
-        If it is not the only one of its instant, all of them are made ready, and what is returned does nothing.
+        If it is not the only one of its instant, all of them are made ready, and what is returned
+        does nothing.
         """
         timers, pop = self._timers, heapq.heappop
         while timers and timers[0][0] <= deadline:
@@ -381,21 +437,27 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_until_complete(  # type: ignore[override]
         self, future: Generator[Any, None, T] | Coroutine[Any, Any, T] | asyncio.Future[T]
     ) -> T:
-        """Run until `future` is done; a coroutine becomes a task of the kernel. Raises Deadlock if nothing can complete it."""
+        """Run until `future` is done; a coroutine becomes a task of the kernel. Raises Deadlock
+        if nothing can complete it."""
         waited = future if isinstance(future, asyncio.Future) else self.create_task(future)
         self.run_until(float("inf"), waited.done)
         if not waited.done():
-            raise Deadlock(f"nothing is scheduled at virtual time {self._now:.6f} and {waited!r} is not done")
+            raise Deadlock(
+                f"nothing is scheduled at virtual time {self._now:.6f} and {waited!r} is not done"
+            )
         return waited.result()
 
-    # --- the trace -------------------------------------------------------------------------------------------------------------
+    # --- the trace --------------------------------------------------------------------------------
 
     def record(self, node: str, kind: str, *details: object) -> None:
-        """Add an event to the trace and to the ring that a failure prints. `details` must print the same in every run."""
+        """Add an event to the trace and to the ring that a failure prints. `details` must print
+        the same in every run."""
         self.ring.append((self._now, node, kind, details))
-        self.trace_hash = hash((self.trace_hash, self._now, zlib.crc32(f"{node} {kind} {details}".encode())))
+        self.trace_hash = hash(
+            (self.trace_hash, self._now, zlib.crc32(f"{node} {kind} {details}".encode()))
+        )
 
-    # --- tasks, generators, errors ---------------------------------------------------------------------------------------------
+    # --- tasks, generators, errors ----------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -408,7 +470,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         node = (context.get(NODE) if context is not None else NODE.get(None)) or self.kernel
-        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=None if name is None else str(name), context=context)
+        task: asyncio.Task[T] = asyncio.Task(
+            coro, loop=self, name=None if name is None else str(name), context=context
+        )
         node.keep(task)
         return task
 
@@ -431,7 +495,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
-    get_debug = staticmethod(bool)  # False; asked for every future and task, so without a frame of its own
+    # False; asked for every future and task, so without a frame of its own
+    get_debug = staticmethod(bool)
 
     def is_running(self) -> bool:
         return asyncio.events._get_running_loop() is self
@@ -446,7 +511,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         self._generators.clear()
 
-    # --- refused ---------------------------------------------------------------------------------------------------------------
+    # --- refused ----------------------------------------------------------------------------------
 
     def run_in_executor(  # type: ignore[override]
         self,
@@ -454,17 +519,34 @@ class SimLoop(asyncio.AbstractEventLoop):
         func: Callable[..., Any],
         *args: Any,  # noqa: ARG002
     ) -> NoReturn:
-        raise SimulationError(f"{func!r} wants a thread, whose timing no seed decides; put a port in between and simulate that")
+        raise SimulationError(
+            f"{func!r} wants a thread, whose timing no seed decides; put a port in between and "
+            "simulate that"
+        )
 
     def _refuse_io(self, *args: Any, **options: Any) -> NoReturn:  # noqa: ARG002
-        raise SimulationError("real input or output inside the simulation; use the Environment's network, volume and store")
+        raise SimulationError(
+            "real input or output inside the simulation; use the Environment's network, volume and "
+            "store"
+        )
 
-    # Everything of asyncio's interface that is not offered; assigned one by one, because a type checker wants to see the names.
-    create_connection = create_server = create_datagram_endpoint = create_unix_connection = create_unix_server = _refuse_io
-    getaddrinfo = getnameinfo = connect_accepted_socket = start_tls = sendfile = sock_sendfile = _refuse_io
-    sock_accept = sock_connect = sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = _refuse_io
-    sock_sendto = connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = _refuse_io
+    # Everything of asyncio's interface that is not offered; assigned one by one, because a type
+    # checker wants to see the names.
+    create_connection = create_server = create_datagram_endpoint = create_unix_connection = (
+        create_unix_server
+    ) = _refuse_io
+    getaddrinfo = getnameinfo = connect_accepted_socket = start_tls = sendfile = sock_sendfile = (
+        _refuse_io
+    )
+    sock_accept = sock_connect = sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = (
+        sock_sendall
+    ) = _refuse_io
+    sock_sendto = connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = (
+        _refuse_io
+    )
     add_reader = add_writer = add_signal_handler = _refuse_io  # type: ignore[assignment]
     remove_reader = remove_writer = remove_signal_handler = set_default_executor = _refuse_io
     run_forever = stop = set_debug = set_task_factory = get_task_factory = _refuse_io
-    set_exception_handler = get_exception_handler = shutdown_asyncgens = shutdown_default_executor = _refuse_io
+    set_exception_handler = get_exception_handler = shutdown_asyncgens = (
+        shutdown_default_executor
+    ) = _refuse_io

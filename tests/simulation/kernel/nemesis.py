@@ -1,8 +1,8 @@
 """Random trouble on a schedule.
 
-Owns: `Nemesis`, which draws faults from the rates in `Faults` and ends them. Imports: asyncio, random (seeded), the world.
-Invariant: after `until_s` (virtual time) every fault it began has ended and the world is calm, so liveness can be checked from
-then on.
+Owns: `Nemesis`, which draws faults from the rates in `Faults` and ends them. Imports: asyncio,
+random (seeded), the world. Invariant: after `until_s` (virtual time) every fault it began has ended
+and the world is calm, so liveness can be checked from then on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from tests.simulation.kernel.world import World
 
 
 class Nemesis:
-    """Attacks `targets` (names of nodes); partitions and resets may also involve `bystanders`, typically clients."""
+    """Attacks `targets` (names of nodes); partitions and resets may also involve `bystanders`,
+    typically clients."""
 
-    def __init__(self, world: World, targets: Sequence[str], bystanders: Sequence[str] = ()) -> None:
+    def __init__(
+        self, world: World, targets: Sequence[str], bystanders: Sequence[str] = ()
+    ) -> None:
         assert targets, "a nemesis needs targets"
         self._world, self._targets = world, list(targets)
         self._hosts = [*targets, *bystanders]
@@ -55,7 +58,9 @@ class Nemesis:
             await asyncio.sleep(delay)
             act()
 
-    def _later(self, span_s: tuple[float, float], action: Callable[..., object], *args: object) -> None:
+    def _later(
+        self, span_s: tuple[float, float], action: Callable[..., object], *args: object
+    ) -> None:
         """End a fault after a while; what would outlast the nemesis is ended by `calm`."""
         when = self._world.now + self._chance.uniform(*span_s)
         if when < self._until_s:
@@ -108,4 +113,6 @@ class Nemesis:
 
     def _wall_jump(self) -> None:
         name = self._chance.choice(self._targets)
-        self._world.environment(name).clock.jump_wall(self._chance.uniform(*self._world.faults.wall_jump_s))
+        self._world.environment(name).clock.jump_wall(
+            self._chance.uniform(*self._world.faults.wall_jump_s)
+        )

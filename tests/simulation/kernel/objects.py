@@ -1,13 +1,15 @@
 """The simulated object service.
 
-Owns: `ObjectServer` (the one service of the world) and `SimObjects`, each node's `ObjectClient`. Imports: asyncio, random (seeded), the ports of
-objects, the loop.
+Owns: `ObjectServer` (the one service of the world) and `SimObjects`, each node's `ObjectClient`.
+Imports: asyncio, random (seeded), the ports of objects, the loop.
 
-Fault model: requests take time and are carried out whatever happens meanwhile to the process that sent them; a request or its answer is lost, and
-the caller learns of it after `object_timeout_s`; a request is slow, or carried out *after* its caller gave up; a put is refused with a conflict that
-decides nothing; for as long as a scenario says everything is refused; an object is deleted from outside, and perhaps brought back. Excluded: a
-service that shows old objects or overwrites under a condition: the start-up probe is for those.
-Invariant: what the service carries out, it carries out at one instant of the kernel.
+Fault model: requests take time and are carried out whatever happens meanwhile to the process that
+sent them; a request or its answer is lost, and the caller learns of it after `object_timeout_s`; a
+request is slow, or carried out *after* its caller gave up; a put is refused with a conflict that
+decides nothing; for as long as a scenario says everything is refused; an object is deleted from
+outside, and perhaps brought back. Excluded: a service that shows old objects or overwrites under a
+condition: the start-up probe is for those. Invariant: what the service carries out, it carries out
+at one instant of the kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class ObjectServer:
 
     def list(self, prefix: str) -> Listed:
         below = f"{prefix.rstrip('/')}/" if prefix else ""
-        return sorted((key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(below))
+        return sorted(
+            (key, len(data)) for key, (data, _) in self.objects.items() if key.startswith(below)
+        )
 
 
 class SimObjects:
@@ -97,7 +101,8 @@ class SimObjects:
         """Nothing is held."""
 
     async def _request(self, operation: Callable[[], Any]) -> Any:
-        """Send it; what the service does does not depend on whether this process goes on. Raises ObjectUnclear, or what `operation` raises."""
+        """Send it; what the service does does not depend on whether this process goes on. Raises
+        ObjectUnclear, or what `operation` raises."""
         server, loop = self._server, self._server.loop
         if not self._node.alive:
             await loop.create_future()
@@ -116,14 +121,30 @@ class SimObjects:
         if late:
             there += faults.object_timeout_s + server.chance.uniform(*faults.object_late_s)
         if not lost:
-            loop.post_at(loop.kernel, loop.time() + there, self._carry_out, operation, answer, None if unanswered or late else back)
+            loop.post_at(
+                loop.kernel,
+                loop.time() + there,
+                self._carry_out,
+                operation,
+                answer,
+                None if unanswered or late else back,
+            )
         if lost or unanswered or late:
             kind = "late" if late else "request lost" if lost else "answer lost"
             loop.record(self._node.name, f"object {kind}")
-            loop.post_at(loop.kernel, loop.time() + faults.object_timeout_s, _settle, answer, None, ObjectUnclear(kind))
+            loop.post_at(
+                loop.kernel,
+                loop.time() + faults.object_timeout_s,
+                _settle,
+                answer,
+                None,
+                ObjectUnclear(kind),
+            )
         return await answer
 
-    def _carry_out(self, operation: Callable[[], Any], answer: asyncio.Future[Any], back: float | None) -> None:
+    def _carry_out(
+        self, operation: Callable[[], Any], answer: asyncio.Future[Any], back: float | None
+    ) -> None:
         found, error = None, None
         try:
             found = operation()

@@ -1,14 +1,16 @@
 """The simulated metadata store.
 
-Owns: `StoreServer` (the one store of the world, around the production `StoreCore`) and `SimStore`, each node's `MetadataStore`
-port. Imports: asyncio, random (seeded), metadata.core, errors, the loop; the fabric answers for partitions from the host
-`STORE_HOST`.
+Owns: `StoreServer` (the one store of the world, around the production `StoreCore`) and `SimStore`,
+each node's `MetadataStore` port. Imports: asyncio, random (seeded), metadata.core, errors, the
+loop; the fabric answers for partitions from the host `STORE_HOST`.
 
-Fault model: requests and replies are late or lost (then the caller gets StoreUnavailable after `store_timeout_s` and does not
-know the outcome); a request that a partition holds may still be executed long after its caller gave up; the store is unavailable
-for a while; leases expire by virtual time or early; watches are cut and resume without loss or repetition, unless compaction has
-passed them. Excluded: a store that loses committed changes or breaks linearizability (restoring a snapshot is a scenario of its
-own). Invariant: what the server executes, it executes at one instant of the kernel, in the order of arrival.
+Fault model: requests and replies are late or lost (then the caller gets StoreUnavailable after
+`store_timeout_s` and does not know the outcome); a request that a partition holds may still be
+executed long after its caller gave up; the store is unavailable for a while; leases expire by
+virtual time or early; watches are cut and resume without loss or repetition, unless compaction has
+passed them. Excluded: a store that loses committed changes or breaks linearizability (restoring a
+snapshot is a scenario of its own). Invariant: what the server executes, it executes at one instant
+of the kernel, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from typing import Any, TypeVar
 
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.backends.core import StoreCore
-from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 from tests.simulation.kernel.loop import SimLoop
 from tests.simulation.kernel.network import Fabric
 from tests.simulation.kernel.node import Node
@@ -50,17 +61,23 @@ class StoreServer:
         self._expiry_armed_at = float("inf")
 
     def reachable(self, node: Node) -> bool:
-        return self.available and not self.fabric.blocked(node.name, STORE_HOST) and not self.fabric.blocked(STORE_HOST, node.name)
+        return (
+            self.available
+            and not self.fabric.blocked(node.name, STORE_HOST)
+            and not self.fabric.blocked(STORE_HOST, node.name)
+        )
 
     def set_available(self, available: bool) -> None:
-        """Begin or end an outage. Nothing changes meanwhile; leases that nobody could renew in time end with it, all at once."""
+        """Begin or end an outage. Nothing changes meanwhile; leases that nobody could renew in
+        time end with it, all at once."""
         self.loop.record(STORE_HOST, "available" if available else "unavailable")
         self.available = available
         self._expire()
         self._arm_expiry()
 
     def expire_leases_of(self, name: str) -> int:
-        """End all leases granted to the node early, as a store that lost track of renewals does; returns how many."""
+        """End all leases granted to the node early, as a store that lost track of renewals does;
+        returns how many."""
         held = [lease for lease, holder in self._holders.items() if holder == name]
         for lease in held:
             del self._holders[lease]
@@ -70,7 +87,8 @@ class StoreServer:
         return len(held)
 
     def replace(self, core: StoreCore) -> None:
-        """The store is lost, and another one answers at its address; watches go on there, and wait for revisions that it may not have yet."""
+        """The store is lost, and another one answers at its address; watches go on there, and
+        wait for revisions that it may not have yet."""
         self.loop.record(STORE_HOST, "replaced", self.core.revision, core.revision)
         self.core, self._told = core, core.revision
         self._holders.clear()
@@ -116,7 +134,8 @@ class StoreServer:
         return self.chance.uniform(*self.fabric.faults.store_latency_s)
 
     def _arm_expiry(self) -> None:
-        """Have one timer at or before the next expiry; after renewals it finds nothing to do and sets the next one."""
+        """Have one timer at or before the next expiry; after renewals it finds nothing to do and
+        sets the next one."""
         due = self.core.next_expiry()
         if self.available and due is not None and due < self._expiry_armed_at:
             self._expiry_armed_at = due
@@ -152,9 +171,11 @@ class SimWatch:
         self.fetch()
 
     def wake(self, keys: Collection[str], before: int) -> None:
-        """These keys were changed, `before` being the revision until then. Fetch what is new after a latency.
+        """These keys were changed, `before` being the revision until then. Fetch what is new after
+        a latency.
 
-        A fetch that would find nothing is no step, but a moment at which this watch passes: what concerns it until then is fetched then.
+        A fetch that would find nothing is no step, but a moment at which this watch passes: what
+        concerns it until then is fetched then.
         """
         if self._fetching or self._closed:
             return
@@ -163,7 +184,9 @@ class SimWatch:
             self._next = max(self._next, before + 1)
             passing = now + self._delay()
         prefix = self._prefix
-        wanted = self._next <= self._server.core.compacted or any(key.startswith(prefix) for key in keys)
+        wanted = self._next <= self._server.core.compacted or any(
+            key.startswith(prefix) for key in keys
+        )
         if wanted or not (self._node.alive and self._server.reachable(self._node)):
             self._fetching = True
             self._fetch_in(passing - now)
@@ -200,7 +223,8 @@ class SimWatch:
         core = self._server.core
         try:
             complete = False
-            while not complete:  # at least once: a watch that starts in the compacted past must be told
+            # at least once: a watch that starts in the compacted past must be told
+            while not complete:
                 batches, self._next = core.batches(self._prefix, self._next, core.revision)
                 self._arrived.extend(batches)
                 complete = self._next > core.revision
@@ -220,7 +244,11 @@ class SimWatch:
         self._server.watches.pop(self, None)
 
     def _notify(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and (self._arrived or self._error is not None):
+        if (
+            self._waiter is not None
+            and not self._waiter.done()
+            and (self._arrived or self._error is not None)
+        ):
             self._waiter.set_result(None)
 
     async def next(self) -> WatchBatch:
@@ -241,26 +269,38 @@ class SimStore:
         self._watches: list[SimWatch] = []
         self._closed = False
 
-    # --- the interface ---------------------------------------------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
         return await self._call(lambda: self._server.execute(lambda core, _: core.get(key)))
 
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
-        return await self._call(lambda: self._server.execute(lambda core, _: core.range(prefix, limit)))
+        return await self._call(
+            lambda: self._server.execute(lambda core, _: core.range(prefix, limit))
+        )
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         conditions, changes = tuple(compares), tuple(operations)
-        result = await self._call(lambda: self._server.execute(lambda core, _: core.transact(conditions, changes)[0]))
+        result = await self._call(
+            lambda: self._server.execute(lambda core, _: core.transact(conditions, changes)[0])
+        )
         written = [operation.key for operation in changes]
-        self._server.loop.record(self._node.name, "transact", result.succeeded, result.revision, *written)
+        self._server.loop.record(
+            self._node.name, "transact", result.succeeded, result.revision, *written
+        )
         return result
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         return (await self.transact((), (Put(key, value, lease),))).revision
 
     async def delete(self, key: str) -> bool:
-        return await self._call(lambda: self._server.execute(lambda core, _: core.transact((), (Delete(key),))[1] is not None))
+        return await self._call(
+            lambda: self._server.execute(
+                lambda core, _: core.transact((), (Delete(key),))[1] is not None
+            )
+        )
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         if self._closed:
@@ -278,7 +318,9 @@ class SimStore:
         return await self._call(lambda: self._server.grant(self._node.name, ttl_s))
 
     async def renew_lease(self, lease: int) -> float:
-        return await self._call(lambda: self._server.execute(lambda core, now: core.renew(lease, now)))
+        return await self._call(
+            lambda: self._server.execute(lambda core, now: core.renew(lease, now))
+        )
 
     async def revoke_lease(self, lease: int) -> None:
         await self._call(lambda: self._server.execute(lambda core, _: core.revoke(lease)))
@@ -288,10 +330,11 @@ class SimStore:
         for watch in self._watches:
             watch.end(StoreUnavailable("this store client was closed"))
 
-    # --- one request -----------------------------------------------------------------------------------------------------------
+    # --- one request ------------------------------------------------------------------------------
 
     async def _call(self, operation: Callable[[], T]) -> T:
-        """Request, execution, reply. Raises what the store answers, or StoreUnavailable when no answer came."""
+        """Request, execution, reply. Raises what the store answers, or StoreUnavailable when no
+        answer came."""
         server, loop = self._server, self._server.loop
         if self._closed:
             raise StoreUnavailable("this store client is closed")
@@ -300,7 +343,9 @@ class SimStore:
             return await answer
         timeout = loop.call_later(server.fabric.faults.store_timeout_s, self._give_up, answer)
         if not self._lost(server.fabric.faults.lost_request_probability):
-            loop.post_at(loop.kernel, loop.time() + server.latency_s(), self._execute, operation, answer)
+            loop.post_at(
+                loop.kernel, loop.time() + server.latency_s(), self._execute, operation, answer
+            )
         try:
             return await answer
         finally:
@@ -311,12 +356,15 @@ class SimStore:
 
     def _give_up(self, answer: asyncio.Future[Any]) -> None:
         if not answer.done():
-            answer.set_exception(StoreUnavailable("no answer from the metadata store; the outcome is unknown"))
+            answer.set_exception(
+                StoreUnavailable("no answer from the metadata store; the outcome is unknown")
+            )
 
     def _execute(self, operation: Callable[[], T], answer: asyncio.Future[T]) -> None:
         server, loop = self._server, self._server.loop
         if not server.reachable(self._node):
-            # Some requests are lost; others wait in some buffer and are executed when the way is free, wanted or not.
+            # Some requests are lost; others wait in some buffer and are executed when the way is
+            # free, wanted or not.
             if self._lost(HELD_REQUEST_PROBABILITY):
                 self._hold(operation, answer, loop.time() + HELD_REQUEST_MAX_S)
             return
@@ -327,14 +375,23 @@ class SimStore:
         except StoreError as refused:
             error = refused
         if not self._lost(server.fabric.faults.lost_reply_probability):
-            loop.post_at(loop.kernel, loop.time() + server.latency_s(), self._reply, answer, result, error)
+            loop.post_at(
+                loop.kernel, loop.time() + server.latency_s(), self._reply, answer, result, error
+            )
 
     def _hold(self, operation: Callable[[], T], answer: asyncio.Future[T], deadline: float) -> None:
         server, loop = self._server, self._server.loop
         if server.reachable(self._node):
             self._execute(operation, answer)
         elif loop.time() < deadline:
-            loop.post_at(loop.kernel, loop.time() + HELD_REQUEST_RETRY_S, self._hold, operation, answer, deadline)
+            loop.post_at(
+                loop.kernel,
+                loop.time() + HELD_REQUEST_RETRY_S,
+                self._hold,
+                operation,
+                answer,
+                deadline,
+            )
 
     def _reply(self, answer: asyncio.Future[Any], result: Any, error: StoreError | None) -> None:
         if answer.done() or not self._server.reachable(self._node):

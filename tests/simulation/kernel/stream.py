@@ -1,13 +1,15 @@
 """One simulated TCP connection.
 
-Owns: `Flow` (one direction: packets in flight, socket buffers, loss) and `SimTransport` (one end, what a protocol writes to).
-Imports: asyncio, the loop; the fabric answers for latency and partitions.
+Owns: `Flow` (one direction: packets in flight, socket buffers, loss) and `SimTransport` (one end,
+what a protocol writes to). Imports: asyncio, the loop; the fabric answers for latency and
+partitions.
 
-Model: a flow is FIFO; at most `SOCKET_BUFFER_BYTES` are in flight or unread, the rest waits in the writer's transport and counts
-towards its water marks. Reads are cut and writes joined at random. A hanging partition holds packets until it heals, as
-retransmission does; a dropping one loses them, and since a stream with a hole cannot go on, both ends stay half-open until each
-gives up. FIN follows the data; RST may overtake what has arrived unread. Excluded: changed, repeated or reordered bytes (TCP hides
-them).
+Model: a flow is FIFO; at most `SOCKET_BUFFER_BYTES` are in flight or unread, the rest waits in the
+writer's transport and counts towards its water marks. Reads are cut and writes joined at random. A
+hanging partition holds packets until it heals, as retransmission does; a dropping one loses them,
+and since a stream with a hole cannot go on, both ends stay half-open until each gives up. FIN
+follows the data; RST may overtake what has arrived unread. Excluded: changed, repeated or reordered
+bytes (TCP hides them).
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ class Flow:
 class SimTransport(asyncio.Transport):
     """One end of a connection, belonging to `node`."""
 
-    def __init__(self, fabric: Fabric, node: Node, local: tuple[str, int], remote: tuple[str, int]) -> None:
+    def __init__(
+        self, fabric: Fabric, node: Node, local: tuple[str, int], remote: tuple[str, int]
+    ) -> None:
         super().__init__({"peername": remote, "sockname": local})
         self.node = node
         self.outgoing: Flow
@@ -119,7 +123,7 @@ class SimTransport(asyncio.Transport):
         self.doomed = False  # bytes were lost: both ends are half-open and will fail
         self._high, self._low = WRITE_HIGH_WATER_BYTES, WRITE_HIGH_WATER_BYTES // 4
 
-    # --- started and ended by the fabric, in the node's own steps ---------------------------------------------------------------
+    # --- started and ended by the fabric, in the node's own steps ---------------------------------
 
     def start(self, protocol: asyncio.BufferedProtocol) -> None:
         """Attach the protocol and call its connection_made; reading starts with it."""
@@ -138,13 +142,14 @@ class SimTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
     def abandoned(self, farewell: str) -> None:
-        """The process died: its kernel sends FIN or RST; bytes that it had not handed over are gone."""
+        """The process died: its kernel sends FIN or RST; bytes that it had not handed over are
+        gone."""
         self._lost = self._closing = True
         self._waiting.clear()
         self._inbox.clear()
         self.outgoing.send(farewell)
 
-    # --- receiving -------------------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def arrived(self, packet: Packet) -> None:
         """A packet reaches this end's socket (a step of the kernel)."""
@@ -164,13 +169,23 @@ class SimTransport(asyncio.Transport):
         wanted = self._inbox or self._ended is not None
         # A paused reader still learns of a reset, as a poll reports errors whatever is asked for.
         possible = not self._reading_paused or (self._ended is RST and not self._inbox)
-        if wanted and possible and self._protocol is not None and not self._read_posted and not self._lost:
+        if (
+            wanted
+            and possible
+            and self._protocol is not None
+            and not self._read_posted
+            and not self._lost
+        ):
             self._read_posted = True
             self._loop.post(self.node, self._read)
 
     def _read(self) -> None:
         self._read_posted = False
-        if self._lost or self._protocol is None or (self._reading_paused and self._ended is not RST):
+        if (
+            self._lost
+            or self._protocol is None
+            or (self._reading_paused and self._ended is not RST)
+        ):
             return
         try:
             if self._inbox:
@@ -184,7 +199,9 @@ class SimTransport(asyncio.Transport):
                     self.close()
         except Exception as error:
             # As asyncio's transports do: report it, which ends the run, and drop the connection.
-            self._loop.call_exception_handler({"message": "exception in a protocol callback", "exception": error})
+            self._loop.call_exception_handler(
+                {"message": "exception in a protocol callback", "exception": error}
+            )
             self.abort()
         self._wish_to_read()
 
@@ -211,7 +228,7 @@ class SimTransport(asyncio.Transport):
     def is_reading(self) -> bool:
         return not self._reading_paused and not self._closing
 
-    # --- sending ---------------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     @property
     def waiting_bytes(self) -> int:
@@ -232,7 +249,8 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def pump(self) -> None:
-        """Hand to the network what fits into the window; below the low-water mark the writer is resumed, in a step of its own."""
+        """Hand to the network what fits into the window; below the low-water mark the writer is
+        resumed, in a step of its own."""
         if self._lost or not self.node.alive:
             return
         while self._waiting and (room := self.outgoing.room_bytes()) > 0:
@@ -259,7 +277,8 @@ class SimTransport(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """Flush, then end: connection_lost(None) comes when the last byte has left this transport."""
+        """Flush, then end: connection_lost(None) comes when the last byte has left this
+        transport."""
         if not self._closing and self.node.alive:
             self._closing = self._reading_paused = self._fin_wanted = True
             self.pump()

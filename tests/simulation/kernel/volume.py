@@ -1,10 +1,11 @@
 """Each node's port to the shared disk.
 
-Owns: `SimVolume`, `ReservingSimVolume` and `SimLogHandle`: the system calls behind `Volume`, each a step of the node with a delay before the next, so
-that a process can be paused or killed between any two of them. Imports: asyncio, errors, disk, the loop.
-Invariants: the order of an append is write, flush, look for the claim, return; a flush that was submitted completes (or fails)
-even while its process is paused or dead; work that was started goes on when its caller is cancelled, as a thread's would; a dead
-node's calls never complete.
+Owns: `SimVolume`, `ReservingSimVolume` and `SimLogHandle`: the system calls behind `Volume`, each a
+step of the node with a delay before the next, so that a process can be paused or killed between any
+two of them. Imports: asyncio, errors, disk, the loop. Invariants: the order of an append is write,
+flush, look for the claim, return; a flush that was submitted completes (or fails) even while its
+process is paused or dead; work that was started goes on when its caller is cancelled, as a thread's
+would; a dead node's calls never complete.
 """
 
 from __future__ import annotations
@@ -37,21 +38,39 @@ class SimVolume:
     """The `Volume` port of one node. `crash` ends its process, as SIGKILL does."""
 
     def __init__(
-        self, loop: SimLoop, node: Node, disk: Disk, weather: DiskWeather, crash: Callable[[], None] | None = None
+        self,
+        loop: SimLoop,
+        node: Node,
+        disk: Disk,
+        weather: DiskWeather,
+        crash: Callable[[], None] | None = None,
     ) -> None:
-        self._loop, self._node, self._disk, self._weather, self._crash = loop, node, disk, weather, crash
+        self._loop, self._node, self._disk, self._weather, self._crash = (
+            loop,
+            node,
+            disk,
+            weather,
+            crash,
+        )
 
-    # --- the interface ---------------------------------------------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------------
 
     async def create_log(self, name: str, capacity: int, header: bytes) -> SimLogHandle:
-        """As `Volume.create_log`. Until it returns, others may find the name with any part of the header."""
+        """As `Volume.create_log`. Until it returns, others may find the name with any part of
+        the header."""
         assert len(header) <= capacity, (name, len(header), capacity)
         return await self.in_thread(self._create_log, _checked(name), capacity, header)
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
         return await self.in_thread(self._set_aside, _checked(name), _checked(spare), capacity)
 
-    async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> SimLogHandle:  # noqa: ARG002
+    async def create_log_from(
+        self,
+        spare: str,
+        name: str,
+        used: int,  # noqa: ARG002
+        header: bytes,
+    ) -> SimLogHandle:
         return await self.in_thread(self._create_log_from, _checked(spare), _checked(name), header)
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -100,7 +119,7 @@ class SimVolume:
         await self._step()
         return found
 
-    # --- system calls ----------------------------------------------------------------------------------------------------------
+    # --- system calls -----------------------------------------------------------------------------
 
     async def in_thread(self, work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
         """Run `work(*args)` so that cancelling the caller does not stop it."""
@@ -109,11 +128,16 @@ class SimVolume:
         return await outcome
 
     def _step(self) -> Awaitable[None]:
-        """Where the process can be stopped: the next system call comes a little later, in a step of its own."""
+        """Where the process can be stopped: the next system call comes a little later, in a step
+        of its own."""
         if not self._node.alive:
             return self._loop.create_future()
         low, high = self._weather.faults.disk_step_s
-        return Nap(self._loop, self._node, self._loop.time() + low + (high - low) * self._disk.chance.random())
+        return Nap(
+            self._loop,
+            self._node,
+            self._loop.time() + low + (high - low) * self._disk.chance.random(),
+        )
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._disk.chance.random() < probability
@@ -124,7 +148,9 @@ class SimVolume:
         if self._strikes(faults.write_error_probability):
             inode.write(offset, data[: self._disk.chance.randint(0, len(data))])
             self._loop.record(self._node.name, "write error", name, offset)
-            raise StorageError(f"write of {len(data)} bytes to {name} at {offset} failed: EIO; replace the disk")
+            raise StorageError(
+                f"write of {len(data)} bytes to {name} at {offset} failed: EIO; replace the disk"
+            )
         if len(data) > 1 and self._strikes(faults.partial_write_probability):
             cut = self._disk.chance.randint(1, len(data) - 1)
             inode.write(offset, data[:cut])
@@ -138,10 +164,13 @@ class SimVolume:
 
     async def sync_directory(self, name: str) -> None:
         """Make everything done so far in the directory of `name` durable. Raises StorageError."""
-        await self._completion(name, "sync of the directory", self._directory_synced, name, self._disk.unsynced(name))
+        await self._completion(
+            name, "sync of the directory", self._directory_synced, name, self._disk.unsynced(name)
+        )
 
     async def _completion(self, name: str, what: str, apply: Any, *args: Any) -> None:
-        """Submit to the disk and wait. The completion is a step of the kernel: it comes whatever happens to the process."""
+        """Submit to the disk and wait. The completion is a step of the kernel: it comes whatever
+        happens to the process."""
         faults = self._weather.faults
         delay = self._disk.chance.uniform(*faults.flush_s)
         if self._strikes(faults.slow_flush_probability):
@@ -149,13 +178,29 @@ class SimVolume:
         delay += max(0.0, self._disk.hung_until - self._loop.time())
         failing = self._strikes(faults.flush_error_probability)
         done: asyncio.Future[bool] = self._loop.create_future()
-        self._loop.post_at(self._loop.kernel, self._loop.time() + delay, apply, self._disk.generation, failing, done, *args)
+        self._loop.post_at(
+            self._loop.kernel,
+            self._loop.time() + delay,
+            apply,
+            self._disk.generation,
+            failing,
+            done,
+            *args,
+        )
         if not await done:
             self._loop.record(self._node.name, "flush error", name)
-            raise StorageError(f"{what} of {name} failed: EIO; the file is abandoned, never flushed again")
+            raise StorageError(
+                f"{what} of {name} failed: EIO; the file is abandoned, never flushed again"
+            )
 
     def _flushed(
-        self, generation: int, failing: bool, done: asyncio.Future[bool], inode: Inode, covered: Writes, size: int
+        self,
+        generation: int,
+        failing: bool,
+        done: asyncio.Future[bool],
+        inode: Inode,
+        covered: Writes,
+        size: int,
     ) -> None:
         if generation == self._disk.generation:
             if failing:
@@ -164,7 +209,9 @@ class SimVolume:
                 inode.flushed(covered, size)
             done.set_result(not failing)
 
-    def _directory_synced(self, generation: int, failing: bool, done: asyncio.Future[bool], name: str, count: int) -> None:
+    def _directory_synced(
+        self, generation: int, failing: bool, done: asyncio.Future[bool], name: str, count: int
+    ) -> None:
         if generation == self._disk.generation:
             if not failing:
                 self._disk.sync_directory(name, count)
@@ -178,7 +225,7 @@ class SimVolume:
             self._loop.record(self._node.name, "fenced", claim)
             raise Fenced(f"claim {claim} is gone: another incarnation has taken over")
 
-    # --- operations ------------------------------------------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------
 
     def _claim(self, name: str, size: int, *, reserved: bool) -> None:
         """Raises StorageFull unless there is space for a file of this size."""
@@ -190,7 +237,9 @@ class SimVolume:
             self._loop.record(self._node.name, "no space", name, size)
             raise StorageFull(f"creation of {name} with {size} bytes failed: ENOSPC; free some")
 
-    async def _create_log(self, name: str, capacity: int, header: bytes, reserved: bool = False) -> SimLogHandle:
+    async def _create_log(
+        self, name: str, capacity: int, header: bytes, reserved: bool = False
+    ) -> SimLogHandle:
         await self._step()
         self._claim(name, capacity, reserved=reserved)
         if name in self._disk.names:
@@ -248,17 +297,24 @@ class SimVolume:
         await self._step()
         return SimLogHandle(self, inode, name, capacity)
 
-    async def append(self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+    async def append(
+        self, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str
+    ) -> None:
         """The four steps of `LogHandle.append`."""
         last = -1
         if self._crash is not None and self._strikes(self._weather.faults.append_crash_probability):
             last = self._disk.chance.randrange(4)
         await self._step_or_die(last == 0)
         data = b"".join(buffers)
-        if self._disk.limit is not None and self._strikes(self._weather.faults.short_write_probability):
+        if self._disk.limit is not None and self._strikes(
+            self._weather.faults.short_write_probability
+        ):
             handle.inode.write(offset, data[: self._disk.chance.randint(0, len(data))])
             self._loop.record(self._node.name, "short write", handle.name, offset)
-            raise StorageFull(f"write of {len(data)} bytes to {handle.name} at {offset} failed half-way: ENOSPC; free some")
+            raise StorageFull(
+                f"write of {len(data)} bytes to {handle.name} at {offset} failed half-way: ENOSPC; "
+                "free some"
+            )
         await self.write(handle.inode, handle.name, offset, data)
         await self._step_or_die(last == 1)
         await self.flush(handle.inode, handle.name)
@@ -285,7 +341,8 @@ class SimVolume:
             self._disk.link(name, inode)
         self._loop.record(self._node.name, "put", name, created)
         await self._step()
-        # Also when the name was there: its creator may not have synced it yet, and the caller is about to rely on it.
+        # Also when the name was there: its creator may not have synced it yet, and the caller is
+        # about to rely on it.
         await self.sync_directory(name)
         await self._step()
         return created
@@ -353,7 +410,9 @@ class SimLogHandle:
         assert offset + size <= self._capacity, (self._name, offset, size, self._capacity)
         assert not self._busy, f"two appends to {self._name} at once"
         if self._failed:
-            raise StorageError(f"log {self._name} failed before ({self._failed}) and is not written any more")
+            raise StorageError(
+                f"log {self._name} failed before ({self._failed}) and is not written any more"
+            )
         self._busy = True
         await self._volume.in_thread(self._append, offset, buffers, claim)
 
@@ -374,12 +433,18 @@ class SimLogHandle:
 def _checked(name: str) -> str:
     parts = name.split("/")
     if not name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        raise StorageError(f"name {name!r} is not valid in a volume; use relative names without empty, . and .. parts")
+        raise StorageError(
+            f"name {name!r} is not valid in a volume; use relative names without empty, . and .. "
+            "parts"
+        )
     return name
 
 
-async def _carry_out(outcome: asyncio.Future[T], work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> None:
-    """Do the work and tell whoever still waits: as with `asyncio.shield`, but without the two steps that its callbacks are."""
+async def _carry_out(
+    outcome: asyncio.Future[T], work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts
+) -> None:
+    """Do the work and tell whoever still waits: as with `asyncio.shield`, but without the two
+    steps that its callbacks are."""
     try:
         result = await work(*args)
     except asyncio.CancelledError:

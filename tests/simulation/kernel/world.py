@@ -1,27 +1,29 @@
 """A whole cluster in one process, driven by one seed.
 
-Owns: `World` (loop, network, disk, store and the nodes on them) and `Environment` (what one process is given). Imports: the
-kernel.
+Owns: `World` (loop, network, disk, store and the nodes on them) and `Environment` (what one process
+is given). Imports: the kernel.
 
-A scenario builds a world, starts nodes, lets things go wrong, and checks a history. Use it as a context manager: a failure inside
-gets the seed, the virtual time and the last events attached as a note.
+A scenario builds a world, starts nodes, lets things go wrong, and checks a history. Use it as a
+context manager: a failure inside gets the seed, the virtual time and the last events attached as a
+note.
 
     def run(seed: int) -> None:
         history = History()
         with World(seed, Faults.all()) as world:
             for name in ("broker-0", "broker-1"):
-                world.node(name, run_broker, restarts=True, tolerated=(Fenced,))     # async def run_broker(env: Environment)
-            world.node("producer", partial(produce, history), on_volume=False)       # uses env.network, env.clock ...
-            Nemesis(world, ["broker-0", "broker-1"]).start(until_s=60.0)             # random faults, then everything heals
-            world.at(10.0, world.pause, "broker-0")                                  # a scripted fault in between
-            world.at(25.0, world.resume, "broker-0")
-            world.run(90.0)
+                world.node(name, run_broker, restarts=True, tolerated=(Fenced,))     # async def
+                run_broker(env: Environment)
+            world.node("producer", partial(produce, history), on_volume=False)       # uses
+            env.network, env.clock ... Nemesis(world, ["broker-0", "broker-1"]).start(until_s=60.0)
+            # random faults, then everything heals world.at(10.0, world.pause, "broker-0")
+            # a scripted fault in between world.at(25.0, world.resume, "broker-0") world.run(90.0)
             world.complete(read_everything(world.outsider("reader"), history), within_s=60.0)
         history.check(deduplicated=True)
 
-Invariants: a node runs as long as its main coroutine: when that returns the process is gone, as after exit; a new life gets a new
-Environment and keeps nothing but the disk, the store and its name; a crash runs no `finally` and no `except`; after the world is
-closed nothing of it runs. Not modelled: processor time (a step takes none), memory limits, suspended machines.
+Invariants: a node runs as long as its main coroutine: when that returns the process is gone, as
+after exit; a new life gets a new Environment and keeps nothing but the disk, the store and its
+name; a crash runs no `finally` and no `except`; after the world is closed nothing of it runs. Not
+modelled: processor time (a step takes none), memory limits, suspended machines.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class World:
         self._reported: BaseException | None = None
         self._settled = self._collecting = False
 
-    # --- nodes -----------------------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     def node(
         self,
@@ -111,8 +113,9 @@ class World:
         restarts: bool = False,
         tolerated: tuple[type[Exception], ...] = (),
     ) -> Node:
-        """Start a process. `on_volume`: it dies with the volume's machine in a power loss. `restarts`: it comes back by itself, a
-        while (`Faults.down_s`) after a crash, an exit or an error in `tolerated`; any other error ends the run.
+        """Start a process. `on_volume`: it dies with the volume's machine in a power loss.
+        `restarts`: it comes back by itself, a while (`Faults.down_s`) after a crash, an exit or an
+        error in `tolerated`; any other error ends the run.
         """
         assert name not in self._places, f"node {name} exists; use restart"
         node, environment = self._new_life(name, 1)
@@ -121,7 +124,8 @@ class World:
         return node
 
     def outsider(self, name: str) -> Environment:
-        """The ports of a process without a main: for clients that a check drives through `complete`."""
+        """The ports of a process without a main: for clients that a check drives through
+        `complete`."""
         return self._new_life(name, 1)[1]
 
     def _new_life(self, name: str, life: int) -> tuple[Node, Environment]:
@@ -129,15 +133,21 @@ class World:
         self._lives.append(node)
         clock = SimClock(self.loop, node, self.faults.wall_skew_max_s, self.faults.drift_max)
         kind = ReservingSimVolume if self.disk.reserve_size else SimVolume
-        volume: Volume = kind(self.loop, node, self.disk, self.weather, partial(self._crash_life, node))
+        volume: Volume = kind(
+            self.loop, node, self.disk, self.weather, partial(self._crash_life, node)
+        )
         if self._slots:
             volume = SlotVolume(RetryingObjects(SimObjects(self.objects, node), clock), clock)
-        return node, Environment(name, life, clock, SimNetwork(self.fabric, node), volume, SimStore(self.store, node))
+        return node, Environment(
+            name, life, clock, SimNetwork(self.fabric, node), volume, SimStore(self.store, node)
+        )
 
     def _start(self, name: str) -> None:
         place = self._places[name]
         self.loop.record(name, "start", place.node.life)
-        task = self.loop.create_task(place.main(place.environment), name=f"main of {name}", context=place.node.context.copy())
+        task = self.loop.create_task(
+            place.main(place.environment), name=f"main of {name}", context=place.node.context.copy()
+        )
         task.add_done_callback(lambda done: self._main_ended(name, place.node, done))
 
     def _main_ended(self, name: str, node: Node, task: asyncio.Task[None]) -> None:
@@ -146,7 +156,9 @@ class World:
         place = self._places[name]
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, place.tolerated):
-            self.loop.call_exception_handler({"message": f"main of {name} failed", "exception": error})
+            self.loop.call_exception_handler(
+                {"message": f"main of {name} failed", "exception": error}
+            )
             return
         self.loop.record(name, "exit", type(error).__name__)
         self._die(place, machine=False)
@@ -157,7 +169,9 @@ class World:
         self.fabric.crashed(node, machine=machine)
         if place.restarts:
             delay = self.fabric.chance.uniform(*self.faults.down_s)
-            self.loop.post_at(self.loop.kernel, self.loop.time() + delay, self._restart_if_dead, node.name, node)
+            self.loop.post_at(
+                self.loop.kernel, self.loop.time() + delay, self._restart_if_dead, node.name, node
+            )
 
     def _restart_if_dead(self, name: str, node: Node) -> None:
         place = self._places[name]
@@ -188,10 +202,11 @@ class World:
         """The ports of the current (or last) life of a node."""
         return self._places[name].environment
 
-    # --- faults ----------------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def crash(self, name: str) -> None:
-        """SIGKILL. What it wrote stays in the page cache; its connections end at the peers a little later."""
+        """SIGKILL. What it wrote stays in the page cache; its connections end at the peers a
+        little later."""
         if self.alive(name):
             self.loop.record(name, "crash")
             self._die(self._places[name], machine=False)
@@ -224,7 +239,8 @@ class World:
                 self.restart(name)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: nothing of it runs; timers, deliveries and completions queue up; its kernel goes on accepting and buffering."""
+        """SIGSTOP: nothing of it runs; timers, deliveries and completions queue up; its kernel
+        goes on accepting and buffering."""
         self.loop.record(name, "pause")
         self.loop.pause(self.current(name))
 
@@ -234,7 +250,8 @@ class World:
         self.loop.resume(self.current(name))
 
     def power_loss(self) -> None:
-        """The volume's machine stops: its nodes die without a farewell; chance settles unsynced writes and names."""
+        """The volume's machine stops: its nodes die without a farewell; chance settles unsynced
+        writes and names."""
         self.loop.record("disk", "power loss")
         for place in self._places.values():
             if place.on_volume and place.node.alive:
@@ -242,7 +259,8 @@ class World:
         self.disk.lose_power()
 
     def fill_disk(self, slack: int) -> None:
-        """Other users of the volume take all of it but `slack` bytes, and keep that until `free_disk`."""
+        """Other users of the volume take all of it but `slack` bytes, and keep that until
+        `free_disk`."""
         self.loop.record("disk", "full", slack)
         self.disk.fill(slack)
 
@@ -261,7 +279,8 @@ class World:
         self.faults = self.fabric.faults = self.weather.faults = faults
 
     def calm(self) -> None:
-        """End all faults: heal, resume, restart whatever restarts by itself, and let nothing fail any more."""
+        """End all faults: heal, resume, restart whatever restarts by itself, and let nothing
+        fail any more."""
         self.set_faults(self.faults.calm())
         self.fabric.heal()
         self.disk.limit, self.disk.hung_until = None, 0.0
@@ -272,7 +291,7 @@ class World:
             if place.restarts and not place.node.alive:
                 self.restart(name)
 
-    # --- running ---------------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
@@ -283,7 +302,8 @@ class World:
         self.loop.post_at(self.loop.kernel, when, action, *args)
 
     def script(self, story: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine outside every node; it may await time and call the faults. Its errors end the run."""
+        """Run a coroutine outside every node; it may await time and call the faults. Its errors
+        end the run."""
         task = self.loop.create_task(story, context=self.loop.kernel.context.copy())
         task.add_done_callback(self._script_ended)
         return task
@@ -300,14 +320,19 @@ class World:
         """Run until `condition()` holds. Raises TimeoutError when it does not within `within_s`."""
         self._guarded(self.now + within_s, condition)
         if not condition():
-            raise self._reporting(TimeoutError(f"the condition did not hold within {within_s} virtual seconds"))
+            raise self._reporting(
+                TimeoutError(f"the condition did not hold within {within_s} virtual seconds")
+            )
 
     def complete(self, work: Coroutine[Any, Any, T], within_s: float) -> T:
-        """Run a coroutine outside the cluster to its end and return its result. Raises TimeoutError, or what it raises."""
+        """Run a coroutine outside the cluster to its end and return its result. Raises
+        TimeoutError, or what it raises."""
         task = self.loop.create_task(work, context=self.loop.kernel.context.copy())
         self._guarded(self.now + within_s, task.done)
         if not task.done():
-            raise self._reporting(TimeoutError(f"{work!r} did not end within {within_s} virtual seconds"))
+            raise self._reporting(
+                TimeoutError(f"{work!r} did not end within {within_s} virtual seconds")
+            )
         error = task.exception()
         if error is not None:
             raise self._reporting(error)
@@ -319,14 +344,20 @@ class World:
         except BaseException as error:
             raise self._reporting(error) from error.__cause__
 
-    # --- failing and ending ----------------------------------------------------------------------------------------------------
+    # --- failing and ending -----------------------------------------------------------------------
 
     def report(self) -> str:
         """Seed, time and the last events."""
         events = list(self.loop.ring)[-REPORTED_EVENTS_MAX:]
-        lines = [f"{when:12.6f} {node:<14} {kind} {' '.join(map(str, details))}" for when, node, kind, details in events]
+        lines = [
+            f"{when:12.6f} {node:<14} {kind} {' '.join(map(str, details))}"
+            for when, node, kind, details in events
+        ]
         trace = self.loop.trace_hash & ((1 << 64) - 1)
-        head = f"seed {self.seed}, virtual time {self.now:.6f} s, step {self.loop.steps}, trace {trace:016x}"
+        head = (
+            f"seed {self.seed}, virtual time {self.now:.6f} s, step {self.loop.steps}, trace "
+            f"{trace:016x}"
+        )
         return "\n".join([head, f"last {len(lines)} events:", *lines])
 
     def _reporting(self, error: BaseException) -> BaseException:
@@ -336,12 +367,18 @@ class World:
         return error
 
     def __enter__(self) -> World:
-        # Between two runs, too, nothing may be collected (and finalized) at a moment that no seed decides.
+        # Between two runs, too, nothing may be collected (and finalized) at a moment that no seed
+        # decides.
         self._collecting = gc.isenabled()
         gc.disable()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None:
             self._reporting(error)
         self.close()
@@ -349,17 +386,20 @@ class World:
             gc.enable()
 
     def close(self) -> None:
-        """End the world. Suspended coroutines are closed now, when every port is inert, instead of at some later collection."""
+        """End the world. Suspended coroutines are closed now, when every port is inert, instead
+        of at some later collection."""
         if self._settled:
             return
         self._settled = True
         self.loop.close()
         for node in self._lives:
             node.alive = False
-        # What a dying coroutine logs was never said; printed with the world's variables it would take longer than the run.
+        # What a dying coroutine logs was never said; printed with the world's variables it would
+        # take longer than the run.
         before = structlog.get_config()
         structlog.configure(processors=[_unsaid])
-        # What a dying coroutine starts in its `finally` belongs to this dead loop; without a loop asyncio would make a real one and keep it there.
+        # What a dying coroutine starts in its `finally` belongs to this dead loop; without a loop
+        # asyncio would make a real one and keep it there.
         asyncio.events._set_running_loop(self.loop)
         try:
             while any(node.tasks for node in self._lives):
@@ -371,19 +411,23 @@ class World:
             structlog.configure(**before)
 
 
-def _unsaid(_logger: object, _method: str, _event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _unsaid(
+    _logger: object, _method: str, _event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
     raise structlog.DropEvent
 
 
 def _discard(task: asyncio.Task[Any]) -> None:
     if task.done():
         return
-    # Private, but the one way to tell asyncio that a pending task is meant to go (gather does the same to its children).
+    # Private, but the one way to tell asyncio that a pending task is meant to go (gather does the
+    # same to its children).
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine = task.get_coro()
     try:
         if isinstance(coroutine, Coroutine):
             coroutine.close()
     except BaseException:
-        # The `finally` blocks of dead processes may do anything, such as awaiting; their world is over and nobody listens.
+        # The `finally` blocks of dead processes may do anything, such as awaiting; their world is
+        # over and nobody listens.
         return

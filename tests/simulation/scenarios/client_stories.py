@@ -27,11 +27,12 @@ NAMESPACE = keys.namespace(NamespaceName("public", "default"))
 SENDS_AT_ONCE = 5
 
 
-# --- deduplication --------------------------------------------------------------------------------------------------------------
+# --- deduplication --------------------------------------------------------------------------------
 
 
 def once_each_through_crash_move_takeover_and_power_loss(seed: int) -> dict[str, int]:
-    """A producer repeats what has no receipt to owner after owner, and only what they remember keeps it from being there twice."""
+    """A producer repeats what has no receipt to owner after owner, and only what they remember
+    keeps it from being there twice."""
     return _through_trouble(seed, {"deduplicationEnabled": True})
 
 
@@ -41,7 +42,8 @@ def duplicates_without_deduplication(seed: int) -> dict[str, int]:
 
 
 def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
-    # Long steps of the disk: whoever crashes has probably written something that nobody has heard of.
+    # Long steps of the disk: whoever crashes has probably written something that nobody has heard
+    # of.
     faults = Faults.none().but(disk_step_s=(0.005, 0.03), latency_s=(0.001, 0.02))
     with Story(seed, faults) as story:
         cluster = story.cluster
@@ -55,7 +57,11 @@ def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
             cluster.run(1.5)
             former = story.record.incarnation
             trouble(story.others(story.owner)[0] if trouble == story.move else story.owner)
-            story.until(lambda gone=former: story.record.incarnation != gone and story.record.state is BundleState.OWNED)  # type: ignore[misc]
+            story.until(
+                lambda gone=former: (
+                    story.record.incarnation != gone and story.record.state is BundleState.OWNED
+                )
+            )  # type: ignore[misc]
             for paused in BROKERS:
                 cluster.resume(paused)
         cluster.run(1.5)
@@ -68,28 +74,35 @@ def _through_trouble(seed: int, policies: dict[str, Any]) -> dict[str, int]:
 
 
 async def _send_on(story: Story, name: str, ended: list[bool]) -> None:
-    """Numbered messages, some at a time, now and then big ones, until `ended`; every one of them gets its receipt in the end."""
+    """Numbered messages, some at a time, now and then big ones, until `ended`; every one of them
+    gets its receipt in the end."""
     producer = await until_done(
-        story.environment, lambda: story.client.create_producer(TOPIC, name=name, send_timeout_s=None, batching=None)
+        story.environment,
+        lambda: story.client.create_producer(TOPIC, name=name, send_timeout_s=None, batching=None),
     )
     pending: deque[tuple[Send, asyncio.Future[MessageId]]] = deque()
     number = 0
     while pending or not ended:
         while len(pending) < SENDS_AT_ONCE and not ended:
             payload = payload_of(name, number, BIG_BYTES if number % 10 == 0 else 0)
-            pending.append((story.history.send(TOPIC, name, number, payload), producer.send_nowait(payload)))
+            pending.append(
+                (story.history.send(TOPIC, name, number, payload), producer.send_nowait(payload))
+            )
             number += 1
         send, receipt = pending.popleft()
         position = await receipt
         known = position.entry < 0  # a duplicate's receipt names no position
-        send.acknowledged(None if known else Position(position.ledger, position.entry, position.batch_index))
+        send.acknowledged(
+            None if known else Position(position.ledger, position.entry, position.batch_index)
+        )
 
 
-# --- subscriptions --------------------------------------------------------------------------------------------------------------
+# --- subscriptions --------------------------------------------------------------------------------
 
 
 def seek_while_the_disk_is_slow(seed: int) -> dict[str, int]:
-    """The consumer is back before the reset is durable: it must not get messages before it gets the answer, or it throws them away."""
+    """The consumer is back before the reset is durable: it must not get messages before it gets
+    the answer, or it throws them away."""
     with Story(seed) as story:
         story.publish(10)
 
@@ -108,13 +121,16 @@ def seek_while_the_disk_is_slow(seed: int) -> dict[str, int]:
 
 
 def created_for_one_and_lost_for_the_other(seed: int) -> dict[str, int]:
-    """Two consumers create a subscription at once, and the power fails: what either of them was told must still be there."""
+    """Two consumers create a subscription at once, and the power fails: what either of them was
+    told must still be there."""
     with Story(seed) as story:
         cluster = story.cluster
         told: list[str] = []
 
         async def subscribe(environment: Environment) -> None:
-            await client_of(environment).subscribe(TOPIC, "shared", type="Shared", initial_position="Latest")
+            await client_of(environment).subscribe(
+                TOPIC, "shared", type="Shared", initial_position="Latest"
+            )
             told.append(environment.name)
             await asyncio.Event().wait()
 
@@ -128,21 +144,28 @@ def created_for_one_and_lost_for_the_other(seed: int) -> dict[str, int]:
             cluster.crash(name)
         cluster.set_faults(Faults.none())
         story.publish(1)
-        cluster.complete(_receive_one(client_of(cluster.outsider("third")), "shared", "Latest"), PATIENCE_S)
+        cluster.complete(
+            _receive_one(client_of(cluster.outsider("third")), "shared", "Latest"), PATIENCE_S
+        )
         return story.ends_well()
 
 
 async def _receive_one(client: Client, subscription: str, initial_position: str) -> None:
-    consumer = await client.subscribe(TOPIC, subscription, type="Shared", initial_position=initial_position)
+    consumer = await client.subscribe(
+        TOPIC, subscription, type="Shared", initial_position=initial_position
+    )
     try:
         await consumer.receive(timeout_s=5)
     except TimeoutError:
-        raise AssertionError(f"subscription {subscription!r} is not what its clients were told it is") from None
+        raise AssertionError(
+            f"subscription {subscription!r} is not what its clients were told it is"
+        ) from None
     await consumer.close()
 
 
 def unsubscribed_while_the_bundle_leaves(seed: int) -> dict[str, int]:
-    """RELEASE is on its way to the disk: what is written behind it is void, so nobody may be told that it is done."""
+    """RELEASE is on its way to the disk: what is written behind it is void, so nobody may be
+    told that it is done."""
     with Story(seed) as story:
         cluster = story.cluster
 

@@ -1,8 +1,9 @@
 """Clients that speak to coordinators request by request.
 
-Owns: `CoordinatorClient` (one request at a time, looked up through brokers, asked again after whatever went wrong) and what clients do with
-transactions in the coordinator scenario. Imports: magnetar.client (pool), the ledger.
-Invariants: what is asked for is in the ledger before it is sent, and what was answered when it was answered.
+Owns: `CoordinatorClient` (one request at a time, looked up through brokers, asked again after
+whatever went wrong) and what clients do with transactions in the coordinator scenario. Imports:
+magnetar.client (pool), the ledger. Invariants: what is asked for is in the ledger before it is
+sent, and what was answered when it was answered.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class CoordinatorClient:
         self._pool = Pool(environment.network, SERVICE_URL, Credentials(), REQUEST_TIMEOUT_S, 3.0)
         self._places: dict[int, Address] = {}
 
-    async def ask(self, tcid: int, build: Callable[[int], bytes], patience_s: float = PATIENCE_S) -> Answer:
+    async def ask(
+        self, tcid: int, build: Callable[[int], bytes], patience_s: float = PATIENCE_S
+    ) -> Answer:
         """Ask until there is an answer. Raises the refusal, TimeoutError after `patience_s`."""
         async with asyncio.timeout(patience_s):
             while True:
@@ -63,13 +66,20 @@ class CoordinatorClient:
         self._places[tcid] = place
         return answer
 
-    # --- requests --------------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def begin(self, tcid: int, timeout_s: float) -> Known:
-        """A transaction of that number, or of another one if it retires. Asked for once: an answer that is lost leaves an orphan."""
+        """A transaction of that number, or of another one if it retires. Asked for once: an
+        answer that is lost leaves an orphan."""
         mark = self.ledger.mark()
-        body = (await self._once(tcid, lambda number: requests.new_txn(number, tcid, int(timeout_s * 1000)))).new_txn_response
-        return self.ledger.given(TxnId(body.txnid_most_bits, body.txnid_least_bits), timeout_s, mark)
+        body = (
+            await self._once(
+                tcid, lambda number: requests.new_txn(number, tcid, int(timeout_s * 1000))
+            )
+        ).new_txn_response
+        return self.ledger.given(
+            TxnId(body.txnid_most_bits, body.txnid_least_bits), timeout_s, mark
+        )
 
     async def join(self, known: Known, participant: Participant) -> None:
         """Add a participant. Raises the refusal, TimeoutError."""
@@ -85,26 +95,36 @@ class CoordinatorClient:
         self.ledger.joined(known, participant, over)
 
     async def end(self, known: Known, action: Action, patience_s: float = PATIENCE_S) -> Action:
-        """Ask for an end; the outcome. Raises TimeoutError, and PromiseBroken when it is refused in any but the one way."""
+        """Ask for an end; the outcome. Raises TimeoutError, and PromiseBroken when it is refused
+        in any but the one way."""
         known.wish(action)
         try:
             await self.ask(
-                known.txn.most, lambda number: requests.end_txn(number, known.txn, commit=action is Action.COMMIT), patience_s
+                known.txn.most,
+                lambda number: requests.end_txn(number, known.txn, commit=action is Action.COMMIT),
+                patience_s,
             )
         except InvalidTxnStatus as refusal:
             outcome = OTHER[action]
             if outcome.name[:5] not in str(refusal).split(" is ")[1]:
-                raise PromiseBroken(f"{action.name} of {known.txn} was refused by {refusal}") from refusal
+                raise PromiseBroken(
+                    f"{action.name} of {known.txn} was refused by {refusal}"
+                ) from refusal
         except MagnetarError as refusal:
-            raise PromiseBroken(f"{action.name} of {known.txn} was refused by {refusal!r}") from refusal
+            raise PromiseBroken(
+                f"{action.name} of {known.txn} was refused by {refusal!r}"
+            ) from refusal
         else:
             outcome = action
         self.ledger.told(known, outcome)
         return outcome
 
 
-async def transact(ledger: Ledger, participants: tuple[Participant, ...], environment: Environment) -> None:
-    """Begin transactions and end them in every way there is, for ever; now and then ask about an old one."""
+async def transact(
+    ledger: Ledger, participants: tuple[Participant, ...], environment: Environment
+) -> None:
+    """Begin transactions and end them in every way there is, for ever; now and then ask about an
+    old one."""
     client, clock = CoordinatorClient(environment, ledger), environment.clock
     while True:
         try:
@@ -121,15 +141,23 @@ async def _one(client: CoordinatorClient, participants: tuple[Participant, ...])
     short = clock.random_bits(2) == 0
     timeout_s = clock.uniform(*SHORT_S) if short else LONG_S
     known = await client.begin(clock.random_bits(8) % NUMBERS, timeout_s)
-    names = [participants[clock.random_bits(16) % len(participants)] for _ in range(clock.random_bits(2))]
-    joined = await asyncio.gather(*(client.join(known, name) for name in names), return_exceptions=True)
+    names = [
+        participants[clock.random_bits(16) % len(participants)] for _ in range(clock.random_bits(2))
+    ]
+    joined = await asyncio.gather(
+        *(client.join(known, name) for name in names), return_exceptions=True
+    )
     _raise_broken(joined)
     choice = clock.random_bits(3)
     if short and choice < 4:
         return  # left to its timeout
     action = Action.COMMIT if choice % 4 else Action.ABORT
     if choice == 7:  # two clients, or one that repeats itself with the other end
-        _raise_broken(await asyncio.gather(*(client.end(known, wish) for wish in Action), return_exceptions=True))
+        _raise_broken(
+            await asyncio.gather(
+                *(client.end(known, wish) for wish in Action), return_exceptions=True
+            )
+        )
     elif choice == 6:  # a participant that comes while the end is on its way
         late = client.join(known, participants[clock.random_bits(16) % len(participants)])
         _raise_broken(await asyncio.gather(client.end(known, action), late, return_exceptions=True))
@@ -155,15 +183,21 @@ def _raise_broken(results: list[BaseException | None] | list[BaseException | Act
 
 
 async def audit(ledger: Ledger, environment: Environment, within_s: float) -> None:
-    """Ask for the outcome of everything that was ever begun. What was not ended by anybody, and may time out, has."""
+    """Ask for the outcome of everything that was ever begun. What was not ended by anybody, and
+    may time out, has."""
     client = CoordinatorClient(environment, ledger)
     every = list(ledger.known.values())
     for start in range(0, len(every), 50):
-        await asyncio.gather(*(_audit_one(client, known, within_s) for known in every[start : start + 50]))
+        await asyncio.gather(
+            *(_audit_one(client, known, within_s) for known in every[start : start + 50])
+        )
 
 
 async def _audit_one(client: CoordinatorClient, known: Known, within_s: float) -> None:
     abandoned = not known.wanted and known.timeout_s < LONG_S
     outcome = await client.end(known, Action.COMMIT, within_s)
     if abandoned and outcome is Action.COMMIT:
-        raise PromiseBroken(f"transaction {known.txn} was left to its timeout of {known.timeout_s:.1f} s, and is still open")
+        raise PromiseBroken(
+            f"transaction {known.txn} was left to its timeout of {known.timeout_s:.1f} s, and is "
+            "still open"
+        )

@@ -1,9 +1,10 @@
 """Brokers with transaction coordinators beside them.
 
-Owns: `CoordinatorCluster` (the tracer's brokers and real coordinators of two numbers on simulated ports, which are stopped, scaled down to one
-and up again as the operator does it), with logs and checkpoints so small that both come within seconds. Imports: the tracer's cluster,
-server.coordinator.
-Invariants: as the tracer's cluster; a number goes only once its record says that it begins nothing and has nothing open.
+Owns: `CoordinatorCluster` (the tracer's brokers and real coordinators of two numbers on simulated
+ports, which are stopped, scaled down to one and up again as the operator does it), with logs and
+checkpoints so small that both come within seconds. Imports: the tracer's cluster,
+server.coordinator. Invariants: as the tracer's cluster; a number goes only once its record says
+that it begins nothing and has nothing open.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tests.simulation.scenarios.tracer_cluster import PORT, Cluster, SimulatedUs
 
 NUMBERS = 2
 COORDINATORS = ("main-coordinator-0", "main-coordinator-1", "spare-coordinator-1")
-"""The last one stands for a pod that was made anew while nobody knew whether the one before still runs: two want the same number."""
+"""The last one stands for a pod that was made anew while nobody knew whether the one before
+still runs: two want the same number."""
 LOG_FILE_BYTES = 16 << 10
 CHECKPOINT_BYTES = 2 << 10
 STOPPED_EVERY_S = (2.0, 12.0)
@@ -43,16 +45,31 @@ OUTLIVED_EVERY_S = (2.0, 6.0)
 OUTLIVED_FOR_S = (1.0, 3.0)
 LOOK_S = 0.1
 START_S = 20.0
-ENDINGS = ("lease", "claim claims/", "claim: ", "has another holder", "was taken over", "fenced", "failed: EIO")
-"""How a coordinator's life may end itself: its lease, its claim or its number is gone, or its disk has failed."""
+ENDINGS = (
+    "lease",
+    "claim claims/",
+    "claim: ",
+    "has another holder",
+    "was taken over",
+    "fenced",
+    "failed: EIO",
+)
+"""How a coordinator's life may end itself: its lease, its claim or its number is gone, or its
+disk has failed."""
 
 
 class CoordinatorCluster(Cluster):
     """A cluster whose brokers have coordinators of two numbers beside them."""
 
     def __init__(self, seed: int, history: History, faults: Faults, **settings: Any) -> None:
-        transactional = {"transactions_enabled": 1, "lease_ttl_s": 2.0, "transaction_participant_timeout_s": 3.0}
-        super().__init__(seed, history, faults, settings=small(**{**transactional, **settings}), exercise=True)
+        transactional = {
+            "transactions_enabled": 1,
+            "lease_ttl_s": 2.0,
+            "transaction_participant_timeout_s": 3.0,
+        }
+        super().__init__(
+            seed, history, faults, settings=small(**{**transactional, **settings}), exercise=True
+        )
         self.evidence.expected += ENDINGS
         self.coordinators: dict[str, Coordinator] = {}
         self._metrics = CoordinatorMetrics()
@@ -66,7 +83,8 @@ class CoordinatorCluster(Cluster):
         return self
 
     def start_all(self) -> None:
-        """The first life of every broker and coordinator; returns when every number has been announced."""
+        """The first life of every broker and coordinator; returns when every number has been
+        announced."""
         self.start_brokers()
         self._tell_limit(NUMBERS)
         for name in COORDINATORS:
@@ -74,15 +92,25 @@ class CoordinatorCluster(Cluster):
         self.run_until(lambda: self._announced() == NUMBERS, START_S)
 
     async def run_coordinator(self, environment: Environment) -> None:
-        """One life of a coordinator process, ended by its first failure; where the number is scaled away, of none."""
+        """One life of a coordinator process, ended by its first failure; where the number is
+        scaled away, of none."""
         name = environment.name
         while tcid_of(name) >= self._away_from:
             await asyncio.sleep(LOOK_S)
 
         def lease(on_lost: Callable[[str], None]) -> LeaseKeeper:
-            return LeaseKeeper(environment.store, environment.clock, self.settings.lease_ttl_s, on_lost)
+            return LeaseKeeper(
+                environment.store, environment.clock, self.settings.lease_ttl_s, on_lost
+            )
 
-        ports = BrokerPorts(environment.clock, environment.network, environment.volume, environment.store, lease, SimulatedUsage())
+        ports = BrokerPorts(
+            environment.clock,
+            environment.network,
+            environment.volume,
+            environment.store,
+            lease,
+            SimulatedUsage(),
+        )
         identity = BrokerIdentity(name, name, name, PORT, http_url="")
         found = self.coordinators[name] = Coordinator(ports, identity, self.settings, self._metrics)
         try:
@@ -101,10 +129,12 @@ class CoordinatorCluster(Cluster):
         """Until the pod is deleted: with its number, or now and then to be made again."""
         clock = environment.clock
         planned_s = clock.monotonic() + clock.uniform(*STOPPED_EVERY_S)
-        while tcid_of(environment.name) < self._away_from and not (self.exercise and clock.monotonic() > planned_s):
+        while tcid_of(environment.name) < self._away_from and not (
+            self.exercise and clock.monotonic() > planned_s
+        ):
             await asyncio.sleep(LOOK_S)
 
-    # --- the operator's part ---------------------------------------------------------------------------------------------------
+    # --- the operator's part ----------------------------------------------------------------------
 
     async def scale_now_and_then(self, until_s: float) -> None:
         """To one coordinator, once the other one has nothing open, and back."""
@@ -124,14 +154,19 @@ class CoordinatorCluster(Cluster):
             self._tell_limit(NUMBERS)
 
     async def outlive_leases(self, until_s: float) -> None:
-        """Holders of a number go on when their lease has ended and another one begins: the store's clock is ahead, and it cannot be asked."""
+        """Holders of a number go on when their lease has ended and another one begins: the
+        store's clock is ahead, and it cannot be asked."""
         chance = random.Random(f"{self.seed}/outlived")
         while True:
             await asyncio.sleep(chance.uniform(*OUTLIVED_EVERY_S))
             if self.now >= until_s:
                 return
             number = NUMBERS - 1  # there is somebody who waits for it
-            holders = [name for name, found in self.coordinators.items() if found.ready and found.tcid == number]
+            holders = [
+                name
+                for name, found in self.coordinators.items()
+                if found.ready and found.tcid == number
+            ]
             for name in holders:
                 self.fabric.partition(name, STORE_HOST)
                 self.store.expire_leases_of(name)
@@ -145,12 +180,19 @@ class CoordinatorCluster(Cluster):
         return CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
 
     def _tell_limit(self, limit: int) -> None:
-        record = CoordinatorSetRecord(limit=limit, announced=min(limit, self._announced()), owner="default/main")
-        self.store.execute(lambda core, _now: core.transact((), (Put(keys.COORDINATOR_SET, record.encode()),)))
+        record = CoordinatorSetRecord(
+            limit=limit, announced=min(limit, self._announced()), owner="default/main"
+        )
+        self.store.execute(
+            lambda core, _now: core.transact((), (Put(keys.COORDINATOR_SET, record.encode()),))
+        )
 
     def _may_go(self, tcid: int) -> bool:
         record = self.coordinator_record(tcid)
-        idle = record is not None and record.state in (CoordinatorState.RETIRING, CoordinatorState.RELEASED)
+        idle = record is not None and record.state in (
+            CoordinatorState.RETIRING,
+            CoordinatorState.RELEASED,
+        )
         return record is not None and idle and record.open_transactions == 0
 
     def settle(self) -> None:
@@ -158,7 +200,7 @@ class CoordinatorCluster(Cluster):
         self._away_from = NUMBERS
         self._tell_limit(NUMBERS)
 
-    # --- looking ---------------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def coordinator_record(self, tcid: int) -> CoordinatorRecord | None:
         """What the store says of a number now."""
@@ -168,14 +210,24 @@ class CoordinatorCluster(Cluster):
     def unready(self) -> list[str]:
         """Numbers that nobody answers for."""
         served = {found.tcid for found in self._ready()}
-        return [f"transaction coordinator {number}" for number in range(NUMBERS) if number not in served]
+        return [
+            f"transaction coordinator {number}" for number in range(NUMBERS) if number not in served
+        ]
 
     def check_endings(self) -> None:
-        """Nothing ended itself, no request failed, and no damage is told of, without a reason. Raises AssertionError."""
+        """Nothing ended itself, no request failed, and no damage is told of, without a reason.
+        Raises AssertionError."""
         unexplained = self.evidence.unexplained()
         assert not unexplained, f"processes ended themselves without a reason: {unexplained}"
-        assert not self.evidence.counts["connection.request_failed"], "a request failed with an error that is none of ours"
-        damage = [found for broker in self.brokers.values() if broker.ready for found in broker.context.damage.listed()]
+        assert not self.evidence.counts["connection.request_failed"], (
+            "a request failed with an error that is none of ours"
+        )
+        damage = [
+            found
+            for broker in self.brokers.values()
+            if broker.ready
+            for found in broker.context.damage.listed()
+        ]
         assert not damage, f"storage is told to be damaged, and is not: {damage}"
 
     def open_transactions(self) -> int:

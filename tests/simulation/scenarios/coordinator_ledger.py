@@ -1,9 +1,10 @@
 """What clients asked of coordinators and were told, and what participants heard.
 
-Owns: `Ledger`, and the promises of a coordinator judged from it: an id is given once and ids rise; what was answered of an outcome never changes;
-every participant hears one decision, the one that clients were told, and no other; the low watermark passes nothing that has not ended; what
-nobody ends times out, and nothing else does. Imports: transactions (names).
-Invariant: it only accuses; an answer that did not come decides nothing.
+Owns: `Ledger`, and the promises of a coordinator judged from it: an id is given once and ids rise;
+what was answered of an outcome never changes; every participant hears one decision, the one that
+clients were told, and no other; the low watermark passes nothing that has not ended; what nobody
+ends times out, and nothing else does. Imports: transactions (names). Invariant: it only accuses; an
+answer that did not come decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class PromiseBroken(AssertionError):
 
 @dataclass(slots=True)
 class Known:
-    """A transaction whose id a client was given. `joined` are the participants whose addition was confirmed, `asked` all that were named."""
+    """A transaction whose id a client was given. `joined` are the participants whose addition
+    was confirmed, `asked` all that were named."""
 
     txn: TxnId
     timeout_s: float
@@ -36,7 +38,8 @@ class Known:
 
 
 class Ledger:
-    """One run's. `gone` are participants that do not exist: they hear nothing and count as ended."""
+    """One run's. `gone` are participants that do not exist: they hear nothing and count as
+    ended."""
 
     def __init__(self, long_timeout_s: float, gone: frozenset[Participant]) -> None:
         self.known: dict[TxnId, Known] = {}
@@ -48,7 +51,7 @@ class Ledger:
         self._watermarks: dict[int, int] = {}
         self._violations: list[str] = []
 
-    # --- what clients are told -------------------------------------------------------------------------------------------------
+    # --- what clients are told --------------------------------------------------------------------
 
     def mark(self) -> dict[int, int]:
         """Ids given so far, by number: one that is asked for now is higher."""
@@ -67,15 +70,20 @@ class Ledger:
         return found
 
     def joins(self, known: Known, participant: Participant) -> bool:
-        """A client is about to name a participant; whether that must be refused, to be given to `joined`."""
+        """A client is about to name a participant; whether that must be refused, to be given to
+        `joined`."""
         known.asked.add(participant)
-        return known.outcome is not None or known.txn.least <= self._watermarks.get(known.txn.most, -1)
+        return known.outcome is not None or known.txn.least <= self._watermarks.get(
+            known.txn.most, -1
+        )
 
     def joined(self, known: Known, participant: Participant, over: bool) -> None:
-        """It was confirmed. What is asked for after the end was answered, or passed by the low watermark, must be refused."""
+        """It was confirmed. What is asked for after the end was answered, or passed by the low
+        watermark, must be refused."""
         if over:
             raise PromiseBroken(
-                f"transaction {known.txn} took {participant} after its end: {known.outcome!r}, watermark {self._watermarks}"
+                f"transaction {known.txn} took {participant} after its end: {known.outcome!r}, "
+                f"watermark {self._watermarks}"
             )
         known.joined.add(participant)
         self.counts["joined"] += 1
@@ -83,17 +91,25 @@ class Ledger:
     def told(self, known: Known, outcome: Action) -> None:
         """An END_TXN was answered, with success or by the name of the other outcome."""
         if known.outcome is not None and known.outcome is not outcome:
-            raise PromiseBroken(f"transaction {known.txn} was {known.outcome.name}, and is {outcome.name} now")
-        if outcome not in known.wanted and (outcome is Action.COMMIT or known.timeout_s >= self._long_timeout_s):
-            raise PromiseBroken(f"transaction {known.txn} is {outcome.name}, which nobody has asked for")
+            raise PromiseBroken(
+                f"transaction {known.txn} was {known.outcome.name}, and is {outcome.name} now"
+            )
+        if outcome not in known.wanted and (
+            outcome is Action.COMMIT or known.timeout_s >= self._long_timeout_s
+        ):
+            raise PromiseBroken(
+                f"transaction {known.txn} is {outcome.name}, which nobody has asked for"
+            )
         self.counts["told again" if known.outcome is not None else f"told {outcome.name}"] += 1
         if outcome is Action.ABORT and outcome not in known.wanted:
             self.counts["timed out"] += 1
         known.outcome = outcome
 
-    # --- what participants hear ------------------------------------------------------------------------------------------------
+    # --- what participants hear -------------------------------------------------------------------
 
-    def hears(self, participant: Participant, txn: TxnId, action: Action, low_watermark: int) -> None:
+    def hears(
+        self, participant: Participant, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         """A participant is told how a transaction ends."""
         before = self.heard.get((participant, txn))
         if before is not None and before is not action:
@@ -109,7 +125,9 @@ class Ledger:
         if action is Action.COMMIT and action not in found.wanted:
             self._broken(f"{participant} heard COMMIT of {txn}, which nobody has asked for")
         if found.outcome is not None and found.outcome is not action:
-            self._broken(f"{participant} heard {action.name} of {txn}, which was {found.outcome.name}")
+            self._broken(
+                f"{participant} heard {action.name} of {txn}, which was {found.outcome.name}"
+            )
         self._check_watermark(txn.most, low_watermark)
 
     def _check_watermark(self, tcid: int, low_watermark: int) -> None:
@@ -118,7 +136,10 @@ class Ledger:
         for least in [least for least in unfinished if least <= low_watermark]:
             found = unfinished.pop(least)
             if missing := self.missing(found):
-                self._broken(f"the low watermark is {low_watermark}, and {missing} have not heard of {found.txn}")
+                self._broken(
+                    f"the low watermark is {low_watermark}, and {missing} have not heard of "
+                    f"{found.txn}"
+                )
 
     def _broken(self, text: str) -> None:
         """What happens in a broker does not end the run: it is kept for `check`."""
@@ -126,19 +147,27 @@ class Ledger:
 
     def missing(self, known: Known) -> list[Participant]:
         """Participants that have not heard how a transaction ended."""
-        return sorted(name for name in known.joined - self._gone if (name, known.txn) not in self.heard)
+        return sorted(
+            name for name in known.joined - self._gone if (name, known.txn) not in self.heard
+        )
 
-    # --- the end ---------------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every transaction has one outcome, and all of its participants have heard of it. Raises PromiseBroken."""
+        """Every transaction has one outcome, and all of its participants have heard of it.
+        Raises PromiseBroken."""
         if self._violations:
             raise PromiseBroken("\n".join(self._violations))
         for known in self.known.values():
             if known.outcome is None:
                 raise PromiseBroken(f"transaction {known.txn} has no outcome")
             if missing := self.missing(known):
-                raise PromiseBroken(f"{missing} have never heard that {known.txn} is {known.outcome.name}")
+                raise PromiseBroken(
+                    f"{missing} have never heard that {known.txn} is {known.outcome.name}"
+                )
         for (participant, txn), action in self.heard.items():
             if self.known[txn].outcome is not action:
-                raise PromiseBroken(f"{participant} heard {action.name} of {txn}, the outcome is {self.known[txn].outcome}")
+                raise PromiseBroken(
+                    f"{participant} heard {action.name} of {txn}, the outcome is "
+                    f"{self.known[txn].outcome}"
+                )

@@ -1,9 +1,11 @@
 """Coordinators on a bad day, beside brokers whose participants keep the rules.
 
-Owns: the scenario `run(seed)`. Coordinators and brokers crash (at any append above all), pause, lose power, leases, store and network; coordinators
-are stopped and scaled to one and back, bundles move and split. Clients begin transactions, add participants, end them in every way, leave some,
-and ask about old ones. Then everything heals: within two leases all answer again, what was left times out, and every outcome is asked for.
-Imports: the kernel, the cluster with coordinators, its clients and scripted participants.
+Owns: the scenario `run(seed)`. Coordinators and brokers crash (at any append above all), pause,
+lose power, leases, store and network; coordinators are stopped and scaled to one and back, bundles
+move and split. Clients begin transactions, add participants, end them in every way, leave some, and
+ask about old ones. Then everything heals: within two leases all answer again, what was left times
+out, and every outcome is asked for. Imports: the kernel, the cluster with coordinators, its clients
+and scripted participants.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from tests.simulation.scenarios.tracer_cluster import BROKERS, Evidence
 
 TOPICS = tuple(f"persistent://public/default/topic-{number}" for number in range(4))
 GONE = frozenset({Participant(TOPICS[3]), Participant(TOPICS[3], "subscription")})
-PARTICIPANTS = tuple(Participant(topic, subscription) for topic in TOPICS for subscription in ("", "subscription"))
+PARTICIPANTS = tuple(
+    Participant(topic, subscription) for topic in TOPICS for subscription in ("", "subscription")
+)
 CLIENTS = 6
 TROUBLE_S = 16.0
 YEAR_S = 365 * 86_400.0
@@ -68,7 +72,9 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[Ledger, Eviden
         cluster.start_all()
         trouble_until_s = cluster.now + TROUBLE_S
         for number in range(CLIENTS):
-            cluster.node(f"client-{number}", partial(transact, ledger, PARTICIPANTS), on_volume=False)
+            cluster.node(
+                f"client-{number}", partial(transact, ledger, PARTICIPANTS), on_volume=False
+            )
         Nemesis(cluster, (*BROKERS, *COORDINATORS)).start(until_s=trouble_until_s)
         cluster.script(cluster.scale_now_and_then(trouble_until_s - 1.0))
         cluster.script(cluster.outlive_leases(trouble_until_s))
@@ -81,12 +87,15 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[Ledger, Eviden
 
 
 def _finish(cluster: CoordinatorCluster, ledger: Ledger) -> None:
-    """From the moment everything heals: all answer again in time, what was left times out, every outcome is asked for and was carried out."""
+    """From the moment everything heals: all answer again in time, what was left times out, every
+    outcome is asked for and was carried out."""
     for number in range(CLIENTS):
         cluster.crash(f"client-{number}")
     deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
     while found := [*cluster.unready(), *homeless(cluster)]:
-        assert cluster.now < deadline, f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
+        assert cluster.now < deadline, (
+            f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"
+        )
         cluster.run(LOOK_S)
     cluster.run(TIMEOUTS_S)
     cluster.complete(audit(ledger, cluster.outsider("auditor"), AUDIT_S), 2 * AUDIT_S)

@@ -1,10 +1,12 @@
 """The whole feature set of a durable broker on a bad day.
 
-Owns: the scenario `run(seed)`. The same faults, moves and stops as in the tracer, over topics that each need another promise: deduplication (no
-message twice, whatever is resent), producers that take over by force (none goes on after its successor), Key_Shared and Failover (order of
-first deliveries), delayed delivery (late, never lost), and a topic without retention (what is gone has been acknowledged). Imports: the kernel,
-the tracer's cluster and clients, the clients of this scenario.
-Invariants: after the last fault every topic takes a message within two leases, every subscription gets what it lacks, and invariants 1 to 4 hold.
+Owns: the scenario `run(seed)`. The same faults, moves and stops as in the tracer, over topics that
+each need another promise: deduplication (no message twice, whatever is resent), producers that take
+over by force (none goes on after its successor), Key_Shared and Failover (order of first
+deliveries), delayed delivery (late, never lost), and a topic without retention (what is gone has
+been acknowledged). Imports: the kernel, the tracer's cluster and clients, the clients of this
+scenario. Invariants: after the last fault every topic takes a message within two leases, every
+subscription gets what it lacks, and invariants 1 to 4 hold.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from tests.simulation.scenarios.durable_clients import (
 )
 from tests.simulation.scenarios.tracer import FAULTS as TRACER_FAULTS
 from tests.simulation.scenarios.tracer import TROUBLE_S, finish
-from tests.simulation.scenarios.tracer_clients import client_of, drain_subscription, publish_one, read_whole, until_done
+from tests.simulation.scenarios.tracer_clients import (
+    client_of,
+    drain_subscription,
+    publish_one,
+    read_whole,
+    until_done,
+)
 from tests.simulation.scenarios.tracer_cluster import BROKERS, FOR_EVER, Cluster, Evidence
 
 ONCE = "persistent://public/once/topic"
@@ -61,7 +69,8 @@ FULL = FAULTS.but(
     disk_full_slack_bytes=60 << 10,
     disk_hang_every_s=6.0,
 )
-"""On a disk that others fill up, and that hangs: six of the brokers' log files are kept for then."""
+"""On a disk that others fill up, and that hangs: six of the brokers' log files are kept for
+then."""
 
 
 def run(seed: int, faults: Faults | None = None) -> History:
@@ -88,7 +97,12 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
     """As `run`, with what the run went through."""
     history = History()
     shares = [
-        Sharing(history, KEYED, "Key_Shared", lambda payload: f"{payload.split(b' ')[0].decode()} {key_of(number_of(payload))}"),
+        Sharing(
+            history,
+            KEYED,
+            "Key_Shared",
+            lambda payload: f"{payload.split(b' ')[0].decode()} {key_of(number_of(payload))}",
+        ),
         Sharing(history, STANDBY, "Failover", lambda _payload: ""),
     ]
     with Cluster(seed, history, faults or FAULTS, exercise=True) as cluster:
@@ -137,15 +151,23 @@ async def probe(cluster: Cluster, environment: Environment) -> None:
     await until_done(environment, partial(subscribe_once, client, TRIMMED))
     plain = [topic for topic in TOPICS if topic != FORCED]
     probes = [publish_one(history, client, topic, "prober", environment) for topic in plain]
-    await asyncio.gather(publish_exclusively(history, client, FORCED, "prober", environment), *probes)
+    await asyncio.gather(
+        publish_exclusively(history, client, FORCED, "prober", environment), *probes
+    )
 
 
 async def read_back(cluster: Cluster, environment: Environment) -> None:
-    """What the subscriptions still owe; everything that a reader finds, topic by topic, into the history."""
+    """What the subscriptions still owe; everything that a reader finds, topic by topic, into the
+    history."""
     client, history = client_of(environment), cluster.history
     for topic in TOPICS:
         history.final_log(topic, await read_whole(environment, client, topic))
-    for topic, kind in ((KEYED, "Key_Shared"), (STANDBY, "Failover"), (DELAYED, "Shared"), (TRIMMED, "Shared")):
+    for topic, kind in (
+        (KEYED, "Key_Shared"),
+        (STANDBY, "Failover"),
+        (DELAYED, "Shared"),
+        (TRIMMED, "Shared"),
+    ):
         await drain_subscription(history, client, topic, kind, environment)
 
 
@@ -159,7 +181,8 @@ def judge(history: History) -> None:
 
 
 def interleaved(history: History) -> list[Violation]:
-    """3: of producers that take over by force, each one's messages lie together: whoever was fenced writes nothing more."""
+    """3: of producers that take over by force, each one's messages lie together: whoever was
+    fenced writes nothing more."""
     found: list[Violation] = []
     ended: set[str] = set()
     current = ""
@@ -167,7 +190,14 @@ def interleaved(history: History) -> list[Violation]:
         if entry.producer == current:
             continue
         if entry.producer in ended:
-            found.append(Violation(3, FORCED, f"{entry.producer} #{entry.sequence} is in the log after its successor {current}"))
+            found.append(
+                Violation(
+                    3,
+                    FORCED,
+                    f"{entry.producer} #{entry.sequence} is in the log after its successor "
+                    f"{current}",
+                )
+            )
         ended.add(current)
         current = entry.producer
     return found
@@ -178,10 +208,14 @@ def count(evidence: Evidence, history: History, shares: list[Sharing]) -> None:
     counts = evidence.counts
     counts["message"] = history.acknowledged
     counts["ack confirmed"] = sum(bool(ack.completed) for ack in history.acks)
-    counts["duplicate refused"] = sum(send.outcome.value == "confirmed" and send.position is None for send in history.sends)
-    counts["taken by force"] = len({send.producer for send in history.sends if send.topic == FORCED and send.completed})
+    counts["duplicate refused"] = sum(
+        send.outcome.value == "confirmed" and send.position is None for send in history.sends
+    )
+    counts["taken by force"] = len(
+        {send.producer for send in history.sends if send.topic == FORCED and send.completed}
+    )
     for share in shares:
         counts[f"delivered {share.kind} {share.topic.rpartition('/')[2]}"] = share.deliveries
-    counts["trimmed"] = sum(send.outcome.value == "confirmed" for send in history.sends if send.topic == TRIMMED) - len(
-        history.logs[TRIMMED]
-    )
+    counts["trimmed"] = sum(
+        send.outcome.value == "confirmed" for send in history.sends if send.topic == TRIMMED
+    ) - len(history.logs[TRIMMED])

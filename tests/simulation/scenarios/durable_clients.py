@@ -1,9 +1,11 @@
 """The clients of the durable scenario.
 
-Owns: one kind of client per promise beyond the tracer's: producers under deduplication that resend what they do not know the fate of, producers
-that take a topic over by force, consumers that share a topic by key or stand by, a subscription with delayed messages, and one whose topic is
-trimmed behind it. Imports: the kernel's history, the tracer's clients, magnetar.client.
-Invariants: as the tracer's; a resend has the bytes of the first try, because they follow from producer and number alone.
+Owns: one kind of client per promise beyond the tracer's: producers under deduplication that resend
+what they do not know the fate of, producers that take a topic over by force, consumers that share a
+topic by key or stand by, a subscription with delayed messages, and one whose topic is trimmed
+behind it. Imports: the kernel's history, the tracer's clients, magnetar.client. Invariants: as the
+tracer's; a resend has the bytes of the first try, because they follow from producer and number
+alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from magnetar.client import Client, Consumer, Message
 from magnetar.errors import MagnetarError
 from tests.simulation.kernel.history import History, Position, Send
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer_clients import ALLOWED, SESSION_MESSAGES, client_of, payload_of, position_of, until_done
+from tests.simulation.scenarios.tracer_clients import (
+    ALLOWED,
+    SESSION_MESSAGES,
+    client_of,
+    payload_of,
+    position_of,
+    until_done,
+)
 
 KEYS = 6
 SENDS_PER_LIFE = 12
@@ -34,22 +43,32 @@ def number_of(payload: bytes) -> int:
     return int(payload.split(b" ")[1])
 
 
-# --- producers ------------------------------------------------------------------------------------------------------------------
+# --- producers ------------------------------------------------------------------------------------
 
 
 async def produce_once(history: History, topic: str, environment: Environment) -> None:
-    """Publish under one name for ever, in many lives: each goes on behind what the broker remembers, and resends what it does not."""
+    """Publish under one name for ever, in many lives: each goes on behind what the broker
+    remembers, and resends what it does not."""
     client, name = client_of(environment), f"{environment.name}-once"
     following = 0
     while True:
-        producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=6))
+        producer = await until_done(
+            environment, lambda: client.create_producer(topic, name=name, send_timeout_s=6)
+        )
         remembered = producer.last_sequence_id
         # A number that was acknowledged is remembered by whoever serves the topic.
         number = min(following, remembered + 1)
         acknowledged = max(
-            (send.sequence for send in history.sends if send.producer == name and send.completed and _sure(send)), default=-1
+            (
+                send.sequence
+                for send in history.sends
+                if send.producer == name and send.completed and _sure(send)
+            ),
+            default=-1,
         )
-        assert remembered >= acknowledged, f"{name} was told {acknowledged} is stored, but the broker remembers {remembered}"
+        assert remembered >= acknowledged, (
+            f"{name} was told {acknowledged} is stored, but the broker remembers {remembered}"
+        )
         pending = []
         for _ in range(SENDS_PER_LIFE):
             if environment.clock.random_bits(3) == 0 and number:
@@ -79,17 +98,24 @@ async def settle(send: Send, receipt: asyncio.Future) -> None:  # type: ignore[t
     except ALLOWED:
         send.failed()
     else:
-        send.acknowledged(Position(position.ledger, position.entry, position.batch_index) if position.entry >= 0 else None)
+        send.acknowledged(
+            Position(position.ledger, position.entry, position.batch_index)
+            if position.entry >= 0
+            else None
+        )
 
 
 async def produce_by_force(history: History, topic: str, environment: Environment) -> None:
-    """Take the topic over from whoever has it, publish until somebody else takes it, under a new name each time."""
+    """Take the topic over from whoever has it, publish until somebody else takes it, under a new
+    name each time."""
     client, life = client_of(environment), 0
     while True:
         life += 1
         name = f"{environment.name}-{life}"
         try:
-            producer = await client.create_producer(topic, name=name, send_timeout_s=20, access_mode="ExclusiveWithFencing")
+            producer = await client.create_producer(
+                topic, name=name, send_timeout_s=20, access_mode="ExclusiveWithFencing"
+            )
             for number in range(2 + environment.clock.random_bits(4)):
                 send = history.send(topic, name, number, payload_of(name, number, 0))
                 await settle(send, producer.send_nowait(send.payload))
@@ -108,12 +134,15 @@ async def produce_keyed(history: History, topic: str, environment: Environment) 
 
 
 async def produce_subscribed(history: History, topic: str, environment: Environment) -> None:
-    """As `produce_keyed`, once there is a subscription: what nobody has subscribed to may be trimmed unseen."""
+    """As `produce_keyed`, once there is a subscription: what nobody has subscribed to may be
+    trimmed unseen."""
     await until_done(environment, partial(subscribe_once, client_of(environment), topic))
     await produce_keyed(history, topic, environment)
 
 
-async def subscribe_once(client: Client, topic: str, subscription: str = "subscription", kind: str = "Shared") -> None:
+async def subscribe_once(
+    client: Client, topic: str, subscription: str = "subscription", kind: str = "Shared"
+) -> None:
     """Have a subscription there, without a consumer."""
     consumer = await client.subscribe(topic, subscription, type=kind, initial_position="Earliest")
     await consumer.close()
@@ -130,31 +159,43 @@ async def produce_delayed(history: History, topic: str, environment: Environment
     await _produce(history, topic, environment, deliver_at)
 
 
-async def _produce(history: History, topic: str, environment: Environment, deliver_at: Callable[[int], int | None]) -> None:
+async def _produce(
+    history: History, topic: str, environment: Environment, deliver_at: Callable[[int], int | None]
+) -> None:
     client = client_of(environment)
     name = f"{environment.name}-{environment.life}"
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60))
+    producer = await until_done(
+        environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60)
+    )
     number = 0
     while True:
         pending = []
         for _ in range(1 + environment.clock.random_bits(2)):
             send = history.send(topic, name, number, payload_of(name, number, 0))
-            pending.append((send, producer.send_nowait(send.payload, key=key_of(number), deliver_at=deliver_at(number))))
+            pending.append(
+                (
+                    send,
+                    producer.send_nowait(
+                        send.payload, key=key_of(number), deliver_at=deliver_at(number)
+                    ),
+                )
+            )
             number += 1
         for send, receipt in pending:
             await settle(send, receipt)
         await asyncio.sleep(environment.clock.uniform(0.1, 0.6))
 
 
-# --- consumers ------------------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Sharing:
     """Consumers of one subscription, and whether its order was kept.
 
-    `group` says which messages keep an order among themselves: those of one key, or all; None where there is none. First deliveries of a group
-    rise: whoever gets a message, everything before it in its group has been handed to somebody.
+    `group` says which messages keep an order among themselves: those of one key, or all; None where
+    there is none. First deliveries of a group rise: whoever gets a message, everything before it in
+    its group has been handed to somebody.
     """
 
     history: History
@@ -190,7 +231,9 @@ class Sharing:
             except ALLOWED:
                 await asyncio.sleep(environment.clock.uniform(*PAUSE_S))
 
-    async def _answer(self, consumer: Consumer, message: Message, session: object, environment: Environment) -> None:
+    async def _answer(
+        self, consumer: Consumer, message: Message, session: object, environment: Environment
+    ) -> None:
         chance = environment.clock.random_bits(3)
         if self.acknowledge_all or chance > 1:
             acknowledgement = session.ack(position_of(message))  # type: ignore[attr-defined]
@@ -209,16 +252,21 @@ class Sharing:
         self._seen.add(position)
         highest = self._highest.get(group)
         assert highest is None or position > highest, (
-            f"{self.topic}: {position} of {group!r} was delivered for the first time after {highest}: the order of the group is broken"
+            f"{self.topic}: {position} of {group!r} was delivered for the first time after "
+            f"{highest}: the order of the group is broken"
         )
         self._highest[group] = position
 
 
-async def publish_exclusively(history: History, client: Client, topic: str, name: str, environment: Environment) -> None:
+async def publish_exclusively(
+    history: History, client: Client, topic: str, name: str, environment: Environment
+) -> None:
     """One message, by force."""
 
     async def attempt() -> None:
-        producer = await client.create_producer(topic, name=name, send_timeout_s=20, access_mode="ExclusiveWithFencing")
+        producer = await client.create_producer(
+            topic, name=name, send_timeout_s=20, access_mode="ExclusiveWithFencing"
+        )
         send = history.send(topic, name, 0, payload_of(name, 0, 0))
         try:
             position = await producer.send(send.payload)

@@ -1,9 +1,11 @@
 """Scripted trouble with space: a disk that is full, and stays so until somebody has less kept.
 
-Owns: the stories, each a function of a seed, on the stage of `story`; the bugs that they notice (`run(bug, seed)`) or that the durable scenario
-notices on a disk that is full now and then (`run_durable`). Imports: story, durable.
-Every story begins with a disk on which no file can be made but out of the reserve, and on which nothing is published any more. It ends when what
-was let go of has made so much room that publishing goes on by itself, with nothing acknowledged missing, though the disk is as small as before.
+Owns: the stories, each a function of a seed, on the stage of `story`; the bugs that they notice
+(`run(bug, seed)`) or that the durable scenario notices on a disk that is full now and then
+(`run_durable`). Imports: story, durable. Every story begins with a disk on which no file can be
+made but out of the reserve, and on which nothing is published any more. It ends when what was let
+go of has made so much room that publishing goes on by itself, with nothing acknowledged missing,
+though the disk is as small as before.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class FullStory(Story):
         return self
 
     def fill(self) -> None:
-        """Publish what can be let go of; then the disk is full, and somebody goes on publishing what is to be kept."""
+        """Publish what can be let go of; then the disk is full, and somebody goes on publishing
+        what is to be kept."""
         cluster = self.cluster
         cluster.make_namespaces({"trimmed": {}}, 1)
         cluster.complete(self._publish_heavy(), PATIENCE_S)
@@ -58,12 +61,16 @@ class FullStory(Story):
         self.sending = cluster.script(self._publish(REFUSED_MESSAGES, BIG_BYTES))
         cluster.run_until(lambda: any(self.short(name) for name in BROKERS), PATIENCE_S)
         cluster.run(SHORT_S)
-        assert any(self.short(name) for name in BROKERS), "space came back, though nobody has let go of anything"
+        assert any(self.short(name) for name in BROKERS), (
+            "space came back, though nobody has let go of anything"
+        )
         assert not self.sending.done(), "it was not refused"
         assert not self.counted("log.stalled"), "the reserve did not last"
 
     async def _publish_heavy(self) -> None:
-        consumer = await until_done(self.environment, lambda: self.client.subscribe(HEAVY, SUBSCRIPTION))
+        consumer = await until_done(
+            self.environment, lambda: self.client.subscribe(HEAVY, SUBSCRIPTION)
+        )
         await consumer.close()
         producer = await self.client.create_producer(HEAVY)
         for number in range(HEAVY_MESSAGES):
@@ -77,17 +84,25 @@ class FullStory(Story):
 
     def bundle_of(self, topic: str) -> OwnedBundle:
         owned = self.cluster.brokers[self.cluster.owner_of(topic)].ownership.owned
-        return next(bundle for bundle in owned.values() if bundle.name.contains(TopicName.parse(topic)))
+        return next(
+            bundle for bundle in owned.values() if bundle.name.contains(TopicName.parse(topic))
+        )
 
     def heavy(self) -> SubscriptionHost:
         return self.bundle_of(HEAVY).topics[HEAVY].subscriptions[SUBSCRIPTION]
 
     def ends_well(self, *, deduplicated: bool = False) -> dict[str, int]:
-        """Publishing goes on, what was refused is stored, and the disk is still as small as it was."""
+        """Publishing goes on, what was refused is stored, and the disk is still as small as it
+        was."""
         self.cluster.run_until(self.sending.done, PATIENCE_S)
         assert self.cluster.disk.limit is not None
-        counts = super().ends_well(deduplicated=deduplicated)  # who was refused sends again what may have been stored
-        claims = {name.removeprefix("claims/") for name in self.cluster.disk.names if name.startswith("claims/")}
+        # who was refused sends again what may have been stored
+        counts = super().ends_well(deduplicated=deduplicated)
+        claims = {
+            name.removeprefix("claims/")
+            for name in self.cluster.disk.names
+            if name.startswith("claims/")
+        }
         assert claims <= self.cluster.registered(), claims
         return counts
 
@@ -99,20 +114,25 @@ def _freed(seed: int, hero: Hero, *, dies: bool = False) -> dict[str, int]:
             for name in BROKERS:
                 story.cluster.restart(name)
             story.until(lambda: all(story.cluster.brokers[name].ready for name in BROKERS))
-            story.until(lambda: bool(story.cluster.owner_of(HEAVY) and story.cluster.owner_of(TOPIC)))
+            story.until(
+                lambda: bool(story.cluster.owner_of(HEAVY) and story.cluster.owner_of(TOPIC))
+            )
         story.cluster.complete(hero(story), PATIENCE_S)
         return story.ends_well()
 
 
 async def _acknowledge(story: FullStory) -> None:
-    consumer = await until_done(story.environment, lambda: story.client.subscribe(HEAVY, SUBSCRIPTION))
+    consumer = await until_done(
+        story.environment, lambda: story.client.subscribe(HEAVY, SUBSCRIPTION)
+    )
     for _ in range(HEAVY_MESSAGES):
         await consumer.acknowledge(await consumer.receive())
     await consumer.close()
 
 
 async def _at_owner(story: FullStory, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Done by the broker that serves the topic, as REST has it done; again, if the bundle is not served yet."""
+    """Done by the broker that serves the topic, as REST has it done; again, if the bundle is not
+    served yet."""
     while True:
         try:
             story.heavy()
@@ -137,7 +157,8 @@ async def _delete(story: FullStory) -> None:
 
 
 def freed_by_acknowledging(seed: int) -> dict[str, int]:
-    """A consumer comes, reads everything and acknowledges it: each acknowledgement is confirmed on a full disk."""
+    """A consumer comes, reads everything and acknowledges it: each acknowledgement is confirmed
+    on a full disk."""
     return _freed(seed, _acknowledge)
 
 
@@ -154,7 +175,8 @@ def freed_by_deleting(seed: int) -> dict[str, int]:
 
 
 def killed_while_it_is_full(seed: int) -> dict[str, int]:
-    """All brokers die at once. Their next lives claim, fence, seal, recover and serve with nothing but the reserve, and leave no claim behind."""
+    """All brokers die at once. Their next lives claim, fence, seal, recover and serve with
+    nothing but the reserve, and leave no claim behind."""
     return _freed(seed, _acknowledge, dies=True)
 
 
@@ -175,7 +197,7 @@ def tell(story: str, seed: int) -> dict[str, int]:
     return STORIES[story](seed)
 
 
-# --- planted bugs ------------------------------------------------------------------------------------------------------------------
+# --- planted bugs ---------------------------------------------------------------------------------
 
 Patch = pytest.MonkeyPatch
 
@@ -209,7 +231,8 @@ def the_reserve_is_never_filled_again(patch: Patch) -> None:
 
 
 BUGS: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug for bug in (no_short_files, nothing_is_refused, the_reserve_is_never_filled_again)
+    bug.__name__: bug
+    for bug in (no_short_files, nothing_is_refused, the_reserve_is_never_filled_again)
 }
 
 
@@ -232,7 +255,8 @@ DURABLE_BUGS: dict[str, Callable[[Patch], None]] = {
 
 
 def run_durable(bug: str, seed: int) -> dict[str, int]:
-    """The durable scenario on a disk that is full now and then, on brokers with this bug; raises if it is noticed."""
+    """The durable scenario on a disk that is full now and then, on brokers with this bug; raises
+    if it is noticed."""
     with planting(DURABLE_BUGS, bug):
         return durable.full(seed)
 

@@ -1,11 +1,13 @@
 """The life of messages and topics on a bad day.
 
-Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable scenario leaves out: messages in chunks (whole, at
-whoever gets their last part), a time to live (nothing younger is expired, and what is older does not stay), a quota at which producers are held (and
-let go), topics that are terminated under their producers (not one message behind the end that was told), topics without storage, a topic that is
-deleted while nobody uses it. Wall clocks are days apart, and those of brokers jump by up to a year and back. Imports: the kernel, the tracer's
-cluster and clients, the clients of this scenario.
-Invariants: as the durable scenario's; by virtual time, nothing is expired or deleted early, whatever wall clocks say, and all of it in the end.
+Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable
+scenario leaves out: messages in chunks (whole, at whoever gets their last part), a time to live
+(nothing younger is expired, and what is older does not stay), a quota at which producers are held
+(and let go), topics that are terminated under their producers (not one message behind the end that
+was told), topics without storage, a topic that is deleted while nobody uses it. Wall clocks are
+days apart, and those of brokers jump by up to a year and back. Imports: the kernel, the tracer's
+cluster and clients, the clients of this scenario. Invariants: as the durable scenario's; by virtual
+time, nothing is expired or deleted early, whatever wall clocks say, and all of it in the end.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ async def _terminate_now_and_then(cluster: Cluster, endings: Endings, until_s: f
         owner = cluster.owner_of(topic) if topic else ""
         if owner and cluster.alive(owner) and cluster.brokers[owner].ready:
             context = cluster.current(owner).context.copy()
-            work = cluster.loop.create_task(_terminate(cluster, owner, topic, endings), context=context)
+            work = cluster.loop.create_task(
+                _terminate(cluster, owner, topic, endings), context=context
+            )
             await asyncio.wait([work], timeout=5)  # a task of a dead process never ends
 
 
@@ -180,7 +184,7 @@ class _Day:
 
         await produce(self.history, EXPIRING, environment, told=told)
 
-    # --- when all is well again -------------------------------------------------------------------------------------------------
+    # --- when all is well again -------------------------------------------------------------------
 
     async def probe(self, _cluster: Cluster, environment: Environment) -> None:
         """One message to every topic; where producers are held somebody has to consume first."""
@@ -188,14 +192,18 @@ class _Day:
         self.sent_s["prober", 0] = _now_s()
         consuming = asyncio.ensure_future(acknowledge_all(history, HELD, environment, pause_s=0.0))
         await asyncio.gather(
-            *(publish_one(history, client, topic, "prober", environment) for topic in (CHUNKED, EXPIRING, HELD)),
+            *(
+                publish_one(history, client, topic, "prober", environment)
+                for topic in (CHUNKED, EXPIRING, HELD)
+            ),
             until_done(environment, partial(self.loose.check, client)),
         )
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
 
     async def read_back(self, cluster: Cluster, environment: Environment) -> None:
-        """Everything that a reader finds into the history; what the subscriptions still owe; how topics ended."""
+        """Everything that a reader finds into the history; what the subscriptions still owe; how
+        topics ended."""
         client, history = client_of(environment), self.history
         await check_let_go(history, client, HELD, environment)
         for topic in (CHUNKED, HELD, *self.endings.topics):
@@ -208,7 +216,8 @@ class _Day:
             await check_ended(history, client, topic, environment)
 
     async def _drain_mortals(self, cluster: Cluster, environment: Environment) -> None:
-        """What is not too old is delivered, and what was not acknowledged is not delivered any more once it is."""
+        """What is not too old is delivered, and what was not acknowledged is not delivered any
+        more once it is."""
         client = client_of(environment)
         for number in range(YOUNG):
             self.sent_s[f"young-{number}", 0] = _now_s()
@@ -216,24 +225,39 @@ class _Day:
         self.history.final_log(EXPIRING, await read_whole(environment, client, EXPIRING))
         jump_all(cluster)
         await asyncio.sleep(YOUNG_S)
-        delivered = {received.position for received in self.history.received if received.session.topic == EXPIRING}
+        delivered = {
+            received.position
+            for received in self.history.received
+            if received.session.topic == EXPIRING
+        }
         delivered |= await self._until_quiet(environment)
         now_s = _now_s()
         for entry in self.history.logs[EXPIRING]:
             if entry.position not in delivered:
-                young = now_s - self.sent_s[entry.producer, entry.sequence] < TTL_S or entry.producer.startswith("young")
-                assert not young, f"{EXPIRING}: {entry.producer} #{entry.sequence} is gone, though it has not expired"
+                young = now_s - self.sent_s[
+                    entry.producer, entry.sequence
+                ] < TTL_S or entry.producer.startswith("young")
+                assert not young, (
+                    f"{EXPIRING}: {entry.producer} #{entry.sequence} is gone, though it has not "
+                    "expired"
+                )
                 self.expired += 1
         await asyncio.sleep(TTL_S + LOOKS_S)
-        assert not await self._until_quiet(environment), f"{EXPIRING}: what is older than {TTL_S} s is still delivered"
+        assert not await self._until_quiet(environment), (
+            f"{EXPIRING}: what is older than {TTL_S} s is still delivered"
+        )
         assert not left(cluster, UNUSED), f"{UNUSED} has not been used for long, and is still there"
         await client.close()
 
     async def _until_quiet(self, environment: Environment) -> set[Position]:
-        """Positions that the subscription delivers until it has no more; nothing is acknowledged."""
+        """Positions that the subscription delivers until it has no more; nothing is
+        acknowledged."""
         client, found = client_of(environment), set[Position]()
         consumer = await until_done(
-            environment, lambda: client.subscribe(EXPIRING, "subscription", type="Shared", initial_position="Earliest")
+            environment,
+            lambda: client.subscribe(
+                EXPIRING, "subscription", type="Shared", initial_position="Earliest"
+            ),
         )
         session = self.history.session("drain", "subscription", EXPIRING)
         try:
@@ -245,7 +269,7 @@ class _Day:
             await consumer.close()
             return found
 
-    # --- judging ----------------------------------------------------------------------------------------------------------------
+    # --- judging ----------------------------------------------------------------------------------
 
     def judge(self) -> None:
         """Invariants 1 to 4, and what these topics promise beyond them. Raises HistoryViolated."""
@@ -255,28 +279,53 @@ class _Day:
             raise HistoryViolated(found)
 
     def _beyond_their_end(self) -> Iterator[Violation]:
-        """1, 2: the last message of a topic that has ended is the one that was told, and nothing sent later was taken."""
+        """1, 2: the last message of a topic that has ended is the one that was told, and nothing
+        sent later was taken."""
         for topic, (last, order) in self.endings.ended.items():
             entries = self.history.logs[topic]
             reached = entries[-1].position if entries else Position(-1, -1)
             if (entries and reached != last) or (not entries and last.entry >= 0):
-                yield Violation(1, topic, f"it was terminated at {tuple(last)}, and ends at {tuple(reached)}")
+                yield Violation(
+                    1, topic, f"it was terminated at {tuple(last)}, and ends at {tuple(reached)}"
+                )
             for send in self.history.sends:
-                if send.topic == topic and send.invoked > order and send.outcome is Outcome.CONFIRMED:
-                    yield Violation(2, topic, f"{send.producer} #{send.sequence} was sent and acknowledged after its end")
+                if (
+                    send.topic == topic
+                    and send.invoked > order
+                    and send.outcome is Outcome.CONFIRMED
+                ):
+                    yield Violation(
+                        2,
+                        topic,
+                        f"{send.producer} #{send.sequence} was sent and acknowledged after its end",
+                    )
 
     def _mixed_up(self) -> Iterator[Violation]:
         """1: whoever gets a message in chunks gets it whole."""
         payloads = {entry.position: entry.payload for entry in self.history.logs[CHUNKED]}
-        sent = {(send.producer, send.sequence): send.payload for send in self.history.sends if send.topic == CHUNKED}
+        sent = {
+            (send.producer, send.sequence): send.payload
+            for send in self.history.sends
+            if send.topic == CHUNKED
+        }
         for entry in self.history.logs[CHUNKED]:
             if entry.payload != sent[entry.producer, entry.sequence]:
-                yield Violation(1, CHUNKED, f"{entry.producer} #{entry.sequence} has {len(entry.payload)} bytes of others in it")
+                yield Violation(
+                    1,
+                    CHUNKED,
+                    f"{entry.producer} #{entry.sequence} has {len(entry.payload)} bytes of others "
+                    "in it",
+                )
         for received in self.history.received:
-            if received.session.topic == CHUNKED and received.payload != payloads.get(received.position):
+            if received.session.topic == CHUNKED and received.payload != payloads.get(
+                received.position
+            ):
                 shown = received.payload[:30]
                 yield Violation(
-                    1, CHUNKED, f"{shown!r} of {len(received.payload)} bytes was delivered at {tuple(received.position)}"
+                    1,
+                    CHUNKED,
+                    f"{shown!r} of {len(received.payload)} bytes was delivered at "
+                    f"{tuple(received.position)}",
                 )
 
     def _hasty(self) -> Iterator[Violation]:

@@ -1,9 +1,10 @@
 """The clients of the life cycle scenario.
 
-Owns: one kind of client per promise about the life of messages and topics: messages in chunks, messages that expire, a topic whose producers are held
-at its quota, topics that are terminated under their producers, and one without storage. Imports: the kernel's history, the other scenarios'
-clients, magnetar.client.
-Invariants: as the tracer's; what a payload should be follows from producer and number alone.
+Owns: one kind of client per promise about the life of messages and topics: messages in chunks,
+messages that expire, a topic whose producers are held at its quota, topics that are terminated
+under their producers, and one without storage. Imports: the kernel's history, the other scenarios'
+clients, magnetar.client. Invariants: as the tracer's; what a payload should be follows from
+producer and number alone.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from tests.simulation.scenarios.tracer_clients import (
 CHUNKED_BYTES = (10, 9_000, 20_000, 300)
 """By number; a message of a broker in these worlds has 8 KiB at most."""
 SHARED_MESSAGES, SHARED_QUEUE, SHARED_S = 6, 2, 30.0
-"""Messages of three chunks each, more than a consumer's queue has room for: each in turn would get a part of them."""
+"""Messages of three chunks each, more than a consumer's queue has room for: each in turn would
+get a part of them."""
 HELD_BYTES = 1_500
 LOOSE_SENDS = 10
 PAUSE_S = (0.1, 0.5)
 TOLD_S, TELLINGS_MAX = 10.0, 3
-"""When a consumer at the end of a topic must know, and how many may not before that is a broken promise."""
+"""When a consumer at the end of a topic must know, and how many may not before that is a broken
+promise."""
 LET_GO_S = 30.0
 """When a producer that was held must go on, once consumers acknowledge all there is."""
 
@@ -56,11 +59,15 @@ async def produce(
     chunking: bool = False,
     told: Callable[[str, int], None] = lambda _name, _number: None,
 ) -> None:
-    """Publish numbered messages of a size that follows from the number, once somebody has subscribed; `told` hears of each before it is sent."""
+    """Publish numbered messages of a size that follows from the number, once somebody has
+    subscribed; `told` hears of each before it is sent."""
     client = client_of(environment)
     await until_done(environment, lambda: subscribe_once(client, topic))
     name = f"{environment.name}-{environment.life}"
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60, chunking=chunking))
+    producer = await until_done(
+        environment,
+        lambda: client.create_producer(topic, name=name, send_timeout_s=60, chunking=chunking),
+    )
     number = 0
     while True:
         pending = []
@@ -73,7 +80,9 @@ async def produce(
             await settle(send, receipt)
             if chunking:
                 send.position = (
-                    None  # of chunks that had to be sent twice the message may be the first ones; that it is there is what counts
+                    # of chunks that had to be sent twice the message may be the first ones; that it
+                    # is there is what counts
+                    None
                 )
         await asyncio.sleep(environment.clock.uniform(0.1, 0.8))
 
@@ -83,13 +92,19 @@ def chunked_size(number: int) -> int:
 
 
 async def share_chunks(client: Client, topic: str, environment: Environment) -> None:
-    """Of two consumers at work, on a topic of their own where nothing goes wrong, one gets each message whole."""
+    """Of two consumers at work, on a topic of their own where nothing goes wrong, one gets each
+    message whole."""
     name = f"{environment.name}-sharing"
     consumers = [
-        await until_done(environment, lambda: client.subscribe(topic, "sharing", type="Shared", receiver_queue=SHARED_QUEUE))
+        await until_done(
+            environment,
+            lambda: client.subscribe(topic, "sharing", type="Shared", receiver_queue=SHARED_QUEUE),
+        )
         for _ in range(2)
     ]
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, chunking=True))
+    producer = await until_done(
+        environment, lambda: client.create_producer(topic, name=name, chunking=True)
+    )
     sent = {payload_of(name, number, max(CHUNKED_BYTES)) for number in range(SHARED_MESSAGES)}
     for payload in sorted(sent):
         await producer.send(payload)
@@ -99,7 +114,8 @@ async def share_chunks(client: Client, topic: str, environment: Environment) -> 
     async def take(consumer: Consumer) -> None:
         while True:
             message = await consumer.receive()
-            with contextlib.suppress(*ALLOWED):  # the leader may still even out bundles: refused, it comes again
+            # the leader may still even out bundles: refused, it comes again
+            with contextlib.suppress(*ALLOWED):
                 await consumer.acknowledge(message)
                 found.add(message.value)
             if found == sent:
@@ -110,12 +126,18 @@ async def share_chunks(client: Client, topic: str, environment: Environment) -> 
     for task in taking:
         task.cancel()
     await asyncio.gather(*taking, return_exceptions=True)
-    assert done, f"two consumers of {topic} never got {len(sent - found)} of {len(sent)} messages in chunks whole"
+    assert done, (
+        f"two consumers of {topic} never got {len(sent - found)} of {len(sent)} messages in chunks "
+        "whole"
+    )
     await asyncio.gather(producer.close(), *(consumer.close() for consumer in consumers))
 
 
-async def acknowledge_all(history: History, topic: str, environment: Environment, *, pause_s: float) -> None:
-    """Receive and acknowledge everything, in short sessions with pauses between them, for ever; a consumer that is cancelled leaves."""
+async def acknowledge_all(
+    history: History, topic: str, environment: Environment, *, pause_s: float
+) -> None:
+    """Receive and acknowledge everything, in short sessions with pauses between them, for ever;
+    a consumer that is cancelled leaves."""
     async with client_of(environment) as client:
         while True:
             session = history.session(environment.name, "subscription", topic)
@@ -144,25 +166,32 @@ async def acknowledge_all(history: History, topic: str, environment: Environment
             await asyncio.sleep(environment.clock.uniform(0.0, pause_s))
 
 
-async def check_let_go(history: History, client: Client, topic: str, environment: Environment) -> None:
-    """A quota holds no producer while consumers acknowledge all there is. Raises AssertionError if one is held."""
+async def check_let_go(
+    history: History, client: Client, topic: str, environment: Environment
+) -> None:
+    """A quota holds no producer while consumers acknowledge all there is. Raises AssertionError
+    if one is held."""
     consuming = asyncio.ensure_future(acknowledge_all(history, topic, environment, pause_s=0.0))
     publishing = asyncio.ensure_future(publish_one(history, client, topic, "let-go", environment))
     done, _ = await asyncio.wait([publishing], timeout=LET_GO_S)
     consuming.cancel()
     await asyncio.gather(consuming, return_exceptions=True)
-    assert done, f"{topic}: a producer is still held after {LET_GO_S} s, though consumers acknowledge everything"
+    assert done, (
+        f"{topic}: a producer is still held after {LET_GO_S} s, though consumers acknowledge "
+        "everything"
+    )
     await publishing
 
 
-# --- topics that end --------------------------------------------------------------------------------------------------------------
+# --- topics that end ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Endings:
     """Topics that are begun one after another, and terminated sooner or later.
 
-    `ended` has those whose termination was confirmed: the last position that there will ever be, and when (the history's clock).
+    `ended` has those whose termination was confirmed: the last position that there will ever be,
+    and when (the history's clock).
     """
 
     history: History
@@ -180,7 +209,9 @@ class Endings:
             name = f"{environment.name}-{len(self.topics)}"
             await self._produce_to_its_end(client, topic, name, environment)
 
-    async def _produce_to_its_end(self, client: Client, topic: str, name: str, environment: Environment) -> None:
+    async def _produce_to_its_end(
+        self, client: Client, topic: str, name: str, environment: Environment
+    ) -> None:
         number = 0
         while True:
             try:
@@ -204,8 +235,11 @@ class Endings:
         assert known[0] == last, f"{topic} was said to end at {known[0]}, and then at {last}"
 
 
-async def check_ended(history: History, client: Client, topic: str, environment: Environment) -> None:
-    """Nobody can publish to a topic that has ended, and whoever acknowledges everything hears that there is no more."""
+async def check_ended(
+    history: History, client: Client, topic: str, environment: Environment
+) -> None:
+    """Nobody can publish to a topic that has ended, and whoever acknowledges everything hears
+    that there is no more."""
 
     async def refusal() -> MagnetarError:
         try:
@@ -226,7 +260,8 @@ async def check_ended(history: History, client: Client, topic: str, environment:
             while left:
                 message = await consumer.receive(timeout_s=5)
                 await consumer.acknowledge(message)
-                if position_of(message) in left:  # else its acknowledgement was carried out before, and not confirmed
+                # else its acknowledgement was carried out before, and not confirmed
+                if position_of(message) in left:
                     left.remove(position_of(message))
             try:
                 async with asyncio.timeout(TOLD_S):
@@ -234,7 +269,10 @@ async def check_ended(history: History, client: Client, topic: str, environment:
                         await asyncio.sleep(0.1)
             except TimeoutError:
                 untold += 1
-                text = f"{topic} has ended, and {untold} consumers of it that acknowledged everything were not told"
+                text = (
+                    f"{topic} has ended, and {untold} consumers of it that acknowledged everything "
+                    "were not told"
+                )
                 assert untold < TELLINGS_MAX, text
                 raise
         finally:
@@ -244,12 +282,13 @@ async def check_ended(history: History, client: Client, topic: str, environment:
     await until_done(environment, hear)
 
 
-# --- without storage --------------------------------------------------------------------------------------------------------------
+# --- without storage ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Loose:
-    """A topic without storage: what arrives was sent, and between two that stay where they are everything arrives."""
+    """A topic without storage: what arrives was sent, and between two that stay where they are
+    everything arrives."""
 
     topic: str
     sent: set[bytes] = field(default_factory=set)
@@ -259,7 +298,9 @@ class Loose:
         """Publish for ever; whether anybody gets it does not matter."""
         client = client_of(environment)
         name, number = f"{environment.name}-{environment.life}", 0
-        producer = await until_done(environment, lambda: client.create_producer(self.topic, name=name, send_timeout_s=10))
+        producer = await until_done(
+            environment, lambda: client.create_producer(self.topic, name=name, send_timeout_s=10)
+        )
         while True:
             payload = payload_of(name, number, number % 50)
             self.sent.add(payload)
@@ -276,7 +317,9 @@ class Loose:
                 consumer = await client.subscribe(self.topic, "loose", type="Shared")
                 for _ in range(SESSION_MESSAGES):
                     message = await consumer.receive(timeout_s=4)
-                    assert message.value in self.sent, f"{self.topic}: nobody has sent {message.value!r}"
+                    assert message.value in self.sent, (
+                        f"{self.topic}: nobody has sent {message.value!r}"
+                    )
                     self.arrived += 1
                     await consumer.acknowledge(message)
                 await consumer.close()

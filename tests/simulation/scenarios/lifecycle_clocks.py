@@ -1,8 +1,10 @@
 """Wall clocks of brokers that jump by hours, days and a year, and what no jump may cause.
 
-Owns: the jumps; a topic that is used now and then, and is to be deleted only after it was unused for `UNUSED_S`; `Witness`, which notes by the
-world's own time what brokers expire and delete. Imports: the kernel, the tracer's cluster and clients, the life of topics in the broker.
-Invariants: a witness changes nothing that it sees; what it holds against a broker follows from virtual time alone, which no clock in the world shows.
+Owns: the jumps; a topic that is used now and then, and is to be deleted only after it was unused
+for `UNUSED_S`; `Witness`, which notes by the world's own time what brokers expire and delete.
+Imports: the kernel, the tracer's cluster and clients, the life of topics in the broker. Invariants:
+a witness changes nothing that it sees; what it holds against a broker follows from virtual time
+alone, which no clock in the world shows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster
 HOUR_S, DAY_S, YEAR_S = 3_600.0, 86_400.0, 365 * 86_400.0
 UNUSED = "persistent://public/unused/topic"
 UNUSED_S = 3
-UNUSED_POLICIES = {"inactive_topic_policies": {"deleteWhileInactive": True, "maxInactiveDurationSeconds": UNUSED_S}}
+UNUSED_POLICIES = {
+    "inactive_topic_policies": {"deleteWhileInactive": True, "maxInactiveDurationSeconds": UNUSED_S}
+}
 PAUSE_S = (0.2, 3.0 * UNUSED_S)
 TOLERANCE_S = 0.02
 """What the drift of a monotonic clock makes of the spans in a run."""
@@ -34,7 +38,10 @@ TOLERANCE_S = 0.02
 
 def jump(cluster: Cluster, chance: random.Random, name: str) -> None:
     """Set a broker's wall clock wrong, most often for a while only."""
-    clock, seconds = cluster.environment(name).clock, chance.choice((HOUR_S, DAY_S, YEAR_S)) * chance.choice((-1, 1))
+    clock, seconds = (
+        cluster.environment(name).clock,
+        chance.choice((HOUR_S, DAY_S, YEAR_S)) * chance.choice((-1, 1)),
+    )
     clock.jump_wall(seconds)
     cluster.evidence.counts["clock set wrong"] += 1
     if chance.random() < 0.7:
@@ -82,7 +89,12 @@ class Witness:
 
     def observe(self, cluster: Cluster) -> None:
         """From now on."""
-        pass_over, in_use, delete, leave = topic_life.pass_over, topic_life._in_use, OwnedBundle.delete_topic, Publishing.detach
+        pass_over, in_use, delete, leave = (
+            topic_life.pass_over,
+            topic_life._in_use,
+            OwnedBundle.delete_topic,
+            Publishing.detach,
+        )
 
         def passed_over(host: SubscriptionHost, ordinal: int) -> int:
             if str(host.topic.name) == self.topic:
@@ -118,10 +130,15 @@ class Witness:
         """What was expired before it was old enough; `published_s` has virtual times."""
         for position, when in self.expired:
             if position in published_s and when - published_s[position] < ttl_s - TOLERANCE_S:
-                yield f"{tuple(position)} of {self.topic} was expired at the age of {when - published_s[position]:.2f} s"
+                yield (
+                    f"{tuple(position)} of {self.topic} was expired at the age of "
+                    f"{when - published_s[position]:.2f} s"
+                )
 
 
 def left(cluster: Cluster, topic: str) -> list[str]:
     """Brokers that serve a topic of this name."""
     served = {name: cluster.brokers[name].ownership.owned.values() for name in BROKERS}
-    return [name for name, bundles in served.items() if any(topic in owned.topics for owned in bundles)]
+    return [
+        name for name, bundles in served.items() if any(topic in owned.topics for owned in bundles)
+    ]

@@ -1,7 +1,9 @@
-"""Acknowledgements on their way while their bundle moves: a story, and brokers with planted bugs that it must notice.
+"""Acknowledgements on their way while their bundle moves: a story, and brokers with planted bugs
+that it must notice.
 
-Owns: `run(bug, seed)`: a client of ours consumes, and acknowledges without confirmation, while the bundle moves again and again and nothing fails
-(`none`: the broker as it is). Imports: the stories' stage, the judge of passed commands, the patched parts of the broker.
+Owns: `run(bug, seed)`: a client of ours consumes, and acknowledges without confirmation, while the
+bundle moves again and again and nothing fails (`none`: the broker as it is). Imports: the stories'
+stage, the judge of passed commands, the patched parts of the broker.
 """
 
 from __future__ import annotations
@@ -39,16 +41,22 @@ def run(bug: str, seed: int) -> dict[str, int]:
 
 
 def acknowledged_while_the_bundle_moves(seed: int) -> dict[str, int]:
-    """What the client had acknowledged before it got CLOSE_CONSUMER does not come again; everything comes once at least."""
+    """What the client had acknowledged before it got CLOSE_CONSUMER does not come again;
+    everything comes once at least."""
     with Story(seed) as story, watched() as passed:
         cluster, stopping = story.cluster, asyncio.Event()
-        consuming, producing = cluster.script(_consume(story)), cluster.script(_produce(story, stopping))
+        consuming, producing = (
+            cluster.script(_consume(story)),
+            cluster.script(_produce(story, stopping)),
+        )
         cluster.set_faults(Faults.none().but(flush_s=FLUSH_S))
         story.until(lambda: passed.acknowledged() > 0)
         for _ in range(MOVES):
             epoch = story.record.epoch
             story.move(story.others(story.owner)[seed % 2])
-            story.until(lambda: story.record.epoch > epoch and story.record.state is BundleState.OWNED)  # noqa: B023
+            story.until(
+                lambda: story.record.epoch > epoch and story.record.state is BundleState.OWNED  # noqa: B023
+            )
             cluster.run(0.2 + story.environment.clock.uniform(0.0, 0.3))
         stopping.set()
         cluster.set_faults(Faults.none())
@@ -57,7 +65,10 @@ def acknowledged_while_the_bundle_moves(seed: int) -> dict[str, int]:
         consuming.cancel()
         cluster.run(0.1)
         found = passed.repeated.get(Subscribed(TOPIC, "moved"), set())
-        assert not found, f"{len(found)} messages acknowledged before the move were delivered again: {sorted(found)[:5]}"
+        assert not found, (
+            f"{len(found)} messages acknowledged before the move were delivered again: "
+            f"{sorted(found)[:5]}"
+        )
         assert passed.moves[Subscribed(TOPIC, "moved")] >= MOVES
         assert passed.acknowledged() > MOVES
         return story.ends_well()
@@ -105,11 +116,12 @@ async def _produce(story: Story, stopping: asyncio.Event) -> None:
             send.acknowledged(Position(position.ledger, position.entry, position.batch_index))
 
 
-# --- planted bugs ---------------------------------------------------------------------------------------------------------------
+# --- planted bugs ---------------------------------------------------------------------------------
 
 
 def consumers_leave_behind_release(patch: Patch) -> None:
-    """Consumers are told when the bundle has been handed over; what they acknowledge between the freeze and that is dropped."""
+    """Consumers are told when the bundle has been handed over; what they acknowledge between the
+    freeze and that is dropped."""
 
     async def nothing(_bundle: OwnedBundle, _successor: Any) -> None:
         return
@@ -134,7 +146,8 @@ def parted_consumers_are_not_heard(patch: Patch) -> None:
 
 
 def cursors_are_not_written_at_the_freeze(patch: Patch) -> None:
-    """What was acknowledged since the last write of a cursor stays in the memory of the former owner."""
+    """What was acknowledged since the last write of a cursor stays in the memory of the former
+    owner."""
     freeze = OwnedBundle.freeze
 
     def forgetful(owned: OwnedBundle, **how: Any) -> None:

@@ -1,9 +1,9 @@
 """Brokers with a planted bug.
 
-Owns: one small patch per rule that the design calls a way to lose data, and `run(bug, seed)`, the tracer scenario on a broker patched so
-(`none`: unpatched, the control). Imports: the tracer, the patched parts of the broker.
-The faults are those that the rules are about: processes that stop, pause beyond their lease or cannot renew it while they serve, lose power,
-and slow flushes.
+Owns: one small patch per rule that the design calls a way to lose data, and `run(bug, seed)`, the
+tracer scenario on a broker patched so (`none`: unpatched, the control). Imports: the tracer, the
+patched parts of the broker. The faults are those that the rules are about: processes that stop,
+pause beyond their lease or cannot renew it while they serve, lose power, and slow flushes.
 """
 
 from __future__ import annotations
@@ -74,9 +74,12 @@ def no_look_at_the_claim(patch: Patch) -> None:
 def length_before_fence(patch: Patch) -> None:
     """The taker reads and seals the lengths first, and removes the claim then."""
 
-    async def fence(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
+    async def fence(
+        volume: Volume, incarnation: str, _known: Mapping[int, int]
+    ) -> list[SealedFile]:
         sealed = [
-            SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)
+            SealedFile(number, await seal(volume, incarnation, number))
+            for number in await list_log_files(volume, incarnation)
         ]
         await volume.remove(names.claim(incarnation))
         return sealed
@@ -89,7 +92,12 @@ def last_range_ignored(patch: Patch) -> None:
     recover: Recover = vars(ownership)["recover_bundle"]
 
     async def forgetful(
-        context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans, _preloaded: Any
+        context: BrokerContext,
+        bundle: BundleName,
+        record: BundleRecord,
+        ledger_ids: LedgerIds,
+        scans: LogScans,
+        _preloaded: Any,
     ) -> RecoveredBundle:
         chain = record.chain
         if chain and chain[-1].end is not None:
@@ -132,7 +140,9 @@ def ack_confirmed_before_flush(patch: Patch) -> None:
     """ACK_RESPONSE leaves when the cursor record is handed to the log."""
     append = OwnedBundle._append_deltas
 
-    def hasty(bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]) -> None:
+    def hasty(
+        bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]
+    ) -> None:
         for confirm in confirmed:
             confirm()
         append(bundle, subscription, [lambda: None] if confirmed else ())
@@ -145,7 +155,11 @@ def ledger_of_the_term_before(patch: Patch) -> None:
     recover: Recover = vars(ownership)["recover_bundle"]
 
     async def stale(
-        context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, *how: Any
+        context: BrokerContext,
+        bundle: BundleName,
+        record: BundleRecord,
+        ledger_ids: LedgerIds,
+        *how: Any,
     ) -> RecoveredBundle:
         recovered = await recover(context, bundle, record, ledger_ids, *how)
         for topic in recovered.topics.values():
@@ -167,16 +181,22 @@ def collector_ignores_the_manifest(patch: Patch) -> None:
 
 
 def rewrite_without_compare(patch: Patch) -> None:
-    """A rewrite replaces the manifest by what it makes of the one that it began with, whatever was committed since."""
+    """A rewrite replaces the manifest by what it makes of the one that it began with, whatever
+    was committed since."""
     commit: Callable[..., Awaitable[CommitResult]] = vars(tidying)["commit_rewrite"]
 
-    async def blind(store: Any, volume: Any, clock: Any, bundle: BundleName, change: LevelOneRewrite) -> CommitResult:
+    async def blind(
+        store: Any, volume: Any, clock: Any, bundle: BundleName, change: LevelOneRewrite
+    ) -> CommitResult:
         old, _, _ = await load_manifest(store, volume, bundle)
-        await asyncio.sleep(clock.uniform(0.0, 0.5))  # as long as a rewrite of more than a few kilobytes takes
+        # as long as a rewrite of more than a few kilobytes takes
+        await asyncio.sleep(clock.uniform(0.0, 0.5))
         made = change.apply(old)
         if made is None:
             return await commit(store, volume, clock, bundle, change)
-        return await commit_manifest(store, volume, clock, bundle, lambda found: replace(made, generation=found.generation))
+        return await commit_manifest(
+            store, volume, clock, bundle, lambda found: replace(made, generation=found.generation)
+        )
 
     patch.setattr(tidying, "commit_rewrite", blind)
 

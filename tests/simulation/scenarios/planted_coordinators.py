@@ -1,7 +1,8 @@
 """Coordinators that break one promise.
 
-Owns: one small patch per promise of a coordinator's log, its core and what drives participants, and `run(bug, seed)`, the coordinator scenario on
-coordinators patched so (`none`: unpatched, the control). Imports: the coordinator scenario, the patched parts.
+Owns: one small patch per promise of a coordinator's log, its core and what drives participants, and
+`run(bug, seed)`, the coordinator scenario on coordinators patched so (`none`: unpatched, the
+control). Imports: the coordinator scenario, the patched parts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from tests.simulation.scenarios import coordinators
 from tests.simulation.scenarios.planted import planting
 
 FAULTS = coordinators.FAULTS.but(append_crash_probability=0.02, lease_loss_every_s=2.0)
-"""Above all, what the rules are about: processes that end in the middle of an append, or go on beyond their lease."""
+"""Above all, what the rules are about: processes that end in the middle of an append, or go on
+beyond their lease."""
 Patch = pytest.MonkeyPatch
 
 
@@ -38,7 +40,9 @@ def answered_before_the_flush(patch: Patch) -> None:
     """What depends on a change leaves before the change is durable."""
     append = TransactionLog.append
 
-    def hasty(log: TransactionLog, changes: Sequence[Change], on_durable: Callable[[], object] | None) -> None:
+    def hasty(
+        log: TransactionLog, changes: Sequence[Change], on_durable: Callable[[], object] | None
+    ) -> None:
         append(log, changes, None)
         if on_durable is not None:
             on_durable()
@@ -49,7 +53,9 @@ def answered_before_the_flush(patch: Patch) -> None:
 def log_is_not_replayed(patch: Patch) -> None:
     """A new life knows what the checkpoint says, not what the log says."""
 
-    async def nothing(_volume: Volume, _tcid: int, _chain: Sequence[LogRange]) -> AsyncIterator[Change]:
+    async def nothing(
+        _volume: Volume, _tcid: int, _chain: Sequence[LogRange]
+    ) -> AsyncIterator[Change]:
         return
         yield
 
@@ -64,17 +70,28 @@ def checkpoint_without_outcomes(patch: Patch) -> None:
 
 def checkpoint_without_the_next_id(patch: Patch) -> None:
     """Ids go on behind the last live one."""
-    _change_state(patch, lambda state: replace(state, next=max((live.least for live in state.live), default=-1) + 1))
+    _change_state(
+        patch,
+        lambda state: replace(state, next=max((live.least for live in state.live), default=-1) + 1),
+    )
 
 
 def checkpoint_without_decisions(patch: Patch) -> None:
     """What was decided before a checkpoint is open after it."""
-    _change_state(patch, lambda state: replace(state, live=tuple(replace(live, action=None) for live in state.live)))
+    _change_state(
+        patch,
+        lambda state: replace(state, live=tuple(replace(live, action=None) for live in state.live)),
+    )
 
 
 def checkpoint_without_participants(patch: Patch) -> None:
     """Nobody has joined what was live at a checkpoint."""
-    _change_state(patch, lambda state: replace(state, live=tuple(replace(live, participants=()) for live in state.live)))
+    _change_state(
+        patch,
+        lambda state: replace(
+            state, live=tuple(replace(live, participants=()) for live in state.live)
+        ),
+    )
 
 
 def _change_state(patch: Patch, change: Callable[[CoordinatorState], CoordinatorState]) -> None:
@@ -171,8 +188,13 @@ def what_has_ended_takes_more(patch: Patch) -> None:
 def a_former_life_is_not_fenced(patch: Patch) -> None:
     """Who takes a number reads the log of the life before, and does not end it."""
 
-    async def length(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
-        return [SealedFile(number, await seal(volume, incarnation, number)) for number in await list_log_files(volume, incarnation)]
+    async def length(
+        volume: Volume, incarnation: str, _known: Mapping[int, int]
+    ) -> list[SealedFile]:
+        return [
+            SealedFile(number, await seal(volume, incarnation, number))
+            for number in await list_log_files(volume, incarnation)
+        ]
 
     patch.setattr(coordinator_log, "fence", length)
 

@@ -1,8 +1,8 @@
 """Brokers that break one promise of the durable scenario.
 
-Owns: one small patch per promise (deduplication, exclusive producers, order by key, stand-by, retention, collection of files), and
-`run(bug, seed)`, the durable scenario on a broker patched so (`none`: unpatched, the control). Imports: the durable scenario, the patched parts
-of the broker.
+Owns: one small patch per promise (deduplication, exclusive producers, order by key, stand-by,
+retention, collection of files), and `run(bug, seed)`, the durable scenario on a broker patched so
+(`none`: unpatched, the control). Imports: the durable scenario, the patched parts of the broker.
 """
 
 from __future__ import annotations
@@ -73,7 +73,14 @@ def keys_move_without_draining(patch: Patch) -> None:
 
     give = KeySharedDispatcher._give
 
-    def careless(dispatcher: KeySharedDispatcher, consumer: Consumer, turn: Turn, ordinal: int, slot: int, fetched: Round) -> None:
+    def careless(
+        dispatcher: KeySharedDispatcher,
+        consumer: Consumer,
+        turn: Turn,
+        ordinal: int,
+        slot: int,
+        fetched: Round,
+    ) -> None:
         give(dispatcher, consumer, turn, ordinal, slot, fetched)
         dispatcher._slots.pop(slot)
 

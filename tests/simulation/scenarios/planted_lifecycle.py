@@ -1,7 +1,8 @@
 """Brokers that break one promise of the life cycle scenario.
 
-Owns: one small patch per promise (termination, time to live, wall clocks, quotas, chunks, the end of a topic), and `run(bug, seed)`, the life cycle
-scenario on a broker patched so (`none`: unpatched, the control). Imports: the life cycle scenario, the patched parts of the broker.
+Owns: one small patch per promise (termination, time to live, wall clocks, quotas, chunks, the end
+of a topic), and `run(bug, seed)`, the life cycle scenario on a broker patched so (`none`:
+unpatched, the control). Imports: the life cycle scenario, the patched parts of the broker.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def an_end_is_only_remembered(patch: Patch) -> None:
     """That a topic was terminated is not written: the next owner does not know."""
     append = TopicHost.append_update
 
-    def forgetful(topic: TopicHost, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
+    def forgetful(
+        topic: TopicHost, changes: Mapping[str, str], on_durable: Callable[[], None]
+    ) -> None:
         if TERMINATED not in changes:
             append(topic, changes, on_durable)
 
@@ -103,7 +106,8 @@ def unused_by_the_wall_clock(patch: Patch) -> None:
 
 
 def only_looks_see_use(patch: Patch) -> None:
-    """A producer that comes and leaves between two looks leaves an unused topic behind, which was unused before."""
+    """A producer that comes and leaves between two looks leaves an unused topic behind, which
+    was unused before."""
     detach = Publishing.detach
 
     def unseen(publishing: Publishing, session: ProducerSession) -> None:

@@ -1,7 +1,7 @@
 """Restores with a planted bug.
 
-Owns: one small patch per rule that a restore rests on, and `run(bug, seed)`, the restore scenario patched so (`none`: unpatched, the control).
-Imports: the restore scenario, the patched parts.
+Owns: one small patch per rule that a restore rests on, and `run(bug, seed)`, the restore scenario
+patched so (`none`: unpatched, the control). Imports: the restore scenario, the patched parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Patch = pytest.MonkeyPatch
 
 
 def number_is_not_raised(patch: Patch) -> None:
-    """The restored store begins again with the revisions, and so the epochs, of the one that was lost."""
+    """The restored store begins again with the revisions, and so the epochs, of the one that was
+    lost."""
 
     async def read(volume: Volume, _clock: Clock, _least: int, _reason: str) -> int:
         return await read_restore_number(volume)
@@ -41,7 +42,9 @@ def number_is_not_raised(patch: Patch) -> None:
 def logs_are_not_asked(patch: Patch) -> None:
     """Bundles are what the copy of the store says, or nothing."""
 
-    async def blind(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files) -> LogFacts:
+    async def blind(
+        volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files
+    ) -> LogFacts:
         return replace(await read_logs(volume, sealed, files), terms=[])
 
     patch.setattr(restoring, "read_logs", blind)
@@ -82,7 +85,9 @@ def manifests_are_forgotten(patch: Patch) -> None:
 def an_empty_store_is_believed(patch: Patch) -> None:
     """Incarnations from before the loss write into the empty store, and take it at its word."""
 
-    async def transact(self: GuardedStore, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self: GuardedStore, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         return await self._store.transact(compares, operations)
 
     async def check(_self: GuardedStore, _guarded: KeyValue | None) -> None:

@@ -1,7 +1,7 @@
 """Volumes of slots that break one promise of the fence.
 
-Owns: one small patch per promise, and `run(bug, seed)`, takeovers on a volume patched so (`none`: unpatched, the control). Imports: the scenario
-of takeovers, the patched parts of the storage.
+Owns: one small patch per promise, and `run(bug, seed)`, takeovers on a volume patched so (`none`:
+unpatched, the control). Imports: the scenario of takeovers, the patched parts of the storage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def no_fence_where_the_next_file_begins(patch: Patch) -> None:
     """A taker ends the files that there are, not those that are about to be."""
     fence = SlotVolume._fence
 
-    async def careless(volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]) -> bool:
+    async def careless(
+        volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]
+    ) -> bool:
         return True if slot == 0 else await fence(volume, directory, number, slot, slots)
 
     patch.setattr(SlotVolume, "_fence", careless)
@@ -34,14 +36,17 @@ def no_fence_where_a_file_goes_on(patch: Patch) -> None:
     """A taker keeps new files from appearing and leaves the present ones open."""
     fence = SlotVolume._fence
 
-    async def careless(volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]) -> bool:
+    async def careless(
+        volume: SlotVolume, directory: str, number: int, slot: int, slots: dict[int, int]
+    ) -> bool:
         return True if slot > 0 else await fence(volume, directory, number, slot, slots)
 
     patch.setattr(SlotVolume, "_fence", careless)
 
 
 def whoever_took_the_slot_is_taken_for_oneself(patch: Patch) -> None:
-    """A slot that is taken is taken for one's own, whose answer was lost: the mark is not compared."""
+    """A slot that is taken is taken for one's own, whose answer was lost: the mark is not
+    compared."""
 
     async def trusting(_objects: RetryingObjects, _key: str, _mark: str) -> bool:
         return True
@@ -74,8 +79,17 @@ def holes_are_not_looked_for(patch: Patch) -> None:
 def a_fence_goes_into_the_first_free_slot(patch: Patch) -> None:
     """A taker puts its fence where the first slot is missing."""
 
-    async def first(_volume: SlotVolume, _directory: str, _number: int, slots: dict[int, int], *, accepted: bool) -> int:  # noqa: ARG001
-        return next(slot for slot in range(len(slots) + 1) if slots.get(slot, 0) <= SLOT_HEADER_BYTES)
+    async def first(
+        _volume: SlotVolume,
+        _directory: str,
+        _number: int,
+        slots: dict[int, int],
+        *,
+        accepted: bool,  # noqa: ARG001
+    ) -> int:
+        return next(
+            slot for slot in range(len(slots) + 1) if slots.get(slot, 0) <= SLOT_HEADER_BYTES
+        )
 
     patch.setattr(SlotVolume, "_free_slot", first)
 

@@ -1,7 +1,8 @@
 """Brokers that break one promise of a split.
 
-Owns: one small patch per promise, and `run(bug, seed)`, the tracer on brokers patched so that split their bundles all the time (`none`: unpatched,
-the control). Imports: the tracer, the patched parts of the broker.
+Owns: one small patch per promise, and `run(bug, seed)`, the tracer on brokers patched so that split
+their bundles all the time (`none`: unpatched, the control). Imports: the tracer, the patched parts
+of the broker.
 """
 
 from __future__ import annotations
@@ -44,9 +45,16 @@ def children_do_not_share_their_ledger_ids(patch: Patch) -> None:
     """Each child of a split gives those of their epoch from the first on."""
     make: Callable[..., OwnedBundle] = vars(Ownership)["_make"]
 
-    def apart(ownership: Ownership, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle) -> OwnedBundle:
+    def apart(
+        ownership: Ownership, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle
+    ) -> OwnedBundle:
         # What was recovered, as children are not, has its ledger ids already.
-        return make(ownership, name, ledger_ids if recovered.topics else LedgerIds(ledger_ids.epoch), recovered)
+        return make(
+            ownership,
+            name,
+            ledger_ids if recovered.topics else LedgerIds(ledger_ids.epoch),
+            recovered,
+        )
 
     patch.setattr(Ownership, "_make", apart)
 
@@ -55,10 +63,13 @@ def children_forget_the_chain(patch: Patch) -> None:
     """A child's chain begins with its own term."""
     divided = rules.divided
 
-    def forgetful(record: BundleRecord, name: BundleName, **place: Any) -> tuple[BundleRecord, dict[BundleName, BundleRecord]]:
+    def forgetful(
+        record: BundleRecord, name: BundleName, **place: Any
+    ) -> tuple[BundleRecord, dict[BundleName, BundleRecord]]:
         deleted, children = divided(record, name, **place)
         return deleted, {
-            child: replace(owned, chain=owned.chain[-1:], epochs=owned.epochs[-1:]) for child, owned in children.items()
+            child: replace(owned, chain=owned.chain[-1:], epochs=owned.epochs[-1:])
+            for child, owned in children.items()
         }
 
     patch.setattr(rules, "divided", forgetful)
@@ -80,7 +91,9 @@ def children_begin_without_files(patch: Patch) -> None:
     """The manifest of a child says how far everything was taken in, and lists nothing of it."""
     for_child = Manifest.for_child
 
-    def bare(manifest: Manifest, child: BundleName, generation: int, without: Collection[LevelZero]) -> Manifest:
+    def bare(
+        manifest: Manifest, child: BundleName, generation: int, without: Collection[LevelZero]
+    ) -> Manifest:
         return replace(for_child(manifest, child, generation, without), level0=(), topics={})
 
     patch.setattr(Manifest, "for_child", bare)

@@ -1,7 +1,8 @@
 """Participants that break one promise of a transaction.
 
-Owns: one small patch per promise of a topic's buffer, of its subscriptions' pending acknowledgements and of their hosts, and `run(bug, seed)`, the
-scenario of whole transactions on brokers patched so (`none`: unpatched, the control). Imports: that scenario, the patched parts.
+Owns: one small patch per promise of a topic's buffer, of its subscriptions' pending
+acknowledgements and of their hosts, and `run(bug, seed)`, the scenario of whole transactions on
+brokers patched so (`none`: unpatched, the control). Imports: that scenario, the patched parts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from magnetar.broker.transactions import committing
 from magnetar.broker.transactions.sidecar import SidecarRuns
 from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
 from magnetar.broker.transactions.topic_transactions import TopicTransactions
-from magnetar.transactions.participant_records import Commit, EndAcks, Outcome, ParticipantState, PendingChange
+from magnetar.transactions.participant_records import (
+    Commit,
+    EndAcks,
+    Outcome,
+    ParticipantState,
+    PendingChange,
+)
 from magnetar.transactions.topic.buffer import TransactionBuffer
 from magnetar.transactions.topic.pending_acks import PendingAcks
 from tests.simulation.scenarios import transactions
@@ -29,13 +36,17 @@ Patch = pytest.MonkeyPatch
 def checkpoint_without_the_buffer(patch: Patch) -> None:
     """What open transactions have published is not in the checkpoint."""
     state = TopicTransactions.to_state
-    patch.setattr(TopicTransactions, "to_state", lambda found: ParticipantState(None, state(found).pending))
+    patch.setattr(
+        TopicTransactions, "to_state", lambda found: ParticipantState(None, state(found).pending)
+    )
 
 
 def checkpoint_without_held_acknowledgements(patch: Patch) -> None:
     """What open transactions have acknowledged is not in the checkpoint."""
     state = TopicTransactions.to_state
-    patch.setattr(TopicTransactions, "to_state", lambda found: ParticipantState(state(found).buffer, {}))
+    patch.setattr(
+        TopicTransactions, "to_state", lambda found: ParticipantState(state(found).buffer, {})
+    )
 
 
 def commits_are_not_replayed(patch: Patch) -> None:
@@ -61,7 +72,9 @@ def held_acknowledgements_are_not_replayed(patch: Patch) -> None:
 def conflicts_are_not_looked_for(patch: Patch) -> None:
     """Two transactions may acknowledge one message."""
 
-    def generous(_found: PendingAcks, _txn: Any, held: Any, start: int, end: int) -> Iterable[tuple[int, int]]:
+    def generous(
+        _found: PendingAcks, _txn: Any, held: Any, start: int, end: int
+    ) -> Iterable[tuple[int, int]]:
         return list(held.entries.missing(start, end))
 
     patch.setattr(PendingAcks, "_fresh", generous)
@@ -71,7 +84,11 @@ def acknowledgement_confirmed_before_the_flush(patch: Patch) -> None:
     """What a transaction is to hold is confirmed when its record is handed to the log."""
     write = SubscriptionTransactions._write
 
-    def hasty(found: SubscriptionTransactions, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
+    def hasty(
+        found: SubscriptionTransactions,
+        change: PendingChange | None,
+        confirmed: Callable[[], None] | None,
+    ) -> None:
         if confirmed is not None:
             confirmed()
         write(found, change, None)
@@ -97,7 +114,10 @@ def an_abort_keeps_what_it_held(patch: Patch) -> None:
         if change.outcome is not Outcome.ABORTED or held is None:
             return end(found, change)
         named = found._record(change.txn, held.entries, held.batches())
-        return end(found, replace(change, outcome=Outcome.COMMITTED, ranges=named.ranges, partial=named.partial))
+        return end(
+            found,
+            replace(change, outcome=Outcome.COMMITTED, ranges=named.ranges, partial=named.partial),
+        )
 
     patch.setattr(PendingAcks, "_end", greedy)
 

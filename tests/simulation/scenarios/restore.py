@@ -1,11 +1,13 @@
 """The metadata store is lost in the middle of everything, and brought back.
 
-Owns: the scenario `run(seed)`: the tracer's brokers and clients on a bad day; at some moment the store is copied, at a later one it is destroyed
-while brokers crash, go on under their claims, or stand still; after a while of serving over an empty store it is restored from the copy, from the
-brokers' own copies in storage, from storage alone, or put back as an old snapshot and brought in line; or it is not lost at all, and replaced by
-force under brokers that are registered in it. No broker is stopped for a restore. With some seeds it is lost once more. The bad day goes on, heals,
-and everything is read back: invariants 1 to 4 and 9.
-Imports: the kernel, the tracer's cluster and clients, storage.restoring.
+Owns: the scenario `run(seed)`: the tracer's brokers and clients on a bad day; at some moment the
+store is copied, at a later one it is destroyed while brokers crash, go on under their claims, or
+stand still; after a while of serving over an empty store it is restored from the copy, from the
+brokers' own copies in storage, from storage alone, or put back as an old snapshot and brought in
+line; or it is not lost at all, and replaced by force under brokers that are registered in it. No
+broker is stopped for a restore. With some seeds it is lost once more. The bad day goes on, heals,
+and everything is read back: invariants 1 to 4 and 9. Imports: the kernel, the tracer's cluster and
+clients, storage.restoring.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from magnetar.storage.restore.restoring import newest_backup, restore_store
 from tests.simulation.kernel.history import History
 from tests.simulation.kernel.nemesis import Nemesis
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer import FAULTS, TOPICS, finish, judge, probe, read_back, start_clients
+from tests.simulation.scenarios.tracer import (
+    FAULTS,
+    TOPICS,
+    finish,
+    judge,
+    probe,
+    read_back,
+    start_clients,
+)
 from tests.simulation.scenarios.tracer_clients import Reading, Seeker
 from tests.simulation.scenarios.tracer_cluster import BROKERS, Cluster, Evidence, small
 
@@ -56,7 +66,8 @@ def run_counted(seed: int) -> tuple[History, Evidence]:
         Nemesis(cluster, BROKERS).start(until_s=TROUBLE_S)
         for way in losses:
             cluster.run(chance.uniform(*COPIED_S))
-            while not history.acknowledged:  # without a message in storage, nothing there knows the namespace
+            # without a message in storage, nothing there knows the namespace
+            while not history.acknowledged:
                 cluster.run(AGAIN_S)
             copy = cluster.complete(_copy(cluster), within_s=30.0)
             snapshot = cluster.store.core.snapshot()
@@ -97,7 +108,8 @@ async def _copy(cluster: Cluster) -> bytes:
 
 
 def _lose_store(cluster: Cluster, chance: random.Random, snapshot: Any) -> None:
-    """The store's disks are gone: an empty one (or one made of an older snapshot) answers at its address, at another revision."""
+    """The store's disks are gone: an empty one (or one made of an older snapshot) answers at its
+    address, at another revision."""
     if snapshot is not None:
         # Nothing may run between: a store that is merely older looks like an intact one.
         cluster.keep_down(BROKERS)
@@ -119,7 +131,8 @@ async def _bring_back(cluster: Cluster, way: str, copy: bytes) -> None:
     """The administrator's part; brokers come and go meanwhile, and are refused or ended."""
     for number in range(RESTORE_TRIES_MAX):
         try:
-            # A power loss may take the machine that the command runs on: then nothing is heard of it any more.
+            # A power loss may take the machine that the command runs on: then nothing is heard of
+            # it any more.
             async with asyncio.timeout(RESTORE_TIMEOUT_S):
                 await _restore(cluster.outsider(f"administrator-{number}"), way, copy)
             return

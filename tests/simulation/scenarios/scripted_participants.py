@@ -1,7 +1,8 @@
 """Participants of transactions that keep the rules.
 
-Owns: `scripted_participants`, which has brokers answer END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION by writing down what they heard, where
-the bundle is served; late, twice, or not at all as chance has it. Imports: server.commands.service (patched), the ledger.
+Owns: `scripted_participants`, which has brokers answer END_TXN_ON_PARTITION and
+END_TXN_ON_SUBSCRIPTION by writing down what they heard, where the bundle is served; late, twice, or
+not at all as chance has it. Imports: server.commands.service (patched), the ledger.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ UNREADY_ONE_IN_BITS = 4
 SLOW_ONE_IN_BITS = 3
 
 
-def scripted_participants(cluster: CoordinatorCluster, ledger: Ledger, gone: frozenset[Participant]) -> None:
+def scripted_participants(
+    cluster: CoordinatorCluster, ledger: Ledger, gone: frozenset[Participant]
+) -> None:
     """For brokers of this cluster, from their next life on. `gone` do not exist."""
     made = BrokerService.__init__
 
     def make(service: BrokerService, *ports: Any) -> None:
         made(service, *ports)
         service._handlers[Type.END_TXN_ON_PARTITION] = _handler(
-            service, ledger, gone, lambda body: Participant(body.topic), transactions.end_on_partition_response
+            service,
+            ledger,
+            gone,
+            lambda body: Participant(body.topic),
+            transactions.end_on_partition_response,
         )
         service._handlers[Type.END_TXN_ON_SUBSCRIPTION] = _handler(
             service,
@@ -58,10 +65,16 @@ def _handler(
         participant, txn = named(body), TxnId(body.txnid_most_bits, body.txnid_least_bits)
         await service._ownership.serving_topic(TopicName.parse(participant.topic))
         if participant in gone:
-            raise SubscriptionNotFound("gone") if participant.subscription else TopicNotFound("gone")
+            raise (
+                SubscriptionNotFound("gone") if participant.subscription else TopicNotFound("gone")
+            )
         if clock.random_bits(UNREADY_ONE_IN_BITS) == 0:
             raise ServiceNotReady("not just now")
-        watermark = body.txnid_least_bits_of_low_watermark if body.HasField("txnid_least_bits_of_low_watermark") else -1
+        watermark = (
+            body.txnid_least_bits_of_low_watermark
+            if body.HasField("txnid_least_bits_of_low_watermark")
+            else -1
+        )
         ledger.hears(participant, txn, Action(body.txn_action), watermark)
         if clock.random_bits(SLOW_ONE_IN_BITS) == 0:
             await asyncio.sleep(clock.uniform(*SLOW_S))

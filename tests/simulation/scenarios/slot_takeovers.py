@@ -1,11 +1,13 @@
 """Owners of logs on slots that are fenced at any moment, asleep or not.
 
-Owns: the scenario `run(seed)`. One owner process appends to one incarnation's log after another, in files so small that it rolls all the time;
-a taker fences it, reads what it finds and, every other time, deletes the files as the collector does; before that the owner is put to sleep at
-any step, in the middle of a request, too, and afterwards it goes on. At times the service refuses everything for long, or a slot is deleted from
-outside and brought back after a taker has met the hole. Imports: the kernel, storage.
-Invariants: what an owner ever acknowledged, its taker has read; every owner learns that it is over, and none ends because the service refuses for a
-while; no taker passes over a hole, or puts anything there.
+Owns: the scenario `run(seed)`. One owner process appends to one incarnation's log after another, in
+files so small that it rolls all the time; a taker fences it, reads what it finds and, every other
+time, deletes the files as the collector does; before that the owner is put to sleep at any step, in
+the middle of a request, too, and afterwards it goes on. At times the service refuses everything for
+long, or a slot is deleted from outside and brought back after a taker has met the hole. Imports:
+the kernel, storage. Invariants: what an owner ever acknowledged, its taker has read; every owner
+learns that it is over, and none ends because the service refuses for a while; no taker passes over
+a hole, or puts anything there.
 """
 
 from __future__ import annotations
@@ -108,7 +110,8 @@ class Takeovers:
         for _ in range(IN_FLIGHT):
             append()
         while not over.done():
-            # As a broker does: a taker may have to run after an owner that is awake and busy, until this.
+            # As a broker does: a taker may have to run after an owner that is awake and busy, until
+            # this.
             await asyncio.wait([over], timeout=CLAIM_CHECK_S)
             with contextlib.suppress(StorageError):
                 await writer.check_claim()
@@ -141,9 +144,15 @@ class Takeovers:
         """Delete a slot below another one, have a taker meet that, and bring the slot back."""
         objects = world.objects.objects
         slots = sorted(
-            key for key in objects if key.startswith(f"{names.logs_of(incarnation)}/") and names.slot_of(key) is not None
+            key
+            for key in objects
+            if key.startswith(f"{names.logs_of(incarnation)}/") and names.slot_of(key) is not None
         )
-        below = [key for key, later in itertools.pairwise(slots) if key.rpartition("/")[0] == later.rpartition("/")[0]]
+        below = [
+            key
+            for key, later in itertools.pairwise(slots)
+            if key.rpartition("/")[0] == later.rpartition("/")[0]
+        ]
         if not below:
             return
         key = world.objects.chance.choice(below)
@@ -159,7 +168,9 @@ class Takeovers:
             if objects.get(key) == gone:
                 return  # a late request of its owner has put it there again
             raise AssertionError(f"{key} was missing, and its taker has not found that out")
-        assert objects.get(key, gone) == gone, f"something was put at {key}, which its taker has not found"
+        assert objects.get(key, gone) == gone, (
+            f"something was put at {key}, which its taker has not found"
+        )
         objects[key] = gone
         self.counts["hole"] += 1
 
@@ -169,13 +180,16 @@ class Takeovers:
         before = len(self.acknowledged[incarnation])
         deadline = world.now + AWAKE_S
         while len(self.acknowledged[incarnation]) == before:
-            assert incarnation not in self.over, f"{incarnation} ended because the service refused for a while"
+            assert incarnation not in self.over, (
+                f"{incarnation} ended because the service refused for a while"
+            )
             assert world.now < deadline, f"{incarnation} has not gone on in {AWAKE_S} s"
             await asyncio.sleep(0.05)
         self.counts["throttled"] += 1
 
     async def collect(self, volume: Volume, incarnation: str, files: list[int]) -> None:
-        """Delete the last files, the only ones that their owner may still know, in the collector's order."""
+        """Delete the last files, the only ones that their owner may still know, in the
+        collector's order."""
         for number in files[-COLLECTED_FILES:]:
             for name in (names.log_file, names.index, names.sealed):
                 await volume.remove(name(incarnation, number))
@@ -206,7 +220,9 @@ class Takeovers:
             deadline = world.now + AWAKE_S
             while incarnation not in self.over:
                 self.check(incarnation)
-                assert world.now < deadline, f"{incarnation} has not learned in {AWAKE_S} s that it is over"
+                assert world.now < deadline, (
+                    f"{incarnation} has not learned in {AWAKE_S} s that it is over"
+                )
                 await asyncio.sleep(0.05)
             self.check(incarnation)
             self.counts["takeover"] += 1
@@ -214,11 +230,14 @@ class Takeovers:
     def check(self, incarnation: str) -> None:
         """Raises AssertionError if it acknowledged what its taker has not read."""
         lost = self.acknowledged.get(incarnation, set()) - self.read[incarnation]
-        assert not lost, f"{incarnation} acknowledged {sorted(lost)[:10]}, which its taker has not found"
+        assert not lost, (
+            f"{incarnation} acknowledged {sorted(lost)[:10]}, which its taker has not found"
+        )
 
 
 def run(seed: int, faults: Faults = FAULTS) -> dict[str, int]:
-    """The counts of a run; raises if anything acknowledged is lost, or an owner never learns that it is over."""
+    """The counts of a run; raises if anything acknowledged is lost, or an owner never learns
+    that it is over."""
     takeovers = Takeovers()
     with World(seed, faults, slots=True) as world:
         world.node("owner", takeovers.own)
@@ -226,5 +245,7 @@ def run(seed: int, faults: Faults = FAULTS) -> dict[str, int]:
         for incarnation in takeovers.read:
             takeovers.check(incarnation)
         takeovers.counts["acknowledged"] = sum(map(len, takeovers.acknowledged.values()))
-        takeovers.counts["files"] = sum(key.endswith(".log/00000000") for key in world.objects.objects)
+        takeovers.counts["files"] = sum(
+            key.endswith(".log/00000000") for key in world.objects.objects
+        )
     return dict(takeovers.counts)

@@ -1,4 +1,5 @@
-"""Scripted trouble for storage: what is rewritten and deleted beside the traffic, interrupted wherever it can be.
+"""Scripted trouble for storage: what is rewritten and deleted beside the traffic, interrupted
+wherever it can be.
 
 Owns: the stories, each a function of a seed, on the cluster of `stories`. Imports: stories.
 """
@@ -18,14 +19,17 @@ from tests.simulation.scenarios.tracer_cluster import small
 
 ROUNDS = 5
 COLLECTED_S = 5.0
-"""Long enough for the leader's collector to complete what a dead incarnation left, and to give up what nobody needs."""
+"""Long enough for the leader's collector to complete what a dead incarnation left, and to give
+up what nobody needs."""
 STEPS_MAX = 30
 
 
 def _interrupted(seed: int, begins: Callable[[str, str], bool], interrupt: str) -> dict[str, int]:
-    """Publish, wait until the owner does what `begins` recognises by (kind, details) of a trace event, and some steps later stop it.
+    """Publish, wait until the owner does what `begins` recognises by (kind, details) of a trace
+    event, and some steps later stop it.
 
-    Again and again, another number of steps each time; at the end everything acknowledged is there, and files still go.
+    Again and again, another number of steps each time; at the end everything acknowledged is there,
+    and files still go.
     """
     chance = random.Random(f"{seed}/interrupt")
     with Story(seed) as story:
@@ -59,12 +63,18 @@ def _interrupted(seed: int, begins: Callable[[str, str], bool], interrupt: str) 
                 cluster.run(0.3)
             cluster.run(2 * cluster.settings.lease_ttl_s if interrupt == "pause" else 0.2)
             getattr(cluster, "resume" if interrupt == "pause" else "restart")(owner)
-            story.until(lambda: story.record.state is BundleState.OWNED and story.record.incarnation in cluster.registered())
+            story.until(
+                lambda: (
+                    story.record.state is BundleState.OWNED
+                    and story.record.incarnation in cluster.registered()
+                )
+            )
         cluster.loop.record = record  # type: ignore[method-assign]
         before = story.counted("collector.log_file")
         story.publish(12, BIG_BYTES)
         story.until(lambda: story.counted("collector.log_file") > before)
-        return story.ends_well(deduplicated=False)  # a client whose broker was stopped sends again what was stored already
+        # a client whose broker was stopped sends again what was stored already
+        return story.ends_well(deduplicated=False)
 
 
 def _rewrites(_kind: str, details: str) -> bool:
@@ -85,7 +95,8 @@ def it_dies_while_it_rewrites(seed: int) -> dict[str, int]:
 
 
 def it_sleeps_while_it_rewrites(seed: int) -> dict[str, int]:
-    """Beyond its lease: it wakes up with a commit in its hands, over what its successor has made of the manifest."""
+    """Beyond its lease: it wakes up with a commit in its hands, over what its successor has made
+    of the manifest."""
     return _interrupted(seed, _rewrites, "pause")
 
 
@@ -103,7 +114,8 @@ def it_dies_between_a_checkpoint_and_its_pointer(seed: int) -> dict[str, int]:
 
 
 def _buried(story: Story, broker: str) -> None:
-    """A broker that sleeps has lost its lease and its claim (another bundle was taken from it), and is collected as far as it may be."""
+    """A broker that sleeps has lost its lease and its claim (another bundle was taken from it),
+    and is collected as far as it may be."""
     cluster, incarnation = story.cluster, story.incarnation(broker)
     cluster.run(2 * cluster.settings.lease_ttl_s)
     cluster.disk.unlink(f"claims/{incarnation}")
@@ -111,7 +123,8 @@ def _buried(story: Story, broker: str) -> None:
 
 
 def its_term_begins_when_its_files_should_be_gone(seed: int) -> dict[str, int]:
-    """A destination falls asleep with the change to Owned in its hands; it is buried, and then wakes up: the record names the files of a dead one.
+    """A destination falls asleep with the change to Owned in its hands; it is buried, and then
+    wakes up: the record names the files of a dead one.
 
     The leader has not come to this orphan when it collects.
     """
@@ -128,8 +141,16 @@ def its_term_begins_when_its_files_should_be_gone(seed: int) -> dict[str, int]:
         transact, asleep = store.transact, []
 
         async def sleepy(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-            records = [operation.value for operation in operations if isinstance(operation, Put) and story.bundle in operation.key]
-            if not asleep and records and BundleRecord.decode(records[0]).state is BundleState.OWNED:
+            records = [
+                operation.value
+                for operation in operations
+                if isinstance(operation, Put) and story.bundle in operation.key
+            ]
+            if (
+                not asleep
+                and records
+                and BundleRecord.decode(records[0]).state is BundleState.OWNED
+            ):
                 asleep.append(target)
                 cluster.at(cluster.now, cluster.pause, target)
                 await asyncio.sleep(0.001)
@@ -140,7 +161,9 @@ def its_term_begins_when_its_files_should_be_gone(seed: int) -> dict[str, int]:
         story.until(lambda: bool(asleep))
         _buried(story, target)
         assert story.record.state is BundleState.ASSIGNING
-        assert cluster.stored(f"logs/{story.incarnation(target)}/00000000.log"), "its term may begin in a file that is gone"
+        assert cluster.stored(f"logs/{story.incarnation(target)}/00000000.log"), (
+            "its term may begin in a file that is gone"
+        )
         late.clear()
         cluster.resume(target)
         return story.ends_well()

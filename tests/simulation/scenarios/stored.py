@@ -1,8 +1,9 @@
 """What recovery and readers need, and whether it is in storage.
 
-Owns: `missing_files`: every file that a bundle's record or manifest names and the volume does not have, as violations of invariant 1.
-Imports: the kernel, the tracer's cluster, the formats of records and manifests; none of the collector's decisions, which it judges.
-Invariant: a file counts as missing only if what names it still does afterwards: brokers may be at work meanwhile.
+Owns: `missing_files`: every file that a bundle's record or manifest names and the volume does not
+have, as violations of invariant 1. Imports: the kernel, the tracer's cluster, the formats of
+records and manifests; none of the collector's decisions, which it judges. Invariant: a file counts
+as missing only if what names it still does afterwards: brokers may be at work meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ LOOKS_MAX = 20
 
 
 async def missing_files(cluster: Cluster, environment: Environment) -> list[Violation]:
-    """1: what was acknowledged lies in files that recovery and readers find by records and manifests; so these files are there."""
+    """1: what was acknowledged lies in files that recovery and readers find by records and
+    manifests; so these files are there."""
     found: list[Violation] = []
     for name, record in cluster.bundle_records().items():
         if record.state is not BundleState.DELETED:
@@ -30,14 +32,25 @@ async def missing_files(cluster: Cluster, environment: Environment) -> list[Viol
     return found
 
 
-async def _missing_of(cluster: Cluster, environment: Environment, name: str, record: BundleRecord) -> list[Violation]:
+async def _missing_of(
+    cluster: Cluster, environment: Environment, name: str, record: BundleRecord
+) -> list[Violation]:
     """Of one bundle; looks again while it changes."""
     for _ in range(LOOKS_MAX):
-        missing = [Violation(1, name, f"its {what} is gone") for what in _recovered_from(cluster, record)]
+        missing = [
+            Violation(1, name, f"its {what} is gone") for what in _recovered_from(cluster, record)
+        ]
         try:
-            manifest, _, revision = await load_manifest(environment.store, environment.volume, BundleName.parse(name))
-            missing += [Violation(1, name, f"its manifest lists {file}, which is gone") for file in _read_from(cluster, manifest)]
-            _, _, now = await load_manifest(environment.store, environment.volume, BundleName.parse(name))
+            manifest, _, revision = await load_manifest(
+                environment.store, environment.volume, BundleName.parse(name)
+            )
+            missing += [
+                Violation(1, name, f"its manifest lists {file}, which is gone")
+                for file in _read_from(cluster, manifest)
+            ]
+            _, _, now = await load_manifest(
+                environment.store, environment.volume, BundleName.parse(name)
+            )
         except (MagnetarError, OSError) as failure:
             return [*missing, Violation(1, name, f"its manifest cannot be read: {failure}")]
         current = cluster.bundle_records().get(name)

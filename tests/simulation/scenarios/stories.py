@@ -1,7 +1,8 @@
 """Scripted trouble: the nastiest moments of the protocol, one by one.
 
-Owns: the stories about who owns a bundle, each a function of a seed on real brokers where exactly one thing goes wrong at exactly the wrong moment;
-the list of these and of `client_stories`. Imports: the stories' stage.
+Owns: the stories about who owns a bundle, each a function of a seed on real brokers where exactly
+one thing goes wrong at exactly the wrong moment; the list of these and of `client_stories`.
+Imports: the stories' stage.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ from tests.simulation.scenarios.story import BIG_BYTES, PATIENCE_S, TOPIC, Story
 from tests.simulation.scenarios.tracer_clients import payload_of, read_topic
 from tests.simulation.scenarios.tracer_cluster import BROKERS, small
 
-# --- stuck ----------------------------------------------------------------------------------------------------------------------
+# --- stuck ----------------------------------------------------------------------------------------
 
 
 def a_recovery_that_hangs_goes_to_another(seed: int) -> dict[str, int]:
-    """The destination of a move never ends its recovery, though it lives: the leader gives the bundle to another, and can give it back later."""
-    with Story(seed, settings=small(stuck_state_s=5.0)) as story, pytest.MonkeyPatch.context() as patch:
+    """The destination of a move never ends its recovery, though it lives: the leader gives the
+    bundle to another, and can give it back later."""
+    with (
+        Story(seed, settings=small(stuck_state_s=5.0)) as story,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         target, epoch, hanging = story.others(story.owner)[0], story.record.epoch, [True]
         hung, recover = story.incarnation(target), vars(bundle_ownership)["recover_bundle"]
 
@@ -58,8 +63,12 @@ def a_recovery_that_hangs_goes_to_another(seed: int) -> dict[str, int]:
 
 
 def a_release_that_never_ends_fences_its_broker(seed: int) -> dict[str, int]:
-    """A source lives and serves, but does not come to RELEASE: its incarnation is fenced and all its bundles are taken over."""
-    with Story(seed, settings=small(stuck_state_s=5.0)) as story, pytest.MonkeyPatch.context() as patch:
+    """A source lives and serves, but does not come to RELEASE: its incarnation is fenced and all
+    its bundles are taken over."""
+    with (
+        Story(seed, settings=small(stuck_state_s=5.0)) as story,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         source, former = story.owner, story.incarnation(story.owner)
         release = OwnedBundle.append_release
 
@@ -70,19 +79,24 @@ def a_release_that_never_ends_fences_its_broker(seed: int) -> dict[str, int]:
 
         patch.setattr(OwnedBundle, "append_release", hang)
         story.move(story.others(source)[0])
-        story.until(lambda: story.record.state is BundleState.OWNED and story.record.incarnation != former)
+        story.until(
+            lambda: story.record.state is BundleState.OWNED and story.record.incarnation != former
+        )
         assert story.counted("leader.fences") == 1
         assert all(
-            record.incarnation != former for record in story.cluster.bundle_records().values() if record.state is BundleState.OWNED
+            record.incarnation != former
+            for record in story.cluster.bundle_records().values()
+            if record.state is BundleState.OWNED
         )
         return story.ends_well()
 
 
-# --- taking over ----------------------------------------------------------------------------------------------------------------
+# --- taking over ----------------------------------------------------------------------------------
 
 
 def a_zombie_acknowledges_nothing(seed: int) -> dict[str, int]:
-    """An owner is stopped between a write and the look at its claim; it wakes up when another has taken over and gone on."""
+    """An owner is stopped between a write and the look at its claim; it wakes up when another
+    has taken over and gone on."""
     with Story(seed, Faults.none().but(flush_s=(0.01, 0.01))) as story:
         former, cluster = story.owner, story.cluster
         producer = cluster.complete(story.client.create_producer(TOPIC, name="late"), PATIENCE_S)
@@ -96,10 +110,15 @@ def a_zombie_acknowledges_nothing(seed: int) -> dict[str, int]:
         cluster.resume(former)
         story.until(pending.done)
         assert story.counted("zombie resumed") == 1
-        assert all(story.incarnation(former) != r.incarnation for r in story.history.receipts[receipts:])
-        # The client could not know whether it was stored, so it is there once or twice, but in one place that was acknowledged.
+        assert all(
+            story.incarnation(former) != r.incarnation for r in story.history.receipts[receipts:]
+        )
+        # The client could not know whether it was stored, so it is there once or twice, but in one
+        # place that was acknowledged.
         story.publish(1)
-        story.history.final_log(TOPIC, cluster.complete(read_topic(story.client, TOPIC), PATIENCE_S))
+        story.history.final_log(
+            TOPIC, cluster.complete(read_topic(story.client, TOPIC), PATIENCE_S)
+        )
         story.history.check(deduplicated=False)
         return dict(cluster.evidence.counts)
 
@@ -110,7 +129,8 @@ async def _send(producer: Any, send: Any) -> None:
 
 
 def taken_away_and_given_back_unseen(seed: int) -> dict[str, int]:
-    """While the owner cannot see the store, its bundle is given to another that dies, and then to the owner again: its epoch is over."""
+    """While the owner cannot see the store, its bundle is given to another that dies, and then
+    to the owner again: its epoch is over."""
     with Story(seed) as story:
         record, owner = story.record, story.owner
         incarnation = record.incarnation
@@ -140,7 +160,8 @@ def the_answer_to_owned_is_lost_and_a_move_is_requested(seed: int) -> dict[str, 
 
 
 def the_answer_to_a_release_is_lost_and_the_successor_goes_on(seed: int) -> dict[str, int]:
-    """The former owner finds a record that it did not write, and must not mistake its own success for a takeover."""
+    """The former owner finds a record that it did not write, and must not mistake its own
+    success for a takeover."""
     with Story(seed) as story:
         former = story.owner
         story.lose_answer(former, BundleState.ASSIGNING)
@@ -152,14 +173,19 @@ def the_answer_to_a_release_is_lost_and_the_successor_goes_on(seed: int) -> dict
 
 
 def a_releasing_owner_sleeps_and_is_overridden(seed: int) -> dict[str, int]:
-    """It has written RELEASE, but its record still says Releasing when its lease ends; it wakes up with the change in its hands."""
+    """It has written RELEASE, but its record still says Releasing when its lease ends; it wakes
+    up with the change in its hands."""
     with Story(seed) as story:
         former, cluster = story.owner, story.cluster
         store = cluster.environment(former).store
         transact = store.transact
 
         async def sleepy(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-            if story.record.state is BundleState.RELEASING and isinstance(operations[0], Put) and story.bundle in operations[0].key:
+            if (
+                story.record.state is BundleState.RELEASING
+                and isinstance(operations[0], Put)
+                and story.bundle in operations[0].key
+            ):
                 cluster.at(cluster.now, cluster.pause, former)
                 await asyncio.sleep(0.001)
             return await transact(compares, operations)
@@ -172,7 +198,7 @@ def a_releasing_owner_sleeps_and_is_overridden(seed: int) -> dict[str, int]:
         return story.ends_well()
 
 
-# --- registrations --------------------------------------------------------------------------------------------------------------
+# --- registrations --------------------------------------------------------------------------------
 
 
 def assigned_before_it_listens(seed: int) -> dict[str, int]:
@@ -182,15 +208,20 @@ def assigned_before_it_listens(seed: int) -> dict[str, int]:
         newcomer = story.others(story.owner)[0]
         before = cluster.registered()
         cluster.restart(newcomer)
-        story.until(lambda: any(name.startswith(newcomer) for name in cluster.registered() - before))
-        incarnation = next(name for name in cluster.registered() - before if name.startswith(newcomer))
+        story.until(
+            lambda: any(name.startswith(newcomer) for name in cluster.registered() - before)
+        )
+        incarnation = next(
+            name for name in cluster.registered() - before if name.startswith(newcomer)
+        )
         cluster.crash(story.owner)
         story.write(rules.override(story.record, incarnation, owner_is_dead=True, reason="story"))
         return story.ends_well()
 
 
 def lease_lost_while_starting(seed: int) -> dict[str, int]:
-    """The process is stopped between registration and readiness until its lease has ended: it may not be left outside the cluster."""
+    """The process is stopped between registration and readiness until its lease has ended: it
+    may not be left outside the cluster."""
     with Story(seed) as story:
         cluster = story.cluster
         name = story.others(story.owner)[0]
@@ -204,7 +235,8 @@ def lease_lost_while_starting(seed: int) -> dict[str, int]:
 
 
 def registration_vanishes_though_the_lease_lives(seed: int) -> dict[str, int]:
-    """A late request of its own bound the key to an earlier lease: owner or not, the broker is in the cluster again, or restarted."""
+    """A late request of its own bound the key to an earlier lease: owner or not, the broker is
+    in the cluster again, or restarted."""
     with Story(seed) as story:
         for name in (story.owner, story.others(story.owner)[0]):
             story.forget_registration(name)
@@ -215,7 +247,9 @@ def an_outage_of_the_store_longer_than_a_lease(seed: int) -> dict[str, int]:
     """Owners keep serving under their claims; nobody is fenced when it ends."""
     with Story(seed) as story:
         owner = story.record.incarnation
-        producer = story.cluster.complete(story.client.create_producer(TOPIC, name="steady"), PATIENCE_S)
+        producer = story.cluster.complete(
+            story.client.create_producer(TOPIC, name="steady"), PATIENCE_S
+        )
         story.cluster.store.set_available(False)
         story.cluster.run(3 * story.cluster.settings.lease_ttl_s)
         send = story.history.send(TOPIC, "steady", 0, payload_of("steady", 0, 0))
@@ -226,9 +260,12 @@ def an_outage_of_the_store_longer_than_a_lease(seed: int) -> dict[str, int]:
 
 
 def everybody_is_cut_off_from_the_store_longer_than_a_lease(seed: int) -> dict[str, int]:
-    """Every lease has ended when the brokers come back, one after another: nobody takes the bundles of those who are not back yet."""
+    """Every lease has ended when the brokers come back, one after another: nobody takes the
+    bundles of those who are not back yet."""
     with Story(seed) as story:
-        owners = {name: record.incarnation for name, record in story.cluster.bundle_records().items()}
+        owners = {
+            name: record.incarnation for name, record in story.cluster.bundle_records().items()
+        }
         for name in BROKERS:
             story.cluster.fabric.partition(name, STORE_HOST)
         story.cluster.run(3 * story.cluster.settings.lease_ttl_s)
@@ -238,15 +275,18 @@ def everybody_is_cut_off_from_the_store_longer_than_a_lease(seed: int) -> dict[s
             story.cluster.run(0.2)
         happened = story.ends_well()
         now = story.cluster.bundle_records()
-        assert {name: now[name].incarnation for name in owners} == owners, "a bundle was taken from an owner that lives"
+        assert {name: now[name].incarnation for name in owners} == owners, (
+            "a bundle was taken from an owner that lives"
+        )
         return happened
 
 
-# --- chains, drains -------------------------------------------------------------------------------------------------------------
+# --- chains, drains -------------------------------------------------------------------------------
 
 
 def long_chain_moved_at_once_after_a_takeover(seed: int) -> dict[str, int]:
-    """The new owner's term begins inside a small file: a checkpoint at that file's start would lie before its term."""
+    """The new owner's term begins inside a small file: a checkpoint at that file's start would
+    lie before its term."""
     with Story(seed) as story:
         story.publish(8, BIG_BYTES)
         former = story.owner
@@ -262,7 +302,8 @@ def long_chain_moved_at_once_after_a_takeover(seed: int) -> dict[str, int]:
 
 
 def source_dies_before_it_seals(seed: int) -> dict[str, int]:
-    """It handed over its only bundle and never comes back: its last file is in the chain, and nobody has a reason to fence it."""
+    """It handed over its only bundle and never comes back: its last file is in the chain, and
+    nobody has a reason to fence it."""
     with Story(seed) as story:
         cluster, former = story.cluster, story.owner
         story.publish(8, BIG_BYTES)
@@ -281,7 +322,8 @@ def source_dies_before_it_seals(seed: int) -> dict[str, int]:
 
 
 def an_index_is_lost(seed: int) -> dict[str, int]:
-    """Everything an index says is in its log file, too: whoever misses one makes it again (before its file is rewritten and goes)."""
+    """Everything an index says is in its log file, too: whoever misses one makes it again
+    (before its file is rewritten and goes)."""
     with Story(seed, settings=small(rewrite_age_s=3600.0)) as story:
         cluster = story.cluster
         for _ in range(3):
@@ -298,7 +340,8 @@ def an_index_is_lost(seed: int) -> dict[str, int]:
 
 
 def cordoned_while_a_bundle_is_on_its_way(seed: int) -> dict[str, int]:
-    """The cordon is seen when the broker has nothing, and then it is given something: it must not keep it."""
+    """The cordon is seen when the broker has nothing, and then it is given something: it must
+    not keep it."""
     with Story(seed) as story:
         cluster, former = story.cluster, story.owner
         target = story.others(former)[0]
@@ -339,7 +382,9 @@ STORIES: dict[str, Callable[[int], dict[str, int]]] = {
 }
 
 
-CONTROLS: dict[str, Callable[[int], dict[str, int]]] = {duplicates_without_deduplication.__name__: duplicates_without_deduplication}
+CONTROLS: dict[str, Callable[[int], dict[str, int]]] = {
+    duplicates_without_deduplication.__name__: duplicates_without_deduplication
+}
 """Stories that do not end well, as they must not."""
 
 

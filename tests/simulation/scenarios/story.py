@@ -1,7 +1,8 @@
 """The stage of scripted trouble.
 
-Owns: `Story`: real brokers in which nothing fails by chance, a client, one topic, and hands to make one thing go wrong at one moment. Imports: the
-tracer's cluster and clients. Every story ends in `Story.ends_well`: service is back, and everything acknowledged is read back in order.
+Owns: `Story`: real brokers in which nothing fails by chance, a client, one topic, and hands to make
+one thing go wrong at one moment. Imports: the tracer's cluster and clients. Every story ends in
+`Story.ends_well`: service is back, and everything acknowledged is read back in order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ FIRST_BROKERS_S = 5.0
 class Story:
     """A cluster in which nothing fails by chance, a client, and one topic that was published to."""
 
-    def __init__(self, seed: int, faults: Faults | None = None, settings: BrokerSettings | None = None) -> None:
+    def __init__(
+        self, seed: int, faults: Faults | None = None, settings: BrokerSettings | None = None
+    ) -> None:
         self.history = History()
         self.cluster = Cluster(seed, self.history, faults or Faults.none(), settings=settings)
         self.sent = 0
@@ -50,7 +53,7 @@ class Story:
     def __exit__(self, *error: Any) -> None:
         self.cluster.__exit__(*error)
 
-    # --- the client's part -----------------------------------------------------------------------------------------------------
+    # --- the client's part ------------------------------------------------------------------------
 
     def publish(self, count: int, padding: int = 0) -> None:
         """So many messages, each acknowledged before the next."""
@@ -58,9 +61,11 @@ class Story:
 
     async def _publish(self, count: int, padding: int) -> None:
         name = f"client-{self.sent}"
-        # A client that asks a stopped process hears nothing until its timeout, and then asks another one.
+        # A client that asks a stopped process hears nothing until its timeout, and then asks
+        # another one.
         producer = await until_done(
-            self.environment, lambda: self.client.create_producer(TOPIC, name=name, send_timeout_s=PATIENCE_S)
+            self.environment,
+            lambda: self.client.create_producer(TOPIC, name=name, send_timeout_s=PATIENCE_S),
         )
         for number in range(count):
             send = self.history.send(TOPIC, name, number, payload_of(name, number, padding))
@@ -69,13 +74,15 @@ class Story:
             self.sent += 1
         await producer.close()
 
-    # --- looking ---------------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     @property
     def bundle(self) -> str:
         """Full name of the topic's bundle."""
         records = self.cluster.bundle_records()
-        return next(name for name in records if BundleName.parse(name).contains(TopicName.parse(TOPIC)))
+        return next(
+            name for name in records if BundleName.parse(name).contains(TopicName.parse(TOPIC))
+        )
 
     @property
     def record(self) -> BundleRecord:
@@ -96,7 +103,7 @@ class Story:
     def counted(self, event: str) -> int:
         return self.cluster.evidence.counts[event]
 
-    # --- acting ----------------------------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
 
     def write(self, record: BundleRecord) -> None:
         """Put the bundle's record straight into the store."""
@@ -110,22 +117,33 @@ class Story:
 
     def within(self, broker: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something as part of a broker's process."""
-        return self.cluster.loop.create_task(work, context=self.cluster.current(broker).context.copy())
+        return self.cluster.loop.create_task(
+            work, context=self.cluster.current(broker).context.copy()
+        )
 
     def move(self, destination: str) -> asyncio.Task[None]:
         """Begin a planned move of the topic's bundle."""
         ownership = self.cluster.brokers[self.owner].ownership
-        return self.within(self.owner, ownership.move(self.bundle, self.incarnation(destination), "story"))
+        return self.within(
+            self.owner, ownership.move(self.bundle, self.incarnation(destination), "story")
+        )
 
-    def lose_answer(self, broker: str, state: BundleState, then: Callable[[], None] | None = None) -> None:
-        """The next change of our bundle to `state` by this broker is made, but the answer is lost, and `then` happens first."""
+    def lose_answer(
+        self, broker: str, state: BundleState, then: Callable[[], None] | None = None
+    ) -> None:
+        """The next change of our bundle to `state` by this broker is made, but the answer is
+        lost, and `then` happens first."""
         store, bundle = self.cluster.environment(broker).store, self.bundle
         transact, pending = store.transact, [state]
 
-        async def forgetful(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        async def forgetful(
+            compares: Sequence[Compare], operations: Sequence[Operation]
+        ) -> TxnResult:
             result = await transact(compares, operations)
             for operation in operations:
-                ours = isinstance(operation, Put) and operation.key == keys.bundle(BundleName.parse(bundle))
+                ours = isinstance(operation, Put) and operation.key == keys.bundle(
+                    BundleName.parse(bundle)
+                )
                 if ours and result.succeeded and pending and self.record.state is pending[0]:
                     pending.clear()
                     if then is not None:
@@ -139,13 +157,16 @@ class Story:
         self.cluster.run_until(condition, PATIENCE_S)
 
     def ends_well(self, *, deduplicated: bool = True) -> dict[str, int]:
-        """Within two leases everything is at home; the topic takes a message; everything acknowledged is there, in order."""
+        """Within two leases everything is at home; the topic takes a message; everything
+        acknowledged is there, in order."""
         deadline = self.cluster.now + LEASES * self.cluster.settings.lease_ttl_s + SLACK_S
         self.publish(1)
         while found := homeless(self.cluster):
             assert self.cluster.now < deadline, found
             self.cluster.run(0.25)
-        self.history.final_log(TOPIC, self.cluster.complete(read_topic(self.client, TOPIC), PATIENCE_S))
+        self.history.final_log(
+            TOPIC, self.cluster.complete(read_topic(self.client, TOPIC), PATIENCE_S)
+        )
         assert not self.cluster.evidence.unexplained(), self.cluster.evidence.unexplained()
         self.history.check(deduplicated=deduplicated)
         return dict(self.cluster.evidence.counts)

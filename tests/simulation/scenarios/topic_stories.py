@@ -1,6 +1,8 @@
-"""Scripted trouble in the life of topics: deleted, created again and trimmed while brokers die and bundles move.
+"""Scripted trouble in the life of topics: deleted, created again and trimmed while brokers die and
+bundles move.
 
-Owns: these stories. Imports: the stories' cluster and client. Each is told on a topic beside the one that `Story.ends_well` checks.
+Owns: these stories. Imports: the stories' cluster and client. Each is told on a topic beside the
+one that `Story.ends_well` checks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from tests.simulation.scenarios.tracer_clients import payload_of, read_topic, un
 
 SLOW_FLUSH = Faults.none().but(flush_s=(0.05, 0.05))
 MOMENTS_S = (0.0, 0.02, 0.06, 0.2)
-"""How long after an operation has begun its broker dies: before its record is written, on the way, after."""
+"""How long after an operation has begun its broker dies: before its record is written, on the
+way, after."""
 
 
 class Beside:
@@ -27,7 +30,10 @@ class Beside:
 
     def __init__(self, story: Story) -> None:
         bundle = BundleName.parse(story.bundle)
-        names = (TopicName.parse(f"persistent://public/default/beside-{number}") for number in range(1000))
+        names = (
+            TopicName.parse(f"persistent://public/default/beside-{number}")
+            for number in range(1000)
+        )
         self.story, self.name = story, next(name for name in names if bundle.contains(name))
         self.positions: list[Position] = []
 
@@ -40,7 +46,10 @@ class Beside:
     async def _publish(self, count: int) -> None:
         story, name = self.story, f"beside-{len(self.positions)}"
         producer = await until_done(
-            story.environment, lambda: story.client.create_producer(str(self.name), name=name, send_timeout_s=PATIENCE_S)
+            story.environment,
+            lambda: story.client.create_producer(
+                str(self.name), name=name, send_timeout_s=PATIENCE_S
+            ),
         )
         for _ in range(count):
             found = await producer.send(payload_of("beside", len(self.positions), 0))
@@ -49,15 +58,21 @@ class Beside:
 
     def read(self) -> list[int]:
         """Numbers of the messages that a reader gets, in order."""
-        entries = self.story.cluster.complete(read_topic(self.story.client, str(self.name)), PATIENCE_S)
-        assert [entry.position for entry in entries] == [self.positions[entry.sequence] for entry in entries]
+        entries = self.story.cluster.complete(
+            read_topic(self.story.client, str(self.name)), PATIENCE_S
+        )
+        assert [entry.position for entry in entries] == [
+            self.positions[entry.sequence] for entry in entries
+        ]
         return [entry.sequence for entry in entries]
 
     @property
     def host(self) -> TopicHost:
         """The topic at its owner."""
         story = self.story
-        return story.cluster.brokers[story.owner].ownership.owned[story.bundle].topics[str(self.name)]
+        return (
+            story.cluster.brokers[story.owner].ownership.owned[story.bundle].topics[str(self.name)]
+        )
 
     def delete(self) -> asyncio.Task[None]:
         """Begin its deletion at its owner."""
@@ -65,7 +80,9 @@ class Beside:
 
     def trim(self, count: int) -> asyncio.Task[None]:
         """Begin to drop the first so many messages."""
-        return self.story.within(self.story.owner, self.host.trim(self.host.core.ledgers.first + count))
+        return self.story.within(
+            self.story.owner, self.host.trim(self.host.core.ledgers.first + count)
+        )
 
 
 def _die(story: Story, moment_s: float) -> str:
@@ -74,13 +91,21 @@ def _die(story: Story, moment_s: float) -> str:
     story.cluster.run(moment_s)
     story.cluster.crash(former)
     story.cluster.set_faults(Faults.none())
-    story.write(rules.override(story.record, story.incarnation(story.others(former)[0]), owner_is_dead=True, reason="story"))
+    story.write(
+        rules.override(
+            story.record,
+            story.incarnation(story.others(former)[0]),
+            owner_is_dead=True,
+            reason="story",
+        )
+    )
     story.until(lambda: story.owner != former and story.record.state is BundleState.OWNED)
     return former
 
 
 def deleted_while_its_owner_dies(seed: int) -> dict[str, int]:
-    """Afterwards everything is there or nothing; if the deletion was confirmed, nothing. Ids go on in any case."""
+    """Afterwards everything is there or nothing; if the deletion was confirmed, nothing. Ids go
+    on in any case."""
     with Story(seed) as story:
         topic = Beside(story)
         topic.publish(4)
@@ -90,12 +115,16 @@ def deleted_while_its_owner_dies(seed: int) -> dict[str, int]:
         confirmed = deletion.done() and not deletion.cancelled() and deletion.exception() is None
         topic.publish(2)
         found = topic.read()
-        assert found == [4, 5] or (not confirmed and found == [0, 1, 2, 3, 4, 5]), (confirmed, found)
+        assert found == [4, 5] or (not confirmed and found == [0, 1, 2, 3, 4, 5]), (
+            confirmed,
+            found,
+        )
         return story.ends_well()
 
 
 def created_again_at_once_and_taken_over(seed: int) -> dict[str, int]:
-    """Two lives of a name in one term, then a death: the log tells them apart, and so do the ids."""
+    """Two lives of a name in one term, then a death: the log tells them apart, and so do the
+    ids."""
     with Story(seed) as story:
         topic = Beside(story)
         for life in range(3):
@@ -116,7 +145,8 @@ async def _settled(task: asyncio.Task[None]) -> None:
 
 
 def trimmed_while_its_owner_dies(seed: int) -> dict[str, int]:
-    """What was dropped stays dropped once that was confirmed, and nothing else is ever missing; then the bundle moves on."""
+    """What was dropped stays dropped once that was confirmed, and nothing else is ever missing;
+    then the bundle moves on."""
     with Story(seed) as story:
         topic = Beside(story)
         topic.publish(8)
@@ -126,7 +156,10 @@ def trimmed_while_its_owner_dies(seed: int) -> dict[str, int]:
         confirmed = trimming.done() and not trimming.cancelled() and trimming.exception() is None
         topic.publish(1)
         found = topic.read()
-        assert found == list(range(5, 9)) or (not confirmed and found == list(range(9))), (confirmed, found)
+        assert found == list(range(5, 9)) or (not confirmed and found == list(range(9))), (
+            confirmed,
+            found,
+        )
         taker = story.others(story.owner, former)[0]
         story.move(taker)
         story.until(lambda: (story.owner, story.record.state) == (taker, BundleState.OWNED))
@@ -136,7 +169,11 @@ def trimmed_while_its_owner_dies(seed: int) -> dict[str, int]:
 
 STORIES: dict[str, Callable[[int], dict[str, int]]] = {
     story.__name__: story
-    for story in (deleted_while_its_owner_dies, created_again_at_once_and_taken_over, trimmed_while_its_owner_dies)
+    for story in (
+        deleted_while_its_owner_dies,
+        created_again_at_once_and_taken_over,
+        trimmed_while_its_owner_dies,
+    )
 }
 
 

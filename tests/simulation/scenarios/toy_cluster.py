@@ -1,4 +1,5 @@
-"""A toy cluster: two echo servers with leases and logs, and one client. Measures the kernel and shows that traces repeat.
+"""A toy cluster: two echo servers with leases and logs, and one client. Measures the kernel and
+shows that traces repeat.
 
 Owns: `play`, which returns the world after its run. Imports: the kernel.
 """
@@ -50,7 +51,9 @@ async def serve(environment: Environment) -> None:
     claim = f"claims/{environment.name}-{environment.life}"
     try:
         await environment.volume.put_if_absent(claim, b"")
-        log = await environment.volume.create_log(f"logs/{environment.name}-{environment.life}", 1 << 20, b"header")
+        log = await environment.volume.create_log(
+            f"logs/{environment.name}-{environment.life}", 1 << 20, b"header"
+        )
         lease = await environment.store.grant_lease(4.0)
         await environment.network.listen("", PORT, lambda: Peer(echoes=True))
         for number in range(10_000):
@@ -69,7 +72,9 @@ async def ask(environment: Environment) -> None:
         number += 1
         try:
             async with asyncio.timeout(5.0):
-                peer = await environment.network.connect(SERVERS[number % 2], PORT, lambda: Peer(echoes=False))
+                peer = await environment.network.connect(
+                    SERVERS[number % 2], PORT, lambda: Peer(echoes=False)
+                )
         except OSError:
             await asyncio.sleep(0.1)
             continue

@@ -1,8 +1,10 @@
-"""A toy of the log's fence: proof that the kernel finds what it is for, and an example of a scenario.
+"""A toy of the log's fence: proof that the kernel finds what it is for, and an example of a
+scenario.
 
-Owns: an owner that appends and acknowledges, a taker that removes the claim, reads and seals; and the broken variants: an owner that
-never looks for its claim or looks before it writes, a taker that reads before it removes. Imports: the kernel.
-Invariant checked: every record that was acknowledged, at any time, lies within what the taker sealed.
+Owns: an owner that appends and acknowledges, a taker that removes the claim, reads and seals; and
+the broken variants: an owner that never looks for its claim or looks before it writes, a taker that
+reads before it removes. Imports: the kernel. Invariant checked: every record that was acknowledged,
+at any time, lies within what the taker sealed.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ class Look(enum.Enum):
 class Acknowledged:
     """What the owner has told its clients, as the clients remember it.
 
-    `registered`: the claim is durable and the owner known to the world. Nobody may take over earlier: removing a claim that is still to
-    be created would fence nothing (the kernel found this at seed 117 of the first version).
+    `registered`: the claim is durable and the owner known to the world. Nobody may take over
+    earlier: removing a claim that is still to be created would fence nothing (the kernel found this
+    at seed 117 of the first version).
     """
 
     registered: bool = False
@@ -67,7 +70,8 @@ async def own(environment: Environment, acknowledged: Acknowledged, look: Look) 
     await volume.put_if_absent(CLAIM, b"")
     acknowledged.registered = True
     handle = await volume.create_log(LOG, CAPACITY_BYTES, b"")
-    claim = CLAIM if look is Look.AFTER_FLUSH else LOG  # the log's own name is always there: a fence that cannot be seen
+    # the log's own name is always there: a fence that cannot be seen
+    claim = CLAIM if look is Look.AFTER_FLUSH else LOG
     offset, number = 0, 1
     while offset + len(encode(number)) <= CAPACITY_BYTES:
         if look is Look.BEFORE_WRITE and not await volume.exists(CLAIM):
@@ -95,8 +99,15 @@ async def take(environment: Environment, acknowledged: Acknowledged, removes_fir
     acknowledged.sealed = found
 
 
-async def take_over(world: World, acknowledged: Acknowledged, chance: random.Random, when: float, removes_first: bool) -> None:
-    """Start the taker at `when`, or as soon after as there is something to take, and stop it for a while on its way."""
+async def take_over(
+    world: World,
+    acknowledged: Acknowledged,
+    chance: random.Random,
+    when: float,
+    removes_first: bool,
+) -> None:
+    """Start the taker at `when`, or as soon after as there is something to take, and stop it for
+    a while on its way."""
     await asyncio.sleep(when)
     while not acknowledged.registered:
         await asyncio.sleep(0.001)
@@ -108,10 +119,13 @@ async def take_over(world: World, acknowledged: Acknowledged, chance: random.Ran
 
 
 def play(seed: int, *, look: Look = Look.AFTER_FLUSH, removes_first: bool = True) -> None:
-    """One run: pauses of the owner around a takeover at a random moment. Raises AssertionError on a loss."""
+    """One run: pauses of the owner around a takeover at a random moment. Raises AssertionError
+    on a loss."""
     chance = random.Random(f"{seed}/toy")
     acknowledged = Acknowledged()
-    with World(seed, Faults.none().but(slow_flush_probability=0.05, slow_flush_s=(0.01, 0.1))) as world:
+    with World(
+        seed, Faults.none().but(slow_flush_probability=0.05, slow_flush_s=(0.01, 0.1))
+    ) as world:
         world.node("owner", lambda environment: own(environment, acknowledged, look))
         takeover = chance.uniform(0.02, 0.1)
         for _ in range(OWNER_PAUSES):

@@ -1,4 +1,5 @@
-"""The toy fence whose owner looks too early: a scenario that fails, for trying out the campaign runner.
+"""The toy fence whose owner looks too early: a scenario that fails, for trying out the campaign
+runner.
 
 Owns: nothing but `run`. Imports: toy_fence.
 """

@@ -1,9 +1,10 @@
 """Three real brokers and their clients on a bad day.
 
-Owns: the scenario `run(seed)`. Brokers crash, pause, lose power, leases, store and network; meanwhile bundles are moved, brokers are stopped
-gracefully and cordoned, files roll, chains are shortened, topics are created. Then everything heals: within two leases (and some slack) every
-topic must take a message again (invariant 9); all topics are read back and invariants 1 to 4 are checked, with receipts by incarnation.
-Imports: the kernel, the tracer's cluster and clients.
+Owns: the scenario `run(seed)`. Brokers crash, pause, lose power, leases, store and network;
+meanwhile bundles are moved, brokers are stopped gracefully and cordoned, files roll, chains are
+shortened, topics are created. Then everything heals: within two leases (and some slack) every topic
+must take a message again (invariant 9); all topics are read back and invariants 1 to 4 are checked,
+with receipts by incarnation. Imports: the kernel, the tracer's cluster and clients.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def run(seed: int, faults: Faults | None = None) -> History:
     return run_counted(seed, faults)[0]
 
 
-def run_counted(seed: int, faults: Faults | None = None, *, slots: bool = False) -> tuple[History, Evidence]:
+def run_counted(
+    seed: int, faults: Faults | None = None, *, slots: bool = False
+) -> tuple[History, Evidence]:
     """As `run`, with what the run went through. `slots`: on a volume of objects."""
     history, reading, seeker = History(), Reading(), Seeker(TOPICS[2])
     with Cluster(seed, history, faults or FAULTS, exercise=True, slots=slots) as cluster:
@@ -108,8 +111,14 @@ def judge(history: History, reading: Reading) -> None:
 def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
     """Every client is a process of its own, on a machine of its own."""
     history = cluster.history
-    mains: dict[str, Main] = {f"producer-{number}": partial(produce, history, topic) for number, topic in enumerate(TOPICS)}
-    mains |= {f"consumer-{number}": partial(consume, history, topic, KINDS[number]) for number, topic in enumerate(TOPICS)}
+    mains: dict[str, Main] = {
+        f"producer-{number}": partial(produce, history, topic)
+        for number, topic in enumerate(TOPICS)
+    }
+    mains |= {
+        f"consumer-{number}": partial(consume, history, topic, KINDS[number])
+        for number, topic in enumerate(TOPICS)
+    }
     mains |= {
         "creator": partial(create_topics, history, cluster.topics),
         "seeker": seeker.run,
@@ -119,11 +128,20 @@ def start_clients(cluster: Cluster, reading: Reading, seeker: Seeker) -> None:
         cluster.node(name, main, on_volume=False)
 
 
-def finish(cluster: Cluster, probe: Script, read_back: Script, judge: Callable[[], None], *, in_flight_s: float = 0.0) -> None:
-    """From the moment everything heals: service is back in time, everything is read back, every subscription gets what it lacks.
+def finish(
+    cluster: Cluster,
+    probe: Script,
+    read_back: Script,
+    judge: Callable[[], None],
+    *,
+    in_flight_s: float = 0.0,
+) -> None:
+    """From the moment everything heals: service is back in time, everything is read back, every
+    subscription gets what it lacks.
 
-    Before it is read back, what dead clients sent has `in_flight_s` to arrive. `judge` raises what the history shows. What took too long is
-    raised last: it is a broken promise of its own (9), but what has broken it is seldom time, and the checks of the others say what has.
+    Before it is read back, what dead clients sent has `in_flight_s` to arrive. `judge` raises what
+    the history shows. What took too long is raised last: it is a broken promise of its own (9), but
+    what has broken it is seldom time, and the checks of the others say what has.
     """
     for name in cluster.names():
         if name not in BROKERS:
@@ -137,12 +155,16 @@ def finish(cluster: Cluster, probe: Script, read_back: Script, judge: Callable[[
         late.append(error)
     while found := homeless(cluster):
         if cluster.now >= deadline:
-            late.append(AssertionError(f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"))
+            late.append(
+                AssertionError(f"{LEASES} leases and {SLACK_S} s after the last fault: {found}")
+            )
             break
         cluster.run(LOOK_S)
     if in_flight_s:
         cluster.run(in_flight_s)
-    if not cluster.on_slots and (missing := cluster.complete(missing_files(cluster, environment), READ_BACK_S)):
+    if not cluster.on_slots and (
+        missing := cluster.complete(missing_files(cluster, environment), READ_BACK_S)
+    ):
         raise HistoryViolated(missing)
     cluster.complete(read_back(cluster, environment), READ_BACK_S)
     judge()
@@ -156,14 +178,26 @@ def finish(cluster: Cluster, probe: Script, read_back: Script, judge: Callable[[
 async def probe(cluster: Cluster, environment: Environment) -> None:
     """One message to every topic, by a client that nobody knows yet."""
     client = client_of(environment)
-    await asyncio.gather(*(publish_one(cluster.history, client, topic, "prober", environment) for topic in cluster.topics))
+    await asyncio.gather(
+        *(
+            publish_one(cluster.history, client, topic, "prober", environment)
+            for topic in cluster.topics
+        )
+    )
 
 
 def homeless(cluster: Cluster) -> list[str]:
-    """What is not as it should be in a healthy cluster: brokers that are not registered, bundles without an owner whose claim stands."""
+    """What is not as it should be in a healthy cluster: brokers that are not registered, bundles
+    without an owner whose claim stands."""
     registered = cluster.registered()
-    found = [name for name in BROKERS if not any(incarnation.startswith(f"{name}.") for incarnation in registered)]
-    found += [incarnation for incarnation in registered if not cluster.stored(f"claims/{incarnation}")]
+    found = [
+        name
+        for name in BROKERS
+        if not any(incarnation.startswith(f"{name}.") for incarnation in registered)
+    ]
+    found += [
+        incarnation for incarnation in registered if not cluster.stored(f"claims/{incarnation}")
+    ]
     for name, record in cluster.bundle_records().items():
         if record.state is BundleState.DELETED:
             continue  # it was split: its children are there
@@ -173,7 +207,8 @@ def homeless(cluster: Cluster) -> list[str]:
 
 
 async def read_back(cluster: Cluster, environment: Environment) -> None:
-    """Everything that a reader finds, topic by topic, into the history; then what the subscriptions still owe."""
+    """Everything that a reader finds, topic by topic, into the history; then what the
+    subscriptions still owe."""
     client, history = client_of(environment), cluster.history
     for topic in cluster.topics:
         history.final_log(topic, await read_whole(environment, client, topic))

@@ -1,9 +1,9 @@
 """The clients of the tracer scenarios.
 
-Owns: producers, consumers, a seeker, readers and a creator of topics, all on the real client, and what they find out about the cluster.
-Imports: the kernel's history, magnetar.client.
-Invariants: a client records what it asked before it asks and what it was told when it is told; errors that the protocol allows are survived,
-any other ends the run.
+Owns: producers, consumers, a seeker, readers and a creator of topics, all on the real client, and
+what they find out about the cluster. Imports: the kernel's history, magnetar.client. Invariants: a
+client records what it asked before it asks and what it was told when it is told; errors that the
+protocol allows are survived, any other ends the run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ PADDING_BYTES = (0, 0, 200, 3000)
 ALLOWED = (MagnetarError, TimeoutError)
 SESSION_MESSAGES = 15
 READ_ATTEMPTS = 4
-"""Readers in a row, in a healthy cluster, that get no further: each has as long as an operation of a client or a message may take."""
+"""Readers in a row, in a healthy cluster, that get no further: each has as long as an operation
+of a client or a message may take."""
 DRAINED_S = 40.0
 """How long a subscription of a healthy cluster may refuse its consumer."""
 
 
 def client_of(environment: Environment) -> Client:
-    return Client(SERVICE_URL, network=environment.network, clock=environment.clock, operation_timeout_s=8, keep_alive_s=3)
+    return Client(
+        SERVICE_URL,
+        network=environment.network,
+        clock=environment.clock,
+        operation_timeout_s=8,
+        keep_alive_s=3,
+    )
 
 
 async def until_done(environment: Environment, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -54,14 +61,16 @@ def entry_of(message: Message) -> LogEntry:
     return LogEntry(position_of(message), producer.decode(), int(number), message.value)
 
 
-# --- publishing -----------------------------------------------------------------------------------------------------------------
+# --- publishing -----------------------------------------------------------------------------------
 
 
 async def produce(history: History, topic: str, environment: Environment) -> None:
     """Publish numbered messages, a few at a time, for ever."""
     client = client_of(environment)
     name = f"{environment.name}-{environment.life}"
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60))
+    producer = await until_done(
+        environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60)
+    )
     number = 0
     while True:
         pending = []
@@ -90,32 +99,43 @@ async def create_topics(history: History, topics: list[str], environment: Enviro
         await publish_one(history, client, topic, f"creator-{len(topics)}", environment)
 
 
-async def publish_one(history: History, client: Client, topic: str, name: str, environment: Environment) -> None:
+async def publish_one(
+    history: History, client: Client, topic: str, name: str, environment: Environment
+) -> None:
     """One message, acknowledged."""
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60))
+    producer = await until_done(
+        environment, lambda: client.create_producer(topic, name=name, send_timeout_s=60)
+    )
     send = history.send(topic, name, 0, payload_of(name, 0, 0))
     position = await producer.send(send.payload)
     send.acknowledged(Position(position.ledger, position.entry, position.batch_index))
     await producer.close()
 
 
-# --- subscriptions --------------------------------------------------------------------------------------------------------------
+# --- subscriptions --------------------------------------------------------------------------------
 
 
 async def consume(history: History, topic: str, kind: str, environment: Environment) -> None:
-    """Receive, and acknowledge with confirmation, in short sessions: what was confirmed must not come in a later one."""
+    """Receive, and acknowledge with confirmation, in short sessions: what was confirmed must not
+    come in a later one."""
     client = client_of(environment)
     while True:
         session = history.session(environment.name, "subscription", topic)
         try:
-            consumer = await client.subscribe(topic, "subscription", type=kind, initial_position="Earliest", receiver_queue=20)
+            consumer = await client.subscribe(
+                topic, "subscription", type=kind, initial_position="Earliest", receiver_queue=20
+            )
             for _ in range(SESSION_MESSAGES):
                 message = await consumer.receive(timeout_s=4)
                 session.received(position_of(message), message.value)
                 cumulative = kind == "Exclusive" and environment.clock.random_bits(2) == 0
                 if cumulative or environment.clock.random_bits(2):
                     acknowledgement = session.ack(position_of(message), cumulative=cumulative)
-                    await (consumer.acknowledge_cumulative(message) if cumulative else consumer.acknowledge(message))
+                    await (
+                        consumer.acknowledge_cumulative(message)
+                        if cumulative
+                        else consumer.acknowledge(message)
+                    )
                     acknowledgement.confirmed()
             await consumer.close()
         except ALLOWED:
@@ -123,7 +143,8 @@ async def consume(history: History, topic: str, kind: str, environment: Environm
 
 
 class Seeker:
-    """Moves a subscription that is never acknowledged to and fro: after a confirmed seek it must begin exactly there, whoever serves it."""
+    """Moves a subscription that is never acknowledged to and fro: after a confirmed seek it must
+    begin exactly there, whoever serves it."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -136,7 +157,9 @@ class Seeker:
         client = client_of(environment)
         while True:
             try:
-                consumer = await client.subscribe(self.topic, "seeking", initial_position="Earliest", receiver_queue=20)
+                consumer = await client.subscribe(
+                    self.topic, "seeking", initial_position="Earliest", receiver_queue=20
+                )
                 await self._one_session(consumer, environment)
                 await consumer.close()
             except ALLOWED:
@@ -158,16 +181,19 @@ class Seeker:
 
     async def _receive_first(self, consumer: Consumer) -> None:
         message = await consumer.receive(timeout_s=4)
-        assert not self._allowed or message.id in self._allowed, f"after a seek to one of {self._allowed} came {message.id}"
+        assert not self._allowed or message.id in self._allowed, (
+            f"after a seek to one of {self._allowed} came {message.id}"
+        )
         if not self._seen or message.id > max(self._seen):
             self._seen.append(message.id)
 
 
-# --- reading --------------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 class Reading:
-    """Readers that begin at the first message again and again; what each of them saw, to be compared with the final log."""
+    """Readers that begin at the first message again and again; what each of them saw, to be
+    compared with the final log."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[str, list[Position]]] = []
@@ -180,7 +206,9 @@ class Reading:
             seen: list[Position] = []
             self.runs.append((topic, seen))
             try:
-                reader = await client.create_reader(topic, start_message_id=EARLIEST, receiver_queue=50)
+                reader = await client.create_reader(
+                    topic, start_message_id=EARLIEST, receiver_queue=50
+                )
                 last = await reader.last_message_id()
                 while last.entry >= 0 and (not seen or seen[-1] < (last.ledger, last.entry, -1)):
                     seen.append(position_of(await reader.receive(timeout_s=4)))
@@ -194,11 +222,16 @@ class Reading:
         for topic, seen in self.runs:
             if topic in history.logs:
                 expected = [entry.position for entry in history.logs[topic][: len(seen)]]
-                assert seen == expected, f"a reader of {topic} saw {seen}, the log begins with {expected}"
+                assert seen == expected, (
+                    f"a reader of {topic} saw {seen}, the log begins with {expected}"
+                )
 
 
-async def read_topic(client: Client, topic: str, entries: list[LogEntry] | None = None) -> list[LogEntry]:
-    """Everything from the first message to the last one there was at the beginning; `entries` has what came before a failure."""
+async def read_topic(
+    client: Client, topic: str, entries: list[LogEntry] | None = None
+) -> list[LogEntry]:
+    """Everything from the first message to the last one there was at the beginning; `entries`
+    has what came before a failure."""
     entries = [] if entries is None else entries
     reader = await client.create_reader(topic, start_message_id=EARLIEST)
     last = await reader.last_message_id()
@@ -209,7 +242,8 @@ async def read_topic(client: Client, topic: str, entries: list[LogEntry] | None 
 
 
 async def read_whole(environment: Environment, client: Client, topic: str) -> list[LogEntry]:
-    """As `read_topic`, again and again. What several readers in a row do not get is not there: the history judges what is missing."""
+    """As `read_topic`, again and again. What several readers in a row do not get is not there:
+    the history judges what is missing."""
     longest: list[LogEntry] = []
     attempts = 0
     while attempts < READ_ATTEMPTS:
@@ -223,25 +257,40 @@ async def read_whole(environment: Environment, client: Client, topic: str) -> li
     return longest
 
 
-async def drain_subscription(history: History, client: Client, topic: str, kind: str, environment: Environment) -> None:
-    """Receive whatever this subscription has not delivered to anybody yet: every message must reach it at least once."""
+async def drain_subscription(
+    history: History, client: Client, topic: str, kind: str, environment: Environment
+) -> None:
+    """Receive whatever this subscription has not delivered to anybody yet: every message must
+    reach it at least once."""
     wanted = {entry.position for entry in history.logs[topic]}
-    seen = {r.position for r in history.received if r.session.topic == topic and r.session.subscription == "subscription"}
+    seen = {
+        r.position
+        for r in history.received
+        if r.session.topic == topic and r.session.subscription == "subscription"
+    }
     if wanted <= seen:
         return
     session = history.session("drain", "subscription", topic)
     try:
         async with asyncio.timeout(DRAINED_S):
             consumer = await until_done(
-                environment, lambda: client.subscribe(topic, "subscription", type=kind, initial_position="Earliest")
+                environment,
+                lambda: client.subscribe(
+                    topic, "subscription", type=kind, initial_position="Earliest"
+                ),
             )
     except TimeoutError:
-        raise AssertionError(f"the subscription of {topic} never got {sorted(wanted - seen)[:5]}: it takes no consumer") from None
+        raise AssertionError(
+            f"the subscription of {topic} never got {sorted(wanted - seen)[:5]}: it takes no "
+            "consumer"
+        ) from None
     while not wanted <= seen:
         try:
             message = await consumer.receive(timeout_s=15)
         except TimeoutError:
-            raise AssertionError(f"the subscription of {topic} never got {sorted(wanted - seen)[:5]}") from None
+            raise AssertionError(
+                f"the subscription of {topic} never got {sorted(wanted - seen)[:5]}"
+            ) from None
         session.received(position_of(message), message.value)
         seen.add(position_of(message))
     await consumer.close()

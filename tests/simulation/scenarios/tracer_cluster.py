@@ -1,10 +1,11 @@
 """The brokers of the tracer scenarios, and what is watched in them.
 
-Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, graceful stops and cordons that it makes by itself), its small
-sizes, and `Evidence`, the counts that prove what a run went through. Imports: the kernel, magnetar.ownership, magnetar.broker.
-Receipts and recoveries reach the history through wrappers around two production functions, put on for the length of one run: the broker itself
-has no hooks for tests.
-Invariants: everything random comes from the world's seed; a broker that ends itself for a reason that no fault explains fails the run.
+Owns: `Cluster` (three real brokers on simulated ports; planned moves, splits, graceful stops and
+cordons that it makes by itself), its small sizes, and `Evidence`, the counts that prove what a run
+went through. Imports: the kernel, magnetar.ownership, magnetar.broker. Receipts and recoveries
+reach the history through wrappers around two production functions, put on for the length of one
+run: the broker itself has no hooks for tests. Invariants: everything random comes from the world's
+seed; a broker that ends itself for a reason that no fault explains fails the run.
 """
 
 from __future__ import annotations
@@ -50,14 +51,31 @@ MOVE_TIMEOUT_S = 3.0
 FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 Recover = Callable[..., Awaitable[RecoveredBundle]]
 EXPECTED_ENDINGS = ("log: ", "claim: ", "was taken over")
-"""How an incarnation may end itself: its log or its claim is gone, or it saw somebody else's record."""
+"""How an incarnation may end itself: its log or its claim is gone, or it saw somebody else's
+record."""
 
 
 def small(**changes: Any) -> BrokerSettings:
-    """Settings below the bounds for production, so that files roll, chains are shortened and caches are missed within seconds."""
-    settings = BrokerSettings(lease_ttl_s=3.0, keep_alive_s=5.0, drain_timeout_s=5.0, ack_write_delay_s=0.2, checkpoint_files_max=1)
-    sizes: dict[str, float] = {"max_message_bytes": 8 << 10, "log_file_bytes": 40 << 10, "tail_cache_bytes_max": 8 << 10}
-    sizes |= {"maintenance_s": 0.5, "checkpoint_age_s": 1.0, "rewrite_age_s": 1.0, "replaced_kept_s": 0.3}
+    """Settings below the bounds for production, so that files roll, chains are shortened and
+    caches are missed within seconds."""
+    settings = BrokerSettings(
+        lease_ttl_s=3.0,
+        keep_alive_s=5.0,
+        drain_timeout_s=5.0,
+        ack_write_delay_s=0.2,
+        checkpoint_files_max=1,
+    )
+    sizes: dict[str, float] = {
+        "max_message_bytes": 8 << 10,
+        "log_file_bytes": 40 << 10,
+        "tail_cache_bytes_max": 8 << 10,
+    }
+    sizes |= {
+        "maintenance_s": 0.5,
+        "checkpoint_age_s": 1.0,
+        "rewrite_age_s": 1.0,
+        "replaced_kept_s": 0.3,
+    }
     sizes |= {"stuck_state_s": 5.0}
     sizes |= {"topic_check_s": 0.3, "retention_check_s": 0.5, "trim_grace_s": 0.5}
     for name, value in {**sizes, **changes}.items():
@@ -67,14 +85,17 @@ def small(**changes: Any) -> BrokerSettings:
 
 @dataclass
 class Evidence:
-    """What happened in one run: counts of log events, of trace events, of faults that met a broker at work."""
+    """What happened in one run: counts of log events, of trace events, of faults that met a
+    broker at work."""
 
     counts: Counter[str] = field(default_factory=Counter)
     endings: list[str] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = EXPECTED_ENDINGS
 
-    def __call__(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    def __call__(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
         """As a structlog processor: count the event, print nothing."""
         name = event["event"]
         if name == "bundle.owned":
@@ -87,8 +108,11 @@ class Evidence:
         raise structlog.DropEvent
 
     def unexplained(self) -> list[str]:
-        """Endings that no fault explains, and errors of background work, none of which a fault may cause."""
-        return [reason for reason in self.endings if not any(known in reason for known in self.expected)] + self.surprises
+        """Endings that no fault explains, and errors of background work, none of which a fault
+        may cause."""
+        return [
+            reason for reason in self.endings if not any(known in reason for known in self.expected)
+        ] + self.surprises
 
 
 class SimulatedUsage:
@@ -104,7 +128,8 @@ class SimulatedUsage:
 
 
 class Cluster(World):
-    """A world with three brokers. `exercise`: they also move and split bundles and stop by themselves, until `settle`.
+    """A world with three brokers. `exercise`: they also move and split bundles and stop by
+    themselves, until `settle`.
 
     What `patch` changes holds while the world is open.
     """
@@ -141,26 +166,40 @@ class Cluster(World):
         super().close()
 
     def start_brokers(self) -> None:
-        """The first life of each. What the tracer publishes is kept for ever, so that it can be read back."""
+        """The first life of each. What the tracer publishes is kept for ever, so that it can be
+        read back."""
         self.make_namespaces({"default": {"retention_policies": FOR_EVER}}, DEFAULT_BUNDLES)
         for name in BROKERS:
             self.node(name, self.run_broker, restarts=True, tolerated=(MagnetarError, OSError))
 
     def make_namespaces(self, policies: Mapping[str, Mapping[str, Any]], bundles: int) -> None:
-        """Namespaces of the tenant `public` by name, as an operator makes them before anything is produced."""
+        """Namespaces of the tenant `public` by name, as an operator makes them before anything
+        is produced."""
         for name, given in policies.items():
             record = NamespaceRecord(boundaries=initial_boundaries(bundles), policies=dict(given))
             put = Put(keys.namespace(NamespaceName("public", name)), record.encode())
             self.store.execute(lambda core, _now, put=put: core.transact((), (put,)))
 
     async def run_broker(self, environment: Environment) -> None:
-        """One life of a broker process: the same incarnation logic as production, ended by its first failure."""
+        """One life of a broker process: the same incarnation logic as production, ended by its
+        first failure."""
 
         def lease(on_lost: Callable[[str], None]) -> LeaseKeeper:
-            return LeaseKeeper(environment.store, environment.clock, self.settings.lease_ttl_s, on_lost)
+            return LeaseKeeper(
+                environment.store, environment.clock, self.settings.lease_ttl_s, on_lost
+            )
 
-        ports = BrokerPorts(environment.clock, environment.network, environment.volume, environment.store, lease, SimulatedUsage())
-        identity = BrokerIdentity(environment.name, environment.name, environment.name, PORT, http_url="")
+        ports = BrokerPorts(
+            environment.clock,
+            environment.network,
+            environment.volume,
+            environment.store,
+            lease,
+            SimulatedUsage(),
+        )
+        identity = BrokerIdentity(
+            environment.name, environment.name, environment.name, PORT, http_url=""
+        )
         broker = self.brokers[environment.name] = Broker(ports, identity, self.settings)
         try:
             await broker.start()
@@ -189,7 +228,9 @@ class Cluster(World):
             others = sorted(set(broker.ownership.assigner.candidates()) - {broker.incarnation})
             if owned and others:
                 name = owned[clock.random_bits(16) % len(owned)]
-                destination = others[clock.random_bits(16) % len(others)] if clock.random_bits(1) else ""
+                destination = (
+                    others[clock.random_bits(16) % len(others)] if clock.random_bits(1) else ""
+                )
                 with contextlib.suppress(MagnetarError, TimeoutError):
                     async with asyncio.timeout(MOVE_TIMEOUT_S):
                         await broker.ownership.move(name, destination, "exercise")
@@ -204,7 +245,8 @@ class Cluster(World):
                         await self._split(broker, environment)
 
     async def _split(self, broker: Broker, environment: Environment) -> None:
-        """Divide one of the broker's bundles, most often one with topics, in the middle or where one of them begins."""
+        """Divide one of the broker's bundles, most often one with topics, in the middle or where
+        one of them begins."""
         clock, owned = environment.clock, broker.ownership.owned
         names = sorted(name for name, bundle in owned.items() if bundle.topics) or sorted(owned)
         if not names:
@@ -216,12 +258,14 @@ class Cluster(World):
             boundaries = range_equally_divide(bundle.name)
         await broker.ownership.split(bundle.name, boundaries)
 
-    # --- the operator's part ---------------------------------------------------------------------------------------------------
+    # --- the operator's part ----------------------------------------------------------------------
 
     def cordon(self, broker: str, *, drain: bool) -> None:
         """Write a cordon, as the operator does before a scale-down."""
         record = CordonRecord(drain, "exercise").encode()
-        self.store.execute(lambda core, _now: core.transact((), (Put(keys.cordon(broker), record),)))
+        self.store.execute(
+            lambda core, _now: core.transact((), (Put(keys.cordon(broker), record),))
+        )
         self.evidence.counts["cordon with drain" if drain else "cordon"] += 1
 
     def uncordon(self, broker: str) -> None:
@@ -243,21 +287,28 @@ class Cluster(World):
         for name in BROKERS:
             self.uncordon(name)
 
-    # --- looking ---------------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def bundle_records(self) -> dict[str, BundleRecord]:
         """All bundle records as the store has them now."""
         items = self.store.core.range(keys.BUNDLES, 0).items
-        return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
+        return {
+            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items
+        }
 
     def registered(self) -> set[str]:
         """Incarnations registered now."""
-        return {item.key.removeprefix(keys.INCARNATIONS) for item in self.store.core.range(keys.INCARNATIONS, 0).items}
+        return {
+            item.key.removeprefix(keys.INCARNATIONS)
+            for item in self.store.core.range(keys.INCARNATIONS, 0).items
+        }
 
     def owner_of(self, topic: str) -> str:
         """Name of the broker whose record says that it serves the topic, or ""."""
         for name, record in self.bundle_records().items():
-            if record.state is BundleState.OWNED and BundleName.parse(name).contains(TopicName.parse(topic)):
+            if record.state is BundleState.OWNED and BundleName.parse(name).contains(
+                TopicName.parse(topic)
+            ):
                 return record.incarnation.rpartition(".")[0]
         return ""
 
@@ -266,9 +317,16 @@ class Cluster(World):
         return not self.stored(f"claims/{self.brokers[broker].incarnation}")
 
     def resume(self, name: str) -> None:
-        """As the world's; counts processes that come back as zombies, fenced while they had bundles."""
+        """As the world's; counts processes that come back as zombies, fenced while they had
+        bundles."""
         broker = self.brokers.get(name)
-        if broker is not None and self.current(name).paused and broker.ready and broker.ownership.owned and self.fenced(name):
+        if (
+            broker is not None
+            and self.current(name).paused
+            and broker.ready
+            and broker.ownership.owned
+            and self.fenced(name)
+        ):
             self.evidence.counts["zombie resumed"] += 1
         super().resume(name)
 
@@ -282,9 +340,12 @@ def _observed(cluster: Cluster) -> Iterator[None]:
     """Small limits, logs to the evidence, receipts and recoveries to the history."""
     history = cluster.history
     answer = ProducerSession.durable
-    rebuild: Recover = vars(ownership)["recover_bundle"]  # whatever stands there now, a planted bug included
+    # whatever stands there now, a planted bug included
+    rebuild: Recover = vars(ownership)["recover_bundle"]
 
-    def durable(session: ProducerSession, ledger: int, first_entry: int, sequences: Any, highest: Any) -> None:
+    def durable(
+        session: ProducerSession, ledger: int, first_entry: int, sequences: Any, highest: Any
+    ) -> None:
         last = Position(ledger, first_entry + len(sequences) - 1)
         history.receipt(str(session.topic.name), last, session.topic.context.incarnation)
         answer(session, ledger, first_entry, sequences, highest)
@@ -301,7 +362,8 @@ def _observed(cluster: Cluster) -> Iterator[None]:
             cluster.evidence.counts["preloaded"] += 1
         recovered = await rebuild(context, bundle, record, ledger_ids, scans, preloaded)
         if cluster.bundle_records().get(str(bundle)) != record:
-            # Others have gone on since: this recovery cannot become a term, and what it read may be collected by now.
+            # Others have gone on since: this recovery cannot become a term, and what it read may be
+            # collected by now.
             cluster.evidence.counts["stale recovery"] += 1
             return recovered
         found = {
@@ -314,7 +376,8 @@ def _observed(cluster: Cluster) -> Iterator[None]:
             for term, span in zip(record.epochs, record.chain, strict=True):
                 history.takeover(span.incarnation, term, topics, found)
         else:
-            # Others have gone on since, whose files may be gone: this attempt ends at its compare-and-swap.
+            # Others have gone on since, whose files may be gone: this attempt ends at its
+            # compare-and-swap.
             cluster.evidence.counts["recovery from an old record"] += 1
         return recovered
 

@@ -1,8 +1,10 @@
 """Clients that consume, transform and produce in transactions, and what they find out.
 
-Owns: a client whose transactions write themselves down; feeders, movers (by `exactly_once`, and by hand with acknowledgements of every kind),
-publishers and readers beside them; what is read back in the end. Imports: magnetar.client, the history of transactions, the tracer's clients.
-Invariants: a question is in the history before it is asked, an answer when it came; a value is sent by one call of `send`, ever.
+Owns: a client whose transactions write themselves down; feeders, movers (by `exactly_once`, and by
+hand with acknowledgements of every kind), publishers and readers beside them; what is read back in
+the end. Imports: magnetar.client, the history of transactions, the tracer's clients. Invariants: a
+question is in the history before it is asked, an answer when it came; a value is sent by one call
+of `send`, ever.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ from magnetar.client import (
 from magnetar.client.coordinators import Coordinators
 from magnetar.errors import InvalidTxnStatus
 from tests.simulation.kernel.world import Environment
-from tests.simulation.scenarios.tracer_clients import ALLOWED, DRAINED_S, READ_ATTEMPTS, position_of, until_done
+from tests.simulation.scenarios.tracer_clients import (
+    ALLOWED,
+    DRAINED_S,
+    READ_ATTEMPTS,
+    position_of,
+    until_done,
+)
 from tests.simulation.scenarios.tracer_cluster import SERVICE_URL
 
 BATCH_MESSAGES_MAX = 4
@@ -42,7 +50,8 @@ GIVEN_UP_S = (0.0, 0.02)
 SESSION_TRANSACTIONS = 6
 DELAY_MS_MAX = 2000
 QUIET_S = 12.0
-"""A subscription that gives nothing for so long has nothing left: what is delayed is due by then, also where clocks were set back."""
+"""A subscription that gives nothing for so long has nothing left: what is delayed is due by
+then, also where clocks were set back."""
 CHUNKED_BYTES = 9_000
 """More than a broker in these worlds takes in one message."""
 IN_CHUNKS = "~"
@@ -54,7 +63,9 @@ Acknowledge = Callable[..., Awaitable[None]]
 class RecordedTransaction(Transaction):
     """A transaction that is in the history."""
 
-    def __init__(self, coordinators: Coordinators, timeout_s: float, history: History, client: str) -> None:
+    def __init__(
+        self, coordinators: Coordinators, timeout_s: float, history: History, client: str
+    ) -> None:
         super().__init__(coordinators, timeout_s)
         self._history, self._client = history, client
         self.record: TransactionHistory
@@ -86,7 +97,13 @@ class RecordingClient(Client):
     """A client whose transactions are in the history."""
 
     def __init__(self, history: History, environment: Environment) -> None:
-        super().__init__(SERVICE_URL, network=environment.network, clock=environment.clock, operation_timeout_s=6, keep_alive_s=3)
+        super().__init__(
+            SERVICE_URL,
+            network=environment.network,
+            clock=environment.clock,
+            operation_timeout_s=6,
+            keep_alive_s=3,
+        )
         self._history, self._name = history, f"{environment.name}-{environment.life}"
 
     def transaction(self, *, timeout_s: float = TIMEOUT_S[1]) -> RecordedTransaction:
@@ -120,7 +137,7 @@ class Route:
         return Input(self.source, self.subscription, value_of(message))
 
 
-# --- beside transactions ----------------------------------------------------------------------------------------------------------
+# --- beside transactions --------------------------------------------------------------------------
 
 
 async def feed(history: History, topic: str, environment: Environment) -> None:
@@ -129,7 +146,8 @@ async def feed(history: History, topic: str, environment: Environment) -> None:
     name = f"{environment.name}-{environment.life}"
     batching = Batching() if clock.random_bits(1) else None
     producer = await until_done(
-        environment, lambda: client.create_producer(topic, name=name, send_timeout_s=None, batching=batching)
+        environment,
+        lambda: client.create_producer(topic, name=name, send_timeout_s=None, batching=batching),
     )
     number = 0
     while True:
@@ -148,7 +166,10 @@ async def feed_mixed(history: History, topic: str, environment: Environment) -> 
     """Publish messages with keys until cancelled: some are delayed, and some come in chunks."""
     client, clock = RecordingClient(history, environment), environment.clock
     name = f"{environment.name}-{environment.life}"
-    producer = await until_done(environment, lambda: client.create_producer(topic, name=name, send_timeout_s=None, chunking=True))
+    producer = await until_done(
+        environment,
+        lambda: client.create_producer(topic, name=name, send_timeout_s=None, chunking=True),
+    )
     number = 0
     while True:
         pending = []
@@ -158,7 +179,9 @@ async def feed_mixed(history: History, topic: str, environment: Environment) -> 
             pending.append(
                 (
                     history.publish(topic, value),
-                    producer.send_nowait(padded(value, size), key=str(number % KEYS), deliver_at=due),
+                    producer.send_nowait(
+                        padded(value, size), key=str(number % KEYS), deliver_at=due
+                    ),
                 )
             )
             number += 1
@@ -190,7 +213,7 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
         await asyncio.sleep(clock.uniform(0.5, 2.0))
 
 
-# --- moving -----------------------------------------------------------------------------------------------------------------------
+# --- moving ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -204,10 +227,22 @@ class Reached:
 
 
 class Mover:
-    """What two ways of moving share: producers, a session of the consumer, and sends that are in the history."""
+    """What two ways of moving share: producers, a session of the consumer, and sends that are in
+    the history."""
 
-    def __init__(self, history: History, route: Route, environment: Environment, reached: Reached | None = None) -> None:
-        self.history, self.route, self.environment, self.clock = history, route, environment, environment.clock
+    def __init__(
+        self,
+        history: History,
+        route: Route,
+        environment: Environment,
+        reached: Reached | None = None,
+    ) -> None:
+        self.history, self.route, self.environment, self.clock = (
+            history,
+            route,
+            environment,
+            environment.clock,
+        )
         self.client = RecordingClient(history, environment)
         self.reached = reached or Reached()
         self._outputs: dict[str, Producer] = {}
@@ -220,7 +255,9 @@ class Mover:
             batching = Batching() if self.clock.random_bits(1) else None
             if batching is None:
                 self._chunking.add(topic)
-            self._outputs[topic] = await self.client.create_producer(topic, send_timeout_s=8, batching=batching, chunking=True)
+            self._outputs[topic] = await self.client.create_producer(
+                topic, send_timeout_s=8, batching=batching, chunking=True
+            )
         return self._outputs[topic]
 
     async def consumer(self) -> Consumer:
@@ -238,16 +275,22 @@ class Mover:
     def received(self, message: Message) -> None:
         self.session.receive(place_of(message), value_of(message))
 
-    async def acknowledge(self, acknowledge: Acknowledge, message: Message, *, txn: RecordedTransaction) -> None:
+    async def acknowledge(
+        self, acknowledge: Acknowledge, message: Message, *, txn: RecordedTransaction
+    ) -> None:
         """Have a message acknowledged in a transaction. Raises as `acknowledge` does."""
         acknowledged = txn.record.acknowledge(*self.route.input(message))
         await acknowledge(message, txn=txn)
         acknowledged.confirm()
 
-    async def acknowledge_cumulative(self, consumer: Consumer, messages: Sequence[Message], txn: RecordedTransaction) -> None:
-        """Have everything up to the last of these acknowledged in a transaction. Raises as Consumer.acknowledge_cumulative does."""
+    async def acknowledge_cumulative(
+        self, consumer: Consumer, messages: Sequence[Message], txn: RecordedTransaction
+    ) -> None:
+        """Have everything up to the last of these acknowledged in a transaction. Raises as
+        Consumer.acknowledge_cumulative does."""
         found = dict.fromkeys(map(self.route.input, messages))
-        # It covers as well what an earlier transaction held while this session began, should that have been aborted since.
+        # It covers as well what an earlier transaction held while this session began, should that
+        # have been aborted since.
         for earlier in self.reached.unsettled:
             if earlier not in found:
                 txn.record.acknowledge(*earlier)
@@ -263,11 +306,22 @@ class Mover:
         sends = []
         for message in messages:
             for topic, producer in zip(self.route.targets, producers, strict=True):
-                size = CHUNKED_BYTES if len(message.value) > CHUNKED_BYTES and topic in self._chunking else 0
+                size = (
+                    CHUNKED_BYTES
+                    if len(message.value) > CHUNKED_BYTES and topic in self._chunking
+                    else 0
+                )
                 value = f"{value_of(message)}@{txn.id}@{len(txn.record.sends)}{IN_CHUNKS if size else ''}"
                 sent = txn.record.send(topic, value, [self.route.input(message)], producer.name)
                 due = deliver_at(self.environment) if self.clock.random_bits(2) == 0 else None
-                sends.append((sent, asyncio.ensure_future(producer.send(padded(value, size), txn=txn, deliver_at=due))))
+                sends.append(
+                    (
+                        sent,
+                        asyncio.ensure_future(
+                            producer.send(padded(value, size), txn=txn, deliver_at=due)
+                        ),
+                    )
+                )
         outcomes = await asyncio.gather(*(future for _, future in sends), return_exceptions=True)
         for (sent, _), outcome in zip(sends, outcomes, strict=True):
             if not isinstance(outcome, BaseException):
@@ -297,7 +351,12 @@ async def move_once(history: History, route: Route, environment: Environment) ->
         try:
             timeout_s = mover.clock.uniform(*TIMEOUT_S)
             await exactly_once(
-                mover.client, consumer, work, messages_max=BATCH_MESSAGES_MAX, idle_s=4, transaction_timeout_s=timeout_s
+                mover.client,
+                consumer,
+                work,
+                messages_max=BATCH_MESSAGES_MAX,
+                idle_s=4,
+                transaction_timeout_s=timeout_s,
             )
         except ALLOWED:
             pass
@@ -306,8 +365,11 @@ async def move_once(history: History, route: Route, environment: Environment) ->
             await consumer.close()
 
 
-async def move_by_hand(history: History, route: Route, environment: Environment, reached: Reached | None = None) -> None:
-    """One transaction after the other: some are committed, some aborted, some left to their timeouts, and some commits to whoever carries them out.
+async def move_by_hand(
+    history: History, route: Route, environment: Environment, reached: Reached | None = None
+) -> None:
+    """One transaction after the other: some are committed, some aborted, some left to their
+    timeouts, and some commits to whoever carries them out.
 
     In an Exclusive subscription cumulatively.
     """
@@ -325,14 +387,21 @@ async def move_by_hand(history: History, route: Route, environment: Environment,
 
 
 async def _move_some(mover: Mover, consumer: Consumer) -> bool:
-    """One transaction. False if the session must end, because what it holds comes again to the next one only."""
-    messages = list({message.id: message for message in await consumer.batch_receive(BATCH_MESSAGES_MAX, RECEIVE_S)}.values())
+    """One transaction. False if the session must end, because what it holds comes again to the
+    next one only."""
+    messages = list(
+        {
+            message.id: message
+            for message in await consumer.batch_receive(BATCH_MESSAGES_MAX, RECEIVE_S)
+        }.values()
+    )
     if not messages:
         return False
     for message in messages:
         mover.received(message)
     if mover.route.kind == "Exclusive" and mover.reached.done is not None:
-        # What a broker has delivered again waits in our queue, whatever was acknowledged since; a cumulative acknowledgement does not tell.
+        # What a broker has delivered again waits in our queue, whatever was acknowledged since; a
+        # cumulative acknowledgement does not tell.
         messages = [message for message in messages if message.id > mover.reached.done]
         if not messages:
             return True
@@ -342,7 +411,9 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
     if mover.route.kind == "Exclusive":
         await mover.acknowledge_cumulative(consumer, messages, txn)
     else:
-        await asyncio.gather(*(mover.acknowledge(consumer.acknowledge, message, txn=txn) for message in messages))
+        await asyncio.gather(
+            *(mover.acknowledge(consumer.acknowledge, message, txn=txn) for message in messages)
+        )
     choice = mover.clock.random_bits(3)
     if choice == 0:
         return False  # left to its timeout
@@ -356,11 +427,12 @@ async def _move_some(mover: Mover, consumer: Consumer) -> bool:
     return True
 
 
-# --- the end ------------------------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 async def read_all(history: History, client: Client, topic: str, environment: Environment) -> None:
-    """Everything in a topic, into the history. What several readers in a row do not get is not there."""
+    """Everything in a topic, into the history. What several readers in a row do not get is not
+    there."""
     longest: list[tuple[Place, str]] = []
     attempts = 0
     while attempts < READ_ATTEMPTS:
@@ -380,17 +452,23 @@ async def read_all(history: History, client: Client, topic: str, environment: En
     history.final_read(topic, longest)
 
 
-async def read_cursor(history: History, client: Client, route: Route, environment: Environment) -> None:
+async def read_cursor(
+    history: History, client: Client, route: Route, environment: Environment
+) -> None:
     """All that a new consumer of a subscription gets, into the history."""
     session = history.subscribe(route.source, route.subscription)
     try:
         async with asyncio.timeout(DRAINED_S):
             consumer = await until_done(
                 environment,
-                lambda: client.subscribe(route.source, route.subscription, type=route.kind, initial_position="Earliest"),
+                lambda: client.subscribe(
+                    route.source, route.subscription, type=route.kind, initial_position="Earliest"
+                ),
             )
     except TimeoutError:
-        raise AssertionError(f"{route.source}: subscription {route.subscription} takes no consumer") from None
+        raise AssertionError(
+            f"{route.source}: subscription {route.subscription} takes no consumer"
+        ) from None
     found: dict[str, None] = {}
     try:
         while True:

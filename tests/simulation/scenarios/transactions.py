@@ -1,11 +1,13 @@
-"""Transactions from end to end on a bad day: coordinators, topics and subscriptions, and the client.
+"""Transactions from end to end on a bad day: coordinators, topics and subscriptions, and the
+client.
 
-Owns: the scenario `run(seed)`. Movers consume (by subscriptions of all types), transform and produce in transactions, some of it delayed or in
-chunks, some of it from a topic whose messages expire, over three brokers and two coordinators that crash (at any
-append above all), pause, lose power, leases, store and network, while bundles move and split, logs roll, chains are shortened, topics are
-trimmed, and clients end without a word and begin anew. Then everything heals, every transaction ends, all is read back, and the history of it is
-judged: no anomaly.
-Imports: the kernel, the cluster with coordinators, the clients of transactions, dev.histories.
+Owns: the scenario `run(seed)`. Movers consume (by subscriptions of all types), transform and
+produce in transactions, some of it delayed or in chunks, some of it from a topic whose messages
+expire, over three brokers and two coordinators that crash (at any append above all), pause, lose
+power, leases, store and network, while bundles move and split, logs roll, chains are shortened,
+topics are trimmed, and clients end without a word and begin anew. Then everything heals, every
+transaction ends, all is read back, and the history of it is judged: no anomaly. Imports: the
+kernel, the cluster with coordinators, the clients of transactions, dev.histories.
 """
 
 from __future__ import annotations
@@ -59,7 +61,11 @@ NAMESPACES = {
     "once": {"deduplicationEnabled": True},
     "kept": {"retention_policies": FOR_EVER},
     "trimmed": {},
-    "mortal": {"deduplicationEnabled": True, "retention_policies": FOR_EVER, "message_ttl_in_seconds": TTL_S},
+    "mortal": {
+        "deduplicationEnabled": True,
+        "retention_policies": FOR_EVER,
+        "message_ttl_in_seconds": TTL_S,
+    },
 }
 ROUTES = (
     Route(INPUT, "once", "Shared", (OUTPUT, SECOND)),
@@ -80,7 +86,8 @@ TROUBLE_S = 14.0
 END_S = TIMEOUT_S[1] + 20.0
 READ_BACK_S = 600.0
 FAULTS = COORDINATOR_FAULTS.but(append_crash_probability=0.006, wall_jump_s=(-3.0, 3.0))
-"""Clocks jump by seconds: a delayed message names the wall's time at which it is due, and a broker whose clock is a year behind waits."""
+"""Clocks jump by seconds: a delayed message names the wall's time at which it is due, and a
+broker whose clock is a year behind waits."""
 
 
 class AnomaliesFound(AssertionError):
@@ -106,9 +113,14 @@ def run_counted(seed: int, faults: Faults | None = None) -> tuple[History, Evide
     history.trimmed.update(TRIMMED)
     history.expiring.add(MORTAL)
     with CoordinatorCluster(
-        seed, PlainHistory(), faults or FAULTS, txn_inquire_s=INQUIRE_S, expiry_check_s=EXPIRY_CHECK_S
+        seed,
+        PlainHistory(),
+        faults or FAULTS,
+        txn_inquire_s=INQUIRE_S,
+        expiry_check_s=EXPIRY_CHECK_S,
     ) as cluster:
-        # As many as the default sizes of records let it be: here they are so small that a name of the longest kind would not fit.
+        # As many as the default sizes of records let it be: here they are so small that a name of
+        # the longest kind would not fit.
         cluster.patch.setattr(topic_transactions, "held_max_of", lambda _bytes: HELD_MAX)
         cluster.make_namespaces(NAMESPACES, BUNDLES)
         cluster.start_all()
@@ -137,9 +149,13 @@ def _count(evidence: Evidence, history: History) -> None:
         evidence.counts["acknowledged, outcome unknown"] += txn.fate is Fate.UNKNOWN and any(
             acknowledged.confirmed_at is not None for acknowledged in txn.acknowledgements
         )
-    evidence.counts["moved"] = sum(len(entries) for topic, entries in history.stored.items() if topic != INPUT)
+    evidence.counts["moved"] = sum(
+        len(entries) for topic, entries in history.stored.items() if topic != INPUT
+    )
     evidence.counts["output in chunks"] = sum(
-        entry.value.endswith(IN_CHUNKS) for topic in (OUTPUT, SECOND) for entry in history.stored[topic]
+        entry.value.endswith(IN_CHUNKS)
+        for topic in (OUTPUT, SECOND)
+        for entry in history.stored[topic]
     )
     acknowledged = Counter(
         ack.input.subscription
@@ -151,11 +167,25 @@ def _count(evidence: Evidence, history: History) -> None:
     for route in ROUTES:
         evidence.counts[f"moved: {route.subscription}"] = acknowledged[route.subscription]
     kept = {*history.remaining[MORTAL, "mortal"]}
-    left = {ack.input.value for txn in history.transactions for ack in txn.acknowledgements if ack.input.topic == MORTAL}
-    evidence.counts["expired"] = len({entry.value for entry in history.stored[MORTAL]} - kept - left)
+    left = {
+        ack.input.value
+        for txn in history.transactions
+        for ack in txn.acknowledgements
+        if ack.input.topic == MORTAL
+    }
+    evidence.counts["expired"] = len(
+        {entry.value for entry in history.stored[MORTAL]} - kept - left
+    )
     for topic in TRIMMED:
-        received = {value for session in history.sessions if session.topic == topic for _, _, value in session.received}
-        evidence.counts[f"trimmed: {topic}"] = len(received - {entry.value for entry in history.stored[topic]})
+        received = {
+            value
+            for session in history.sessions
+            if session.topic == topic
+            for _, _, value in session.received
+        }
+        evidence.counts[f"trimmed: {topic}"] = len(
+            received - {entry.value for entry in history.stored[topic]}
+        )
 
 
 def _mains(history: History) -> dict[str, Main]:
@@ -185,11 +215,15 @@ async def _subscribe(environment: Environment) -> None:
     """Have every subscription there: what nobody has subscribed to may be trimmed unseen."""
     client = client_of(environment)
     for route in ROUTES:
-        await until_done(environment, partial(subscribe_once, client, route.source, route.subscription, route.kind))
+        await until_done(
+            environment,
+            partial(subscribe_once, client, route.source, route.subscription, route.kind),
+        )
 
 
 async def _end_clients(cluster: CoordinatorCluster, names: Sequence[str], until_s: float) -> None:
-    """One after the other, at any moment: what it has open is nobody's then, and what it has asked for is answered to nobody."""
+    """One after the other, at any moment: what it has open is nobody's then, and what it has
+    asked for is answered to nobody."""
     chance = random.Random(f"{cluster.seed}/clients")
     while True:
         await asyncio.sleep(chance.uniform(*CLIENT_ENDS_EVERY_S))
@@ -201,12 +235,15 @@ async def _end_clients(cluster: CoordinatorCluster, names: Sequence[str], until_
 
 
 def _finish(cluster: CoordinatorCluster, history: History) -> None:
-    """From the moment everything heals: all answer again in time, every transaction ends, all is read back and judged."""
+    """From the moment everything heals: all answer again in time, every transaction ends, all is
+    read back and judged."""
     deadline = cluster.now + LEASES * cluster.settings.lease_ttl_s + SLACK_S
     late: list[Exception] = []  # raised last: what the history shows says why
     while found := [*cluster.unready(), *homeless(cluster)]:
         if cluster.now >= deadline:
-            late.append(AssertionError(f"{LEASES} leases and {SLACK_S} s after the last fault: {found}"))
+            late.append(
+                AssertionError(f"{LEASES} leases and {SLACK_S} s after the last fault: {found}")
+            )
             break
         cluster.run(LOOK_S)
     try:

@@ -1,4 +1,5 @@
-"""Clocks that are wrong, over a real broker: what decides about data goes by time that was seen to pass, and goes on in the next incarnation."""
+"""Clocks that are wrong, over a real broker: what decides about data goes by time that was seen
+to pass, and goes on in the next incarnation."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.bundles.bundle import HEARTBEAT_S
-from magnetar.broker.topics.expiry import delete_unused, drop_unneeded, enforce_quota, expire_due, expire_subscriptions
+from magnetar.broker.topics.expiry import (
+    delete_unused,
+    drop_unneeded,
+    enforce_quota,
+    expire_due,
+    expire_subscriptions,
+)
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import SystemClock, elapsed_ms
 from magnetar.wire import pulsar_api_pb2 as api
@@ -50,10 +57,13 @@ async def look(topic: TopicHost) -> None:
 
 
 async def prepare(life: Life) -> TopicHost:
-    """A topic with a time to live, retention, an age quota and deletion of what is unused, and two subscriptions that nobody uses."""
+    """A topic with a time to live, retention, an age quota and deletion of what is unused, and
+    two subscriptions that nobody uses."""
     for name in ("s", "behind"):
         await life.rest("PUT", f"{PATH}/subscription/{name}", {"ledgerId": -1, "entryId": -1})
-    await life.rest("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1})
+    await life.rest(
+        "POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
+    )
     await life.rest("POST", f"{NAMESPACE}/messageTTL", TTL_S)
     await life.rest("POST", f"{NAMESPACE}/subscriptionExpirationTime", 2)
     quota = {"limitTime": 3600, "policy": "consumer_backlog_eviction"}
@@ -64,8 +74,11 @@ async def prepare(life: Life) -> TopicHost:
 
 
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
-def test_a_wall_clock_that_jumps_decides_nothing(tmp_path: Path, clocks: Clocks, jump_ms: int) -> None:
-    """Nothing is expired, dropped or deleted by a jump, and what was published while the clock was wrong is when its time has come."""
+def test_a_wall_clock_that_jumps_decides_nothing(
+    tmp_path: Path, clocks: Clocks, jump_ms: int
+) -> None:
+    """Nothing is expired, dropped or deleted by a jump, and what was published while the clock
+    was wrong is when its time has come."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -93,8 +106,11 @@ def test_a_wall_clock_that_jumps_decides_nothing(tmp_path: Path, clocks: Clocks,
 
 @pytest.mark.parametrize("crash", [False, True], ids=["handed over", "crash"])
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["log", "checkpoint"])
-def test_ages_go_on_in_the_next_incarnation(tmp_path: Path, clocks: Clocks, crash: bool, checkpoint: bool) -> None:
-    """On a machine that was started at another time and whose wall clock is a year ahead: time that an owner saw pass counts, no other."""
+def test_ages_go_on_in_the_next_incarnation(
+    tmp_path: Path, clocks: Clocks, crash: bool, checkpoint: bool
+) -> None:
+    """On a machine that was started at another time and whose wall clock is a year ahead: time
+    that an owner saw pass counts, no other."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=crash) as life:
@@ -130,8 +146,11 @@ def test_ages_go_on_in_the_next_incarnation(tmp_path: Path, clocks: Clocks, cras
     play(tmp_path, script, topic_check_s=1000.0, txn_inquire_s=3600.0)
 
 
-def test_a_crash_forgets_little_of_the_age_of_what_lies_idle(tmp_path: Path, clocks: Clocks) -> None:
-    """A bundle to which nothing is written notes now and then that time has passed, and only if it holds anything."""
+def test_a_crash_forgets_little_of_the_age_of_what_lies_idle(
+    tmp_path: Path, clocks: Clocks
+) -> None:
+    """A bundle to which nothing is written notes now and then that time has passed, and only if
+    it holds anything."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=True) as life:
@@ -153,14 +172,21 @@ def test_a_crash_forgets_little_of_the_age_of_what_lies_idle(tmp_path: Path, clo
         async with lives.one() as life:
             topic = life.topic()
             [mark] = topic.core.ages.marks
-            assert 3 * HEARTBEAT_S <= (elapsed_ms(CLOCK) - mark.elapsed_ms) / 1000 < 3 * HEARTBEAT_S + 60
+            assert (
+                3 * HEARTBEAT_S
+                <= (elapsed_ms(CLOCK) - mark.elapsed_ms) / 1000
+                < 3 * HEARTBEAT_S + 60
+            )
 
     play(tmp_path, script, topic_check_s=1000.0)
 
 
 @pytest.mark.parametrize("offset_ms", [0, YEAR_MS, -YEAR_MS])
-def test_between_two_marks_of_age_publish_times_decide_as_far_as_they_agree(tmp_path: Path, clocks: Clocks, offset_ms: int) -> None:
-    """Whatever the client's clock says: its differences count. Absurd ones, and entries that cannot be read, expire nobody else's early."""
+def test_between_two_marks_of_age_publish_times_decide_as_far_as_they_agree(
+    tmp_path: Path, clocks: Clocks, offset_ms: int
+) -> None:
+    """Whatever the client's clock says: its differences count. Absurd ones, and entries that
+    cannot be read, expire nobody else's early."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -170,7 +196,9 @@ def test_between_two_marks_of_age_publish_times_decide_as_far_as_they_agree(tmp_
             published_ms = CLOCK.wall_ms() + offset_ms
 
             async def publish(sequence: int, publish_ms: int) -> None:
-                data = api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=publish_ms)
+                data = api.MessageMetadata(
+                    producer_name="p", sequence_id=sequence, publish_time=publish_ms
+                )
                 life.peer.write(requests.send(1, sequence, encode_entry(data, b"x")))
                 await life.peer.answer(Type.SEND_RECEIPT)
 

@@ -1,7 +1,8 @@
 """What commands cost: operations counted, not time, for every command of the protocol.
 
-A command with twice as many things in it may take little more than twice the operations, in whatever order they come, and however much the
-subscription holds already. Operations are the bytecodes of this project's own code; what lists move in C is bounded by `topics/intervals`.
+A command with twice as many things in it may take little more than twice the operations, in
+whatever order they come, and however much the subscription holds already. Operations are the
+bytecodes of this project's own code; what lists move in C is bounded by `topics/intervals`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ FEW = 150
 FEW_FIELDS = 100
 """Four times as many make no command that is large enough to be looked through first."""
 GROWTH_MAX = 2.6
-"""Of the operations when there is twice as much: 2 for what is linear, up to 2.3 for n log n, 4 for a square."""
+"""Of the operations when there is twice as much: 2 for what is linear, up to 2.3 for n log n, 4
+for a square."""
 CONSTANT = 20_000
 """Operations that have nothing to do with the size: the loop, timers, a flush."""
 QUIET = 4_000
@@ -62,7 +64,9 @@ ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
     "sorted": lambda numbers: numbers,
     "reversed": lambda numbers: numbers[::-1],
     "random": lambda numbers: random.Random(1).sample(numbers, len(numbers)),
-    "alternating": lambda numbers: [number for pair in zip(numbers, numbers[::-1], strict=True) for number in pair][: len(numbers)],
+    "alternating": lambda numbers: [
+        number for pair in zip(numbers, numbers[::-1], strict=True) for number in pair
+    ][: len(numbers)],
     "duplicates": lambda numbers: numbers[: max(1, len(numbers) // 10)] * 10,
 }
 
@@ -94,7 +98,8 @@ class Operations:
 
 
 async def operations_of(broker: Broker, peer: Peer, frames: bytes) -> int:
-    """Operations until everything is handled, with what follows from it: until a PING costs no more than a PING."""
+    """Operations until everything is handled, with what follows from it: until a PING costs no
+    more than a PING."""
     counted = Operations()
     with counted.counting():
         try:
@@ -119,20 +124,24 @@ async def read_until_pong(peer: Peer) -> None:
 def assert_linear(counts: Sequence[int], what: str) -> None:
     """`counts` for n, 2n, 4n, ..."""
     for less, more in pairwise(counts):
-        assert more <= GROWTH_MAX * less + CONSTANT, f"{what}: {list(counts)} operations for sizes that double"
+        assert more <= GROWTH_MAX * less + CONSTANT, (
+            f"{what}: {list(counts)} operations for sizes that double"
+        )
 
 
-# --- lists of ids -----------------------------------------------------------------------------------------------------------------
+# --- lists of ids ---------------------------------------------------------------------------------
 
 
 class Scene:
-    """A topic whose subscription `name` has so many ids to be named, held or not, with other consumers beside and a past."""
+    """A topic whose subscription `name` has so many ids to be named, held or not, with other
+    consumers beside and a past."""
 
     def __init__(self, broker: Broker, peer: Peer, ids: list[api.MessageIdData]) -> None:
         self.broker, self.peer, self.ids, self._consumers = broker, peer, ids, 0
 
     async def prepare(self, kind: int, count: int, *, delivered: bool, redelivered: bool) -> int:
-        """A consumer of a new subscription; as many others as a tenth of `count` stand beside it. The consumer's id."""
+        """A consumer of a new subscription; as many others as a tenth of `count` stand beside
+        it. The consumer's id."""
         self._consumers += 1
         first, subscription = 1000 * self._consumers, f"s{self._consumers}"
         others = 0 if kind == EXCLUSIVE else count // 10
@@ -142,9 +151,17 @@ class Scene:
         if delivered:
             host = (await host_of(self.broker)).subscriptions[subscription]
             host.core.limit(
-                DispatchLimits(look_ahead_per_consumer_entries_max=100_000, look_ahead_per_subscription_entries_max=100_000)
+                DispatchLimits(
+                    look_ahead_per_consumer_entries_max=100_000,
+                    look_ahead_per_subscription_entries_max=100_000,
+                )
             )
-            self.peer.write(b"".join(requests.flow(consumer, 2 * count) for consumer in range(first, first + 1 + others)))
+            self.peer.write(
+                b"".join(
+                    requests.flow(consumer, 2 * count)
+                    for consumer in range(first, first + 1 + others)
+                )
+            )
             while host.core.next_read(1) is not None:
                 await read_until_pong(self.peer)
             await read_until_pong(self.peer)
@@ -155,8 +172,15 @@ class Scene:
 
 async def scene_of(broker: Broker, peer: Peer, count: int) -> Scene:
     await peer.produce()
-    peer.write(b"".join(requests.send(1, number, entry(b"x", number, partition_key=f"k{number}")) for number in range(count)))
-    receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(count)]
+    peer.write(
+        b"".join(
+            requests.send(1, number, entry(b"x", number, partition_key=f"k{number}"))
+            for number in range(count)
+        )
+    )
+    receipts = [
+        (await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(count)
+    ]
     return Scene(broker, peer, receipts)
 
 
@@ -174,13 +198,18 @@ def _acks_of_others(consumer: int, ids: Sequence[api.MessageIdData]) -> bytes:
 
 
 def _ack_of_messages(consumer: int, ids: Sequence[api.MessageIdData]) -> bytes:
-    some = [api.MessageIdData(ledgerId=found.ledgerId, entryId=found.entryId, ack_set=[2], batch_size=2) for found in ids]
+    some = [
+        api.MessageIdData(ledgerId=found.ledgerId, entryId=found.entryId, ack_set=[2], batch_size=2)
+        for found in ids
+    ]
     return requests.ack(consumer, some, request_id=1)
 
 
 def _aborted(consumer: int, ids: Sequence[api.MessageIdData]) -> bytes:
     txn = TxnId(0, consumer)
-    ended = requests.end_txn_on_subscription(2, txn, TOPIC, f"s{consumer // 1000}", commit=False, low_watermark=-1)
+    ended = requests.end_txn_on_subscription(
+        2, txn, TOPIC, f"s{consumer // 1000}", commit=False, low_watermark=-1
+    )
     return requests.ack(consumer, ids, request_id=1, txn=txn) + ended
 
 
@@ -199,7 +228,9 @@ LISTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, KEY_SHARED], ids=["exclusive", "shared", "key_shared"])
+@pytest.mark.parametrize(
+    "kind", [EXCLUSIVE, SHARED, KEY_SHARED], ids=["exclusive", "shared", "key_shared"]
+)
 @pytest.mark.parametrize("what", LISTS)
 def test_lists_of_ids_cost_what_they_name(tmp_path: Path, kind: int, what: str) -> None:
     """Whatever their order, and whether they were delivered, or delivered again, before."""
@@ -210,17 +241,24 @@ def test_lists_of_ids_cost_what_they_name(tmp_path: Path, kind: int, what: str) 
             for delivered, redelivered in ((False, False), (True, True)):
                 counts = []
                 for count in (FEW, 2 * FEW, 4 * FEW):
-                    consumer = await scene.prepare(kind, count, delivered=delivered, redelivered=redelivered)
-                    named = [scene.ids[number] for number in ORDERS[order](list(range(0, 2 * count, 2)))]
+                    consumer = await scene.prepare(
+                        kind, count, delivered=delivered, redelivered=redelivered
+                    )
+                    named = [
+                        scene.ids[number] for number in ORDERS[order](list(range(0, 2 * count, 2)))
+                    ]
                     counts.append(await operations_of(broker, peer, LISTS[what](consumer, named)))
-                    closed = (requests.close_consumer(number, 1) for number in range(consumer, consumer + count // 10 + 1))
+                    closed = (
+                        requests.close_consumer(number, 1)
+                        for number in range(consumer, consumer + count // 10 + 1)
+                    )
                     await operations_of(broker, peer, b"".join(closed))
                 assert_linear(counts, f"{what}, {order}, delivered {delivered}")
 
     play(tmp_path, script, **AT_REST)
 
 
-# --- every command ----------------------------------------------------------------------------------------------------------------
+# --- every command --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -270,17 +308,28 @@ def _complete(message: Any) -> None:
 
 
 def test_every_command_is_enumerated() -> None:
-    """A command that is added to the protocol, and has a list in it, is tested above without being named here."""
+    """A command that is added to the protocol, and has a list in it, is tested above without
+    being named here."""
     known = {path[0].number for path in PATHS}
-    assert known >= {Type.ACK, Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, Type.SUBSCRIBE, Type.PRODUCER, Type.LOOKUP, Type.SEND}
-    assert {field.number for field in api.BaseCommand.DESCRIPTOR.fields} - {1} == set(api.BaseCommand.Type.values())
+    assert known >= {
+        Type.ACK,
+        Type.REDELIVER_UNACKNOWLEDGED_MESSAGES,
+        Type.SUBSCRIBE,
+        Type.PRODUCER,
+        Type.LOOKUP,
+        Type.SEND,
+    }
+    assert {field.number for field in api.BaseCommand.DESCRIPTOR.fields} - {1} == set(
+        api.BaseCommand.Type.values()
+    )
 
 
-# --- in turns ---------------------------------------------------------------------------------------------------------------------
+# --- in turns -------------------------------------------------------------------------------------
 
 
 def test_a_long_list_gives_others_their_turns(tmp_path: Path) -> None:
-    """No turn of the loop acknowledges more than a part of it; it is answered once, after all of it, and what follows it is handled behind."""
+    """No turn of the loop acknowledges more than a part of it; it is answered once, after all of
+    it, and what follows it is handled behind."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         scene = await scene_of(broker, peer, 2 * 16 * PART_IDS_MAX)

@@ -1,4 +1,5 @@
-"""Every command of the binary protocol, said by every kind of role: one without a row of expectation fails."""
+"""Every command of the binary protocol, said by every kind of role: one without a row of
+expectation fails."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from google.protobuf.message import Message
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.frames import encode_command
-from tests.support.access_matrix import ANONYMOUS, GRANTED, NAME, NAMESPACE, UNKNOWN, Server, secured_server
+from tests.support.access_matrix import (
+    ANONYMOUS,
+    GRANTED,
+    NAME,
+    NAMESPACE,
+    UNKNOWN,
+    Server,
+    secured_server,
+)
 from tests.support.access_rows import COMMAND_ROWS, CommandRow
 from tests.support.brokers import Peer, Type, command_frame, entry, read_command
 from tests.support.secured import peer_of, show
@@ -66,7 +75,11 @@ def _frame(name: str, txn: Txn = (0, 0), subscription: str = "s") -> bytes:
         **({"txnid_most_bits": txn[0], "txnid_least_bits": txn[1]} if "TXN" in name else {}),
     }.items():
         described = body.DESCRIPTOR.fields_by_name.get(field)
-        if described is not None and described.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE and not described.is_repeated:
+        if (
+            described is not None
+            and described.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE
+            and not described.is_repeated
+        ):
             setattr(body, field, value)
     if name == "ACK":
         body.message_id.add(ledgerId=0, entryId=0)
@@ -103,11 +116,21 @@ async def _outcome(peer: Peer, frame: bytes, expected: str) -> str:
 
 
 async def _owned(peer: Peer, what: str, subscription: str, others: Txn) -> Txn:
-    """Make what the command acts on, if the role may; the transaction to name: that of others, if it may begin none."""
-    name = {"producer": "PRODUCER", "consumer": "SUBSCRIBE", "watcher": "WATCH_TOPIC_LIST", "transaction": "NEW_TXN"}[what]
+    """Make what the command acts on, if the role may; the transaction to name: that of others,
+    if it may begin none."""
+    name = {
+        "producer": "PRODUCER",
+        "consumer": "SUBSCRIBE",
+        "watcher": "WATCH_TOPIC_LIST",
+        "transaction": "NEW_TXN",
+    }[what]
     peer.write(_frame(name, subscription=subscription))
     begun = (await peer.answer()).new_txn_response
-    return (begun.txnid_most_bits, begun.txnid_least_bits) if begun.HasField("txnid_least_bits") else others
+    return (
+        (begun.txnid_most_bits, begun.txnid_least_bits)
+        if begun.HasField("txnid_least_bits")
+        else others
+    )
 
 
 async def _wrong(server: Server, role: str, name: str, row: CommandRow, others: Txn) -> str:
@@ -149,8 +172,11 @@ async def _check(server: Server, roles: Collection[str]) -> None:
             assert granted or await server.stored() == before
 
 
-def test_every_command_answers_exactly_the_roles_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command without a row fails, and a row without a command; a refused role has changed nothing in the store."""
+def test_every_command_answers_exactly_the_roles_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command without a row fails, and a row without a command; a refused role has changed
+    nothing in the store."""
     assert {*COMMAND_ROWS} == {*Type.keys()}
 
     async def run() -> None:
@@ -171,8 +197,11 @@ def test_the_anonymous_role_says_every_command_as_a_known_role_without_grants(
 
 
 @pytest.mark.parametrize("role", UNKNOWN)
-def test_no_command_is_answered_before_the_peer_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    """CONNECT with wrong or no credentials is refused; any other command but PING and PONG ends the connection without an answer."""
+def test_no_command_is_answered_before_the_peer_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """CONNECT with wrong or no credentials is refused; any other command but PING and PONG ends
+    the connection without an answer."""
 
     async def run() -> None:
         async with secured_server(tmp_path, monkeypatch) as server:

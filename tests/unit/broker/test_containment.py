@@ -1,6 +1,8 @@
-"""An unforeseen error of one topic, bundle, connection or peer, in any background work, costs only that one, and only a round.
+"""An unforeseen error of one topic, bundle, connection or peer, in any background work, costs only
+that one, and only a round.
 
-The first test lists everything that runs in the background of a server: what is added must be placed there, and what is contained is tried below.
+The first test lists everything that runs in the background of a server: what is added must be
+placed there, and what is contained is tried below.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ ITEM = "contained: one topic, bundle, namespace, file or participant loses a rou
 ASKED = "its error is the answer to the caller"
 CONNECTION = "ends or delays one connection"
 CARRIED = "runs what is contained by its name below, or again and again"
-LIFE = "its failure means that the claim, the log or the lease is lost, or that memory and log disagree"
+LIFE = (
+    "its failure means that the claim, the log or the lease is lost, or that memory and log "
+    "disagree"
+)
 STARTED = {
     "broker/administration/brokers.py:BrokerAdministration.check_health": ASKED,
     "broker/incarnation.py:Broker._spawn": CARRIED,
@@ -113,7 +118,9 @@ class _Starts(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _enter
 
     def visit_Call(self, node: ast.Call) -> None:
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         if called in STARTERS:
             self.found.add(f"{self._module}:{'.'.join(self._inside)}")
         self.generic_visit(node)
@@ -123,14 +130,18 @@ def test_everything_that_runs_by_itself_is_known() -> None:
     """A new task or timer needs a line in STARTED, and if it works on items, a case below."""
     root = Path(magnetar.__path__[0])
     found: set[str] = set()
-    for path in (path for room in ("broker", "coordinator", "hosting") for path in (root / room).rglob("*.py")):
+    for path in (
+        path
+        for room in ("broker", "coordinator", "hosting")
+        for path in (root / room).rglob("*.py")
+    ):
         starts = _Starts(path.relative_to(root).as_posix())
         starts.visit(ast.parse(path.read_text()))
         found |= starts.found
     assert found == STARTED.keys()
 
 
-# --- tasks that go on for as long as a broker lives ----------------------------------------------------------------------------
+# --- tasks that go on for as long as a broker lives -----------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,8 @@ def test_everything_that_runs_by_itself_is_known() -> None:
 def test_a_task_of_a_broker_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str
 ) -> None:
-    """It fails as a whole, twice: it is counted, and the third round takes place in the same incarnation."""
+    """It fails as a whole, twice: it is counted, and the third round takes place in the same
+    incarnation."""
     monkeypatch.setattr(background, "AGAIN_S", 0.001)
     monkeypatch.setattr("magnetar.broker.topics.deletion_marks.LOOK_S", 0.001)
     calls: list[int] = []
@@ -167,10 +179,12 @@ def test_a_task_of_a_broker_begins_again(
     play(tmp_path, script, topic_check_s=0.02, maintenance_s=0.05, load_report_s=0.1)
 
 
-# --- work on items -------------------------------------------------------------------------------------------------------------
+# --- work on items --------------------------------------------------------------------------------
 
 
-def play(directory: Path, script: Callable[[Broker, Peer], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def play(
+    directory: Path, script: Callable[[Broker, Peer], Coroutine[Any, Any, None]], **settings: Any
+) -> None:
     async def main() -> None:
         async with connected_peer(directory, **settings) as (broker, peer):
             await peer.lookup(OTHER)
@@ -215,7 +229,8 @@ def broken(host: object, name: str, *left: str) -> Iterator[None]:
 
 
 def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> None:
-    """Age, time to live, quotas, retention, unused topics and subscriptions: of the broken topic none, of the other all of it."""
+    """Age, time to live, quotas, retention, unused topics and subscriptions: of the broken topic
+    none, of the other all of it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         first, second = await host_of(broker, TOPIC), await host_of(broker, OTHER)
@@ -281,8 +296,11 @@ def test_deliveries_of_one_subscription_stop_no_other(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints and tidying go on; a checkpoint that was asked for and fails ends nothing either."""
+def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints and tidying go on; a checkpoint that was asked for and fails ends nothing
+    either."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await serves(broker, peer)
@@ -308,14 +326,19 @@ def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(tmp_p
         await until(lambda: not broker.ownership.shortener.busy)
         counts = broker.metrics.surprises.counts
         assert (counts["maintenance"], counts["checkpoint"]) == (1, 1)
-        assert {name.split("/")[3] for name in await broker.context.volume.list("checkpoints")} >= {others[0].rpartition("/")[2]}
+        assert {name.split("/")[3] for name in await broker.context.volume.list("checkpoints")} >= {
+            others[0].rpartition("/")[2]
+        }
         await serves(broker, peer)
 
     play(tmp_path, script, maintenance_s=1000.0)
 
 
-def test_the_leader_passes_over_what_it_cannot_deal_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of a patrol takes place, whatever happens to the one before; of several orphans the others are assigned."""
+def test_the_leader_passes_over_what_it_cannot_deal_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of a patrol takes place, whatever happens to the one before; of several orphans
+    the others are assigned."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         leader, parts = broker.leader, list[str]()
@@ -351,7 +374,9 @@ def test_the_leader_passes_over_what_it_cannot_deal_with(tmp_path: Path, monkeyp
     play(tmp_path, script)
 
 
-def test_an_entry_of_one_topic_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_one_topic_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is tried again until it is made."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -368,14 +393,18 @@ def test_an_entry_of_one_topic_delays_no_other(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr("magnetar.broker.topics.topic_registry.RETRY_S", 0.01)
         await host_of(broker, TOPIC)
         await host_of(broker, OTHER)
-        await until(lambda: {TOPIC, OTHER} <= set(registry.names(NamespaceName("public", "default"))))
+        await until(
+            lambda: {TOPIC, OTHER} <= set(registry.names(NamespaceName("public", "default")))
+        )
         assert broker.metrics.surprises.counts["topic entries"] == 2
         await serves(broker, peer)
 
     play(tmp_path, script)
 
 
-def test_a_command_that_surprises_ends_its_connection_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_surprises_ends_its_connection_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, and in a request that waits."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -390,14 +419,20 @@ def test_a_command_that_surprises_ends_its_connection_alone(tmp_path: Path, monk
         with monkeypatch.context() as patched:
             patched.setattr(broker.ownership, "resolve", surprising)
             async with open_peer(broker) as other:
-                other.write(command_frame("lookup", topic="persistent://public/default/elsewhere", request_id=1))
+                other.write(
+                    command_frame(
+                        "lookup", topic="persistent://public/default/elsewhere", request_id=1
+                    )
+                )
                 await until(lambda: broker.metrics.surprises.counts["connections"] >= 1)
         await serves(broker, peer)
 
     play(tmp_path, script)
 
 
-def test_marks_of_other_namespaces_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_other_namespaces_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
         taken: list[str] = []
 
@@ -423,7 +458,9 @@ def test_marks_of_other_namespaces_are_taken_back(tmp_path: Path, monkeypatch: p
     play(tmp_path, script)
 
 
-def test_the_log_of_one_dead_broker_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_one_dead_broker_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
         collector, seen = broker.maintenance.collector, list[str]()
 
@@ -434,7 +471,11 @@ def test_the_log_of_one_dead_broker_holds_up_no_other(tmp_path: Path, monkeypatc
         listed = broker.context.volume.list
 
         async def dead(prefix: str) -> list[str]:
-            return ["logs/x/00000001.log", "logs/y/00000001.log"] if prefix.startswith("logs") else await listed(prefix)
+            return (
+                ["logs/x/00000001.log", "logs/y/00000001.log"]
+                if prefix.startswith("logs")
+                else await listed(prefix)
+            )
 
         monkeypatch.setattr(collector, "_complete_keys", complete)
         monkeypatch.setattr(type(broker.context.volume), "list", lambda _self, prefix: dead(prefix))

@@ -1,7 +1,9 @@
-"""Random peers against a real broker, through the real connection: whatever they send, nobody else is harmed and nothing is left behind.
+"""Random peers against a real broker, through the real connection: whatever they send, nobody else
+is harmed and nothing is left behind.
 
-Messages are made from the protocol's own description (every field of every command, with values that tend to hit something), strung together to
-sessions, and damaged at the byte level; a transport that only remembers stands in for the socket.
+Messages are made from the protocol's own description (every field of every command, with values
+that tend to hit something), strung together to sessions, and damaged at the byte level; a transport
+that only remembers stands in for the socket.
 """
 
 from __future__ import annotations
@@ -52,7 +54,20 @@ TOPICS = [
 ]
 IDS = st.sampled_from([0, 1, 2, 2**31, 2**63, 2**64 - 1])
 SIGNED = st.sampled_from([-1, 0, 1, 2, 7, -(2**31), 2**31 - 1])
-TEXTS = st.sampled_from(["", "s", "c", "public/default", "no/where", "pulsar.dedup", ".*", "(a+)+b", "\u00e4\U0001f600", "x" * 300])
+TEXTS = st.sampled_from(
+    [
+        "",
+        "s",
+        "c",
+        "public/default",
+        "no/where",
+        "pulsar.dedup",
+        ".*",
+        "(a+)+b",
+        "\u00e4\U0001f600",
+        "x" * 300,
+    ]
+)
 NOT_TEXT = b"no/\xffhere"
 """Takes the place of `no/where`: of proto2 strings nobody else checks that they are UTF-8."""
 BYTES = st.sampled_from([b"", b"\x00" * 8, b"x", b"\xff" * 40])
@@ -90,7 +105,9 @@ def message(kind: Any, depth: int = 0) -> st.SearchStrategy[Any]:
         for field in made.DESCRIPTOR.fields:
             if field.is_repeated:
                 if depth < 2:
-                    getattr(made, field.name).extend(draw(st.lists(value(field, depth), max_size=2)))
+                    getattr(made, field.name).extend(
+                        draw(st.lists(value(field, depth), max_size=2))
+                    )
             elif field.is_required or (depth < 3 and draw(st.booleans())):
                 drawn = draw(value(field, depth))
                 if field.message_type is not None:
@@ -121,22 +138,47 @@ def frames(draw: st.DrawFn) -> bytes:
     if name == "send" or draw(st.integers(0, 9)) == 0:
         return encode_with_body(
             command,
-            draw(st.sampled_from([b"", b"\x0e\x01", b"\x0e\x02\xff", entry(b"x"), entry(b"y") + b"z", b"\xff" * 50]) | bodies()),
+            draw(
+                st.sampled_from(
+                    [
+                        b"",
+                        b"\x0e\x01",
+                        b"\x0e\x02\xff",
+                        entry(b"x"),
+                        entry(b"y") + b"z",
+                        b"\xff" * 50,
+                    ]
+                )
+                | bodies()
+            ),
         )
     return encode_command(command)
 
 
 WATCHED = "persistent://public/default/fuzz-watched"
-"""A topic on which a well-behaved subscription is, and that SENDs of the producers 0 and 1 reach."""
+"""A topic on which a well-behaved subscription is, and that SENDs of the producers 0 and 1
+reach."""
 SET_UP = [
     requests.producer(api.CommandProducer(topic="fuzz", producer_id=1, request_id=1)),
     requests.producer(api.CommandProducer(topic=WATCHED, producer_id=0, request_id=10)),
     requests.subscribe(
-        api.CommandSubscribe(topic="fuzz", subscription="s", subType=api.CommandSubscribe.Shared, consumer_id=1, request_id=2)
+        api.CommandSubscribe(
+            topic="fuzz",
+            subscription="s",
+            subType=api.CommandSubscribe.Shared,
+            consumer_id=1,
+            request_id=2,
+        )
     ),
     requests.producer(api.CommandProducer(topic=TOPICS[2], producer_id=2, request_id=3)),
     requests.subscribe(
-        api.CommandSubscribe(topic=TOPICS[2], subscription="s", subType=api.CommandSubscribe.Exclusive, consumer_id=2, request_id=4)
+        api.CommandSubscribe(
+            topic=TOPICS[2],
+            subscription="s",
+            subType=api.CommandSubscribe.Exclusive,
+            consumer_id=2,
+            request_id=4,
+        )
     ),
     requests.flow(1, 1000),
     requests.send(1, 0, entry(b"m")),
@@ -157,8 +199,17 @@ NAMED = [
             subscription_properties=PAIR,
         )
     )
-    for subscription, kind in (("no/where", api.CommandSubscribe.Failover), ("s", api.CommandSubscribe.Shared))
-] + [requests.producer(api.CommandProducer(topic="fuzz", producer_id=3, request_id=9, producer_name="no/where", metadata=PAIR))]
+    for subscription, kind in (
+        ("no/where", api.CommandSubscribe.Failover),
+        ("s", api.CommandSubscribe.Shared),
+    )
+] + [
+    requests.producer(
+        api.CommandProducer(
+            topic="fuzz", producer_id=3, request_id=9, producer_name="no/where", metadata=PAIR
+        )
+    )
+]
 
 
 @st.composite
@@ -193,7 +244,11 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 @st.composite
 def sessions(draw: st.DrawFn) -> bytes:
     """What a peer sends, most often after a handshake and something to hit."""
-    parts = [requests.connect("fuzz", draw(st.sampled_from([0, 12, 21, 99])))] if draw(st.integers(0, 9)) else []
+    parts = (
+        [requests.connect("fuzz", draw(st.sampled_from([0, 12, 21, 99])))]
+        if draw(st.integers(0, 9))
+        else []
+    )
     parts += SET_UP if draw(st.booleans()) else []
     parts += [draw(misspelt())] if draw(st.integers(0, 4)) == 0 else []
     for frame in draw(st.lists(frames(), min_size=1, max_size=8)):
@@ -228,7 +283,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One broker for all examples, as a real one has all kinds of peers."""
     directory: Path = tmp_path_factory.mktemp("fuzz")
     with asyncio.Runner() as runner:
-        context = running_broker(directory, park_timeout_s=0.1, liveness_check_s=0.1, producers_per_connection_max=20)
+        context = running_broker(
+            directory, park_timeout_s=0.1, liveness_check_s=0.1, producers_per_connection_max=20
+        )
         broker = runner.run(context.__aenter__())
         made = World(runner.get_loop(), broker)
         runner.run(warm_up(made))
@@ -239,7 +296,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 async def warm_up(world: World) -> None:
     """Have the bundles of the topics assigned, so that most sessions reach them."""
     connection, transport = world.connect()
-    lookups = b"".join(requests.lookup(number, topic, authoritative=False) for number, topic in enumerate(TOPICS[:3]))
+    lookups = b"".join(
+        requests.lookup(number, topic, authoritative=False)
+        for number, topic in enumerate(TOPICS[:3])
+    )
     feed(connection, transport, requests.connect("warm", 21) + lookups)
     async with asyncio.timeout(120):
         while sum(kind == Type.LOOKUP_RESPONSE for kind in transport.kinds()) < 3:
@@ -271,26 +331,52 @@ async def play(world: World, session: bytes, pieces: list[int]) -> None:
 
 
 async def check_topic_works(world: World) -> None:
-    """A well-behaved subscription gets what a well-behaved producer sends, and whoever asks about the topic is answered."""
+    """A well-behaved subscription gets what a well-behaved producer sends, and whoever asks
+    about the topic is answered."""
     topic = await world.broker.service.open_topic(TopicName.parse(WATCHED), create=True)
-    if topic.terminated or len(topic.core.producers) or any(known.core.connected for known in topic.subscriptions.values()):
+    if (
+        topic.terminated
+        or len(topic.core.producers)
+        or any(known.core.connected for known in topic.subscriptions.values())
+    ):
         return
     connection, transport = world.connect()
-    kinds = [api.CommandSubscribe.Exclusive, api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared]
+    kinds = [
+        api.CommandSubscribe.Exclusive,
+        api.CommandSubscribe.Shared,
+        api.CommandSubscribe.Key_Shared,
+    ]
     feed(connection, transport, requests.connect("well-behaved", 21))
-    feed(connection, transport, requests.producer(api.CommandProducer(topic=WATCHED, producer_id=5, request_id=1)))
+    feed(
+        connection,
+        transport,
+        requests.producer(api.CommandProducer(topic=WATCHED, producer_id=5, request_id=1)),
+    )
     for number, kind in enumerate(kinds):
         name = f"well-behaved-{number}"
-        subscribe = api.CommandSubscribe(topic=WATCHED, subscription=name, subType=kind, consumer_id=number, request_id=2 + number)
+        subscribe = api.CommandSubscribe(
+            topic=WATCHED,
+            subscription=name,
+            subType=kind,
+            consumer_id=number,
+            request_id=2 + number,
+        )
         subscribe.initialPosition = api.CommandSubscribe.Earliest
         feed(connection, transport, requests.subscribe(subscribe))
     await until_answered(world, transport, Type.SUCCESS, len(kinds))
-    feed(connection, transport, b"".join(requests.flow(number, PERMITS) for number in range(len(kinds))))
+    feed(
+        connection,
+        transport,
+        b"".join(requests.flow(number, PERMITS) for number in range(len(kinds))),
+    )
     feed(connection, transport, requests.send(5, 0, entry(b"well-behaved")))
     await until_answered(world, transport, Type.SEND_RECEIPT, 1)
     end = topic.core.ledgers.end
     async with asyncio.timeout(60):
-        while not all(last_delivered(transport, number) == topic.core.last_confirmed for number in range(len(kinds))):
+        while not all(
+            last_delivered(transport, number) == topic.core.last_confirmed
+            for number in range(len(kinds))
+        ):
             await asyncio.sleep(0.001)
     feed(connection, transport, requests.last_message_id(1, 10))
     await until_answered(world, transport, Type.GET_LAST_MESSAGE_ID_RESPONSE, 1)
@@ -321,37 +407,51 @@ def last_delivered(transport: Transport, consumer_id: int) -> tuple[int, int]:
 
 
 def check_can_be_written(broker: Broker) -> None:
-    """Nothing that a peer has left behind stands in the way of a checkpoint, nor of the next record of a cursor."""
+    """Nothing that a peer has left behind stands in the way of a checkpoint, nor of the next
+    record of a cursor."""
     for owned in broker.ownership.owned.values():
         encoder = CheckpointEncoder(str(owned.name), owned.epoch, "b", LogPosition(0, 0))
         for name in sorted(owned.topics):
             encoder.add(name, owned.topics[name].to_state())
         owned._write_dirty()
-        assert not [host for topic in owned.topics.values() for host in topic.subscriptions.values() if host.core.dirty]
+        assert not [
+            host
+            for topic in owned.topics.values()
+            for host in topic.subscriptions.values()
+            if host.core.dirty
+        ]
 
 
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 @given(session=sessions(), pieces=st.lists(st.integers(1, 60), max_size=6))
 @pytest.mark.slow
 def test_no_peer_harms_anybody_else(world: World, session: bytes, pieces: list[int]) -> None:
-    """The broker stays up, no exception escapes, a neighbour is served, and the connection leaves no session behind."""
+    """The broker stays up, no exception escapes, a neighbour is served, and the connection
+    leaves no session behind."""
     with structlog.testing.capture_logs() as logged:
         world.loop.run_until_complete(play(world, session, pieces))
     assert world.broker.ready
     assert not [line for line in logged if line["log_level"] == "error"], logged
     assert not world.failures, world.failures
     assert not world.broker.metrics.surprises.counts
-    assert not [task.get_name() for task in world.broker._tasks if task.done()], "work that has to go on has ended"
+    assert not [task.get_name() for task in world.broker._tasks if task.done()], (
+        "work that has to go on has ended"
+    )
 
 
 @pytest.mark.slow
 def test_memory_does_not_follow_what_peers_announce(world: World) -> None:
-    """A thousand peers that announce 5 MB frames, ask for everything and leave cost nothing once they are gone."""
+    """A thousand peers that announce 5 MB frames, ask for everything and leave cost nothing once
+    they are gone."""
     gc.collect()
     before = sum(isinstance(thing, Connection) for thing in gc.get_objects())
 
@@ -361,7 +461,10 @@ def test_memory_does_not_follow_what_peers_announce(world: World) -> None:
             feed(
                 connection,
                 transport,
-                requests.connect("c", 21) + (5 << 20).to_bytes(4, "big") + (100).to_bytes(4, "big") + b"x" * 50,
+                requests.connect("c", 21)
+                + (5 << 20).to_bytes(4, "big")
+                + (100).to_bytes(4, "big")
+                + b"x" * 50,
             )
             assert len(connection._inbound.data) <= 2 << 20
             connection.connection_lost(None)
@@ -373,7 +476,8 @@ def test_memory_does_not_follow_what_peers_announce(world: World) -> None:
 
 
 def session_bytes(name: str) -> bytes:
-    """A session as clients have them: every command that does something, with answers that depend on each other."""
+    """A session as clients have them: every command that does something, with answers that
+    depend on each other."""
     topic = f"persistent://public/default/{name}"
     ids = [api.MessageIdData(ledgerId=0, entryId=0)]
     subscribe = api.CommandSubscribe(
@@ -389,7 +493,9 @@ def session_bytes(name: str) -> bytes:
             requests.connect("recorded", 21),
             requests.partitioned_metadata(1, topic),
             requests.lookup(1, topic, authoritative=False),
-            requests.producer(api.CommandProducer(topic=topic, producer_id=1, request_id=1, producer_name="p")),
+            requests.producer(
+                api.CommandProducer(topic=topic, producer_id=1, request_id=1, producer_name="p")
+            ),
             requests.subscribe(subscribe),
             commands.PING,
             requests.ack(1, ids),
@@ -404,7 +510,8 @@ def session_bytes(name: str) -> bytes:
 
 @pytest.mark.slow
 def test_a_recorded_session_may_be_split_at_every_byte(world: World) -> None:
-    """One border anywhere, and single bytes, give the answers that one read gives (they may come in another order)."""
+    """One border anywhere, and single bytes, give the answers that one read gives (they may come
+    in another order)."""
 
     async def answers(pieces: list[int]) -> list[str]:
         connection, transport = world.connect()

@@ -1,4 +1,5 @@
-"""A broker that comes with a store which does not fit its storage is refused, and told what to run."""
+"""A broker that comes with a store which does not fit its storage is refused, and told what to
+run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from magnetar.errors import RestoreAwaited, StorageError, StoreError, StoreUnava
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.backup import read_backup
-from magnetar.metadata.records import BackupReportRecord, ClusterRecord, ManifestPointer, NamespaceRecord, RestoreRecord
+from magnetar.metadata.records import (
+    BackupReportRecord,
+    ClusterRecord,
+    ManifestPointer,
+    NamespaceRecord,
+    RestoreRecord,
+)
 from magnetar.metadata.store import Compare, KeyValue, Operation, Put, RangeResult, TxnResult
 from magnetar.names import TopicName
 from magnetar.storage import names
@@ -55,11 +62,15 @@ def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
 
 
 def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
-    """The leader could make none yet and said so, and all brokers have gone: the cluster is joined again."""
+    """The leader could make none yet and said so, and all brokers have gone: the cluster is
+    joined again."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         first = await join_cluster(store, volume, CLOCK)
-        await store.put(keys.BACKUP_REPORT, BackupReportRecord(problem="no answer from the metadata store").encode())
+        await store.put(
+            keys.BACKUP_REPORT,
+            BackupReportRecord(problem="no answer from the metadata store").encode(),
+        )
         assert await join_cluster(store, volume, CLOCK) == first
         await keep_backup(store, volume, await read_backup(store, 0), kept=2)
         assert await join_cluster(store, volume, CLOCK) == first
@@ -68,7 +79,8 @@ def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
 
 
 def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
-    """The error names the commands that bring the store back, and nothing was written into the empty one."""
+    """The error names the commands that bring the store back, and nothing was written into the
+    empty one."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await join_cluster(store, volume, CLOCK)
@@ -102,14 +114,17 @@ class LostStore(MemoryStore):
         await self._lose()
         return await self._before.range(prefix, limit=limit)
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         await self._lose()
         return await self._before.transact(compares, operations)
 
 
 @pytest.mark.parametrize("only", ["", keys.RESTORE])
 def test_a_store_that_is_lost_while_it_is_joined_stays_lost(tmp_path: Path, only: str) -> None:
-    """At whichever call; so does one whose restore begins then, which takes the restore number away (simulation seed 315 of restore)."""
+    """At whichever call; so does one whose restore begins then, which takes the restore number
+    away (simulation seed 315 of restore)."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         joined = await join_cluster(store, volume, CLOCK)
@@ -168,7 +183,9 @@ def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path)
 def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await join_cluster(store, volume, CLOCK)
-        await volume.put_if_absent("checkpoints/public/default/0x00000000_0x40000000/00000000000000000777-00000001", b"")
+        await volume.put_if_absent(
+            "checkpoints/public/default/0x00000000_0x40000000/00000000000000000777-00000001", b""
+        )
         with pytest.raises(StorageError, match="a term of revision 777"):
             await join_cluster(store, volume, CLOCK)
 
@@ -176,7 +193,8 @@ def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> 
 
 
 def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
-    """An empty store in its place is as good as none, whatever is asked of it; a restored one is another, which is said once."""
+    """An empty store in its place is as good as none, whatever is asked of it; a restored one is
+    another, which is said once."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         joined = await join_cluster(store, volume, CLOCK)
@@ -205,7 +223,9 @@ def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> No
 
 def test_concurrent_restores_get_numbers_of_their_own(tmp_path: Path) -> None:
     async def script(_store: MemoryStore, volume: PosixVolume) -> None:
-        numbers = await asyncio.gather(*(raise_restore_number(volume, CLOCK, 1, "test") for _ in range(5)))
+        numbers = await asyncio.gather(
+            *(raise_restore_number(volume, CLOCK, 1, "test") for _ in range(5))
+        )
         assert sorted(numbers) == [1, 2, 3, 4, 5]
         assert await raise_restore_number(volume, CLOCK, 9, "test") == 9
         assert await read_restore_number(volume) == 9
@@ -237,8 +257,11 @@ def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
     run(tmp_path, script)
 
 
-def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(tmp_path: Path) -> None:
-    """It changes nothing in the empty store, registers in it as nobody, and loses nothing; no new broker is let in."""
+def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(
+    tmp_path: Path,
+) -> None:
+    """It changes nothing in the empty store, registers in it as nobody, and loses nothing; no
+    new broker is let in."""
 
     async def script() -> None:
         store = MemoryStore(CLOCK)
@@ -260,9 +283,20 @@ def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(tmp
                 await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
             assert "claim" in await broker.ended()
             assert (await store.range(keys.INCARNATIONS)).items == ()
-        async with running_broker(tmp_path, store=store, name="broker-1") as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store, name="broker-1") as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
-            core = (await broker.ownership.serving(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))).topics[TOPIC].core
+            core = (
+                (
+                    await broker.ownership.serving(
+                        await broker.ownership.bundle_of(TopicName.parse(TOPIC))
+                    )
+                )
+                .topics[TOPIC]
+                .core
+            )
             assert core.ledgers.end - core.ledgers.first == 2
         await store.close()
 
@@ -270,7 +304,8 @@ def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(tmp
 
 
 def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -> None:
-    """Their writers may have been fenced between the name's being there and its being durable (simulation seed 184 of restore)."""
+    """Their writers may have been fenced between the name's being there and its being durable
+    (simulation seed 184 of restore)."""
     made: list[str] = []
 
     class Noting(PosixVolume):
@@ -286,7 +321,10 @@ def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -
             await broker.service.roll(TopicName.parse(TOPIC))
         store, volume = MemoryStore(CLOCK), Noting(tmp_path)
         await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
-        pointers = [ManifestPointer.decode(item.value).object for item in (await store.range(keys.MANIFESTS)).items]
+        pointers = [
+            ManifestPointer.decode(item.value).object
+            for item in (await store.range(keys.MANIFESTS)).items
+        ]
         assert pointers
         assert {*pointers} <= {*made}
         await store.close()

@@ -1,4 +1,5 @@
-"""What a broker says while it is not ready: the C++ client closes its whole connection at code 6 unless certain words are in the text."""
+"""What a broker says while it is not ready: the C++ client closes its whole connection at code 6
+unless certain words are in the text."""
 
 from __future__ import annotations
 
@@ -28,21 +29,37 @@ CLIENTS_HEAR = (
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every text of a ServiceNotReady that clients may hear: where it is, and its constant parts."""
+    """Every text of a ServiceNotReady that clients may hear: where it is, and its constant
+    parts."""
     for path in sorted(path for pattern in CLIENTS_HEAR for path in PACKAGE.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ServiceNotReady":
-                constants = (part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", "".join(str(part.value) for part in constants)
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "ServiceNotReady"
+            ):
+                constants = (
+                    part
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                )
+                yield (
+                    f"{path.relative_to(PACKAGE)}:{node.lineno}",
+                    "".join(str(part.value) for part in constants),
+                )
 
 
 def test_every_refusal_on_the_way_to_a_topic_keeps_a_cpp_clients_connection() -> None:
     found = dict(texts())
     assert len(found) > 20
-    assert [where for where, text in found.items() if not any(words in text for words in WORDS)] == []
+    assert [
+        where for where, text in found.items() if not any(words in text for words in WORDS)
+    ] == []
 
 
-def test_an_owner_without_an_address_of_the_connections_kind_is_looked_up_again(tmp_path: Path) -> None:
+def test_an_owner_without_an_address_of_the_connections_kind_is_looked_up_again(
+    tmp_path: Path,
+) -> None:
     """It is about to be restarted with such a port, or without one."""
 
     async def scenario() -> None:
@@ -51,7 +68,9 @@ def test_an_owner_without_an_address_of_the_connections_kind_is_looked_up_again(
             await peer.lookup()
             viewed = broker.views.incarnations.items[broker.incarnation]
             secure = replace(viewed.record, service_url="", service_url_tls="pulsar+ssl://h:6651")
-            broker.views.incarnations.observe(broker.incarnation, secure.encode(), viewed.mod_revision + (1 << 30))
+            broker.views.incarnations.observe(
+                broker.incarnation, secure.encode(), viewed.mod_revision + (1 << 30)
+            )
             refused = (await peer.ask("lookup", topic=TOPIC)).lookup_response
             assert int(refused.error) == WireCode.SERVICE_NOT_READY
             assert "has no address without TLS yet" in refused.message

@@ -9,24 +9,46 @@ import pytest
 
 from magnetar.broker import process as process_module
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import EMBEDDED, RESTART_BASE_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
+from magnetar.broker.process import (
+    EMBEDDED,
+    RESTART_BASE_S,
+    STORE_WAIT_MAX_S,
+    BrokerProcess,
+    ProcessOptions,
+)
 from magnetar.hosting.settings import BrokerSettings
 
 
 def test_a_store_that_stays_away_for_an_hour_is_still_waited_for() -> None:
     """The pause grows up to its bound and stays there, however often a life has failed in a row."""
-    options = ProcessOptions("b", Path(), EMBEDDED, "127.0.0.1", "127.0.0.1", 0, 0, BrokerSettings())
+    options = ProcessOptions(
+        "b", Path(), EMBEDDED, "127.0.0.1", "127.0.0.1", 0, 0, BrokerSettings()
+    )
     process = BrokerProcess(options)
     assert process.back_off_s(1, STORE_WAIT_MAX_S) <= 2 * RESTART_BASE_S
     for failures in (10, 1_000, 1_100, 1_000_000):
-        assert STORE_WAIT_MAX_S / 2 <= process.back_off_s(failures, STORE_WAIT_MAX_S) <= STORE_WAIT_MAX_S
+        assert (
+            STORE_WAIT_MAX_S / 2
+            <= process.back_off_s(failures, STORE_WAIT_MAX_S)
+            <= STORE_WAIT_MAX_S
+        )
 
 
 class ShortLives(BrokerProcess):
-    """A process whose lives fail as soon as they are ready; `counted` is what each pause was asked for with."""
+    """A process whose lives fail as soon as they are ready; `counted` is what each pause was
+    asked for with."""
 
     def __init__(self, directory: Path, lives: int) -> None:
-        options = ProcessOptions("b", directory, EMBEDDED, "127.0.0.1", "127.0.0.1", 0, 0, BrokerSettings(transactions_enabled=0))
+        options = ProcessOptions(
+            "b",
+            directory,
+            EMBEDDED,
+            "127.0.0.1",
+            "127.0.0.1",
+            0,
+            0,
+            BrokerSettings(transactions_enabled=0),
+        )
         super().__init__(options, self._ready)
         self._lives = lives
         self.counted: list[int] = []

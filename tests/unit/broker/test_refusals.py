@@ -1,4 +1,5 @@
-"""Every command of the protocol, sent to a real broker: each request gets exactly one answer that its sender waits for, nothing else gets any."""
+"""Every command of the protocol, sent to a real broker: each request gets exactly one answer
+that its sender waits for, nothing else gets any."""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ ANSWERS = {
     "WATCH_TOPIC_LIST": "WATCH_TOPIC_LIST_SUCCESS",
     "WATCH_TOPIC_LIST_CLOSE": "SUCCESS",
 }
-"""Requests that expect an answer, and what answers a minimal one on a broker without producers, consumers and optional features."""
+"""Requests that expect an answer, and what answers a minimal one on a broker without producers,
+consumers and optional features."""
 CLOSING = {"CONNECT", "SEND"}
-"""The second handshake and a SEND without a producer end the connection (both have tests of their own)."""
+"""The second handshake and a SEND without a producer end the connection (both have tests of
+their own)."""
 SILENT = {"PING", "PONG", "FLOW", "REDELIVER_UNACKNOWLEDGED_MESSAGES", "AUTH_RESPONSE"}
 """Expect no answer (PING's is checked apart)."""
 NOT_OFFERED = {
@@ -51,7 +54,8 @@ NOT_OFFERED = {
 }  # fmt: skip
 KINDS = [name for name in Type.keys() if name not in CLOSING]  # noqa: SIM118 (an enum wrapper of protobuf is not a mapping)
 FINAL_CODES = {3, 4, 5, 7, 8, 9, 11, 14, 15, 16, 18, 19, 22}
-"""Codes that the C++ client gives up on at once (protocol 1.5); any other makes it try again until its operation times out."""
+"""Codes that the C++ client gives up on at once (protocol 1.5); any other makes it try again
+until its operation times out."""
 
 
 def fill(message: Message) -> None:
@@ -66,7 +70,9 @@ def fill(message: Message) -> None:
             elif field.name == "namespace":
                 setattr(message, field.name, "public/default")
             elif field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-                setattr(message, field.name, "x" if field.type == FieldDescriptor.TYPE_STRING else b"x")
+                setattr(
+                    message, field.name, "x" if field.type == FieldDescriptor.TYPE_STRING else b"x"
+                )
             elif field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
                 assert field.enum_type is not None
                 setattr(message, field.name, field.enum_type.values[0].number)
@@ -125,7 +131,8 @@ async def check(peer: Peer, name: str) -> None:
 
 @pytest.mark.slow
 def test_every_request_gets_one_answer_and_nothing_else_gets_any(tmp_path: Path) -> None:
-    """For all types of the protocol: the answer's type and request id, a typed code, and silence afterwards; what only brokers send ends it."""
+    """For all types of the protocol: the answer's type and request id, a typed code, and silence
+    afterwards; what only brokers send ends it."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -152,23 +159,39 @@ def test_transactions_are_refused_with_the_text_that_clients_look_for(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(tmp_path: Path) -> None:
-    """Java's dead-letter and retry producers ask for the first before they send; a type that would have to be checked is not accepted unchecked."""
+def test_a_schema_of_bytes_has_an_empty_version_and_another_is_refused_for_good(
+    tmp_path: Path,
+) -> None:
+    """Java's dead-letter and retry producers ask for the first before they send; a type that
+    would have to be checked is not accepted unchecked."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
             await peer.lookup(TOPIC)
             await peer.produce()
-            for kind, refused in ((api.Schema.Type.Value("None"), False), (api.Schema.Type.Value("Json"), True)):
+            for kind, refused in (
+                (api.Schema.Type.Value("None"), False),
+                (api.Schema.Type.Value("Json"), True),
+            ):
                 request = api.CommandGetOrCreateSchema(
                     request_id=9,
                     topic=TOPIC,
                     schema=api.Schema(name="s", schema_data=b"{}", type=kind),  # type: ignore[arg-type]
                 )
-                peer.write(encode_command(api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request)))
-                answer = (await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)).get_or_create_schema_response
+                peer.write(
+                    encode_command(
+                        api.BaseCommand(
+                            type=Type.GET_OR_CREATE_SCHEMA, get_or_create_schema=request
+                        )
+                    )
+                )
+                answer = (
+                    await peer.answer(Type.GET_OR_CREATE_SCHEMA_RESPONSE)
+                ).get_or_create_schema_response
                 assert answer.request_id == 9
                 assert answer.HasField("error_code") == refused
-                assert (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""
+                assert (
+                    (answer.error_code in FINAL_CODES) if refused else answer.schema_version == b""
+                )
 
     asyncio.run(scenario())

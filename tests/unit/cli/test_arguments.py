@@ -1,4 +1,5 @@
-"""What arguments mean: targets, positions, times, name=value; what cannot be meant is wrong usage and says how to write it."""
+"""What arguments mean: targets, positions, times, name=value; what cannot be meant is wrong
+usage and says how to write it."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 
 
 def test_targets_are_told_apart() -> None:
-    """Two parts are a namespace, a range behind them a bundle (in any case), everything else a topic."""
+    """Two parts are a namespace, a range behind them a bundle (in any case), everything else a
+    topic."""
     assert target_of("a/b") == NamespaceName("a", "b")
-    assert target_of("a/b/0x00000000_0x4000000A") == BundleName(NamespaceName("a", "b"), 0, 0x4000000A)
+    assert target_of("a/b/0x00000000_0x4000000A") == BundleName(
+        NamespaceName("a", "b"), 0, 0x4000000A
+    )
     assert target_of("t") == TopicName.parse("persistent://public/default/t")
     assert target_of("persistent://a/b/c") == TopicName("persistent", "a", "b", "c")
     assert target_of("a/b/c") == TopicName("persistent", "a", "b", "c")

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
 
 
-def magnetar(*arguments: str, text: str = "", environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def magnetar(
+    *arguments: str, text: str = "", environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run one command; tables get a width that cuts nothing."""
     return subprocess.run(
         [sys.executable, "-m", "magnetar", *arguments],
@@ -40,17 +42,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_what_is_produced_is_consumed_in_order_and_once(server: ServerProcess) -> None:
-    """Arguments and lines of standard input; JSON has everything; what was acknowledged does not come back."""
+    """Arguments and lines of standard input; JSON has everything; what was acknowledged does not
+    come back."""
     url = ("--service-url", server.service_url)
     first = magnetar("produce", "greetings", "-m", "one", "-m", "two", "--key", "k", *url)
     assert (first.returncode, first.stdout) == (0, "2 messages published and durable\n")
     second = magnetar("produce", "greetings", *url, text="three\nümlaut\n")
     assert (second.returncode, second.stdout) == (0, "2 messages published and durable\n")
-    consumed = magnetar("consume", "greetings", "-s", "me", "--initial", "earliest", "-n", "3", "--output", "json", *url)
+    consumed = magnetar(
+        "consume",
+        "greetings",
+        "-s",
+        "me",
+        "--initial",
+        "earliest",
+        "-n",
+        "3",
+        "--output",
+        "json",
+        *url,
+    )
     assert consumed.returncode == 0, consumed.stderr
     rows = [json.loads(line) for line in consumed.stdout.splitlines()]
-    assert [(row["value"], row["key"]) for row in rows] == [("one", "k"), ("two", "k"), ("three", None)]
-    rest = magnetar("consume", "greetings", "-s", "me", "-n", "1", environment={"MAGNETAR_SERVICE_URL": server.service_url})
+    assert [(row["value"], row["key"]) for row in rows] == [
+        ("one", "k"),
+        ("two", "k"),
+        ("three", None),
+    ]
+    rest = magnetar(
+        "consume",
+        "greetings",
+        "-s",
+        "me",
+        "-n",
+        "1",
+        environment={"MAGNETAR_SERVICE_URL": server.service_url},
+    )
     assert rest.stdout.rstrip().endswith(" ümlaut")
 
 
@@ -71,13 +98,16 @@ def test_a_server_that_is_not_there_is_two_lines() -> None:
     failed = magnetar("status", "--url", url)
     assert failed.returncode == 3
     assert failed.stderr == (
-        f"magnetar: no answer from {url}: Connection refused\n  Is the server running, and is --url (or MAGNETAR_URL) right?\n"
+        f"magnetar: no answer from {url}: Connection refused\n  Is the server running, and is "
+        "--url (or MAGNETAR_URL) right?\n"
     )
 
 
 def test_a_refusal_shows_the_servers_reason(server: ServerProcess) -> None:
     """The topic's namespace does not exist: the sentence names it, and says how to create it."""
-    failed = magnetar("produce", "persistent://no/where/t", "-m", "x", "--service-url", server.service_url)
+    failed = magnetar(
+        "produce", "persistent://no/where/t", "-m", "x", "--service-url", server.service_url
+    )
     assert failed.returncode == 1
     assert "no/where" in failed.stderr
     assert "Traceback" not in failed.stderr
@@ -88,7 +118,9 @@ def test_wrong_usage_is_exit_2() -> None:
     assert magnetar("no-such-command").returncode == 2
 
 
-def test_a_taken_port_stops_the_start_before_anything_is_touched(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_taken_port_stops_the_start_before_anything_is_touched(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     """The owner is named, and no data directory is left behind."""
     data = tmp_path / "data"
     ports = ("--broker-port", str(server.broker_port), "--http-port", str(free_port()))
@@ -107,10 +139,14 @@ def test_a_taken_port_stops_the_start_before_anything_is_touched(server: ServerP
         ({"MAGNETAR_PARTITIONS_MAX": "x"}, "MAGNETAR_PARTITIONS_MAX='x' is not a number"),
     ],
 )
-def test_a_bad_setting_stops_the_start_with_its_name(tmp_path: Path, environment: dict[str, str], words: str) -> None:
+def test_a_bad_setting_stops_the_start_with_its_name(
+    tmp_path: Path, environment: dict[str, str], words: str
+) -> None:
     """Variable, value and bounds."""
     ports = ("--broker-port", str(free_port()), "--http-port", str(free_port()))
-    failed = magnetar("standalone", "--data-dir", str(tmp_path / "data"), *ports, environment=environment)
+    failed = magnetar(
+        "standalone", "--data-dir", str(tmp_path / "data"), *ports, environment=environment
+    )
     assert failed.returncode == 1
     assert failed.stderr.startswith(f"magnetar: {words}")
     assert len(failed.stderr.splitlines()) <= 2
@@ -125,20 +161,35 @@ def test_a_bad_setting_stops_the_start_with_its_name(tmp_path: Path, environment
     ],
 )
 def test_help_is_quick_and_servers_are_light(arguments: list[str], absent: tuple[str, ...]) -> None:
-    """What is not imported costs neither time nor memory: help needs no network, a server no terminal libraries."""
+    """What is not imported costs neither time nor memory: help needs no network, a server no
+    terminal libraries."""
     program = (
-        "import sys\nfrom magnetar.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "import sys\nfrom magnetar.cli import main\ntry:\n    main(sys.argv[1:])\nexcept "
+        "SystemExit as end:\n    assert not end.code\n"
         f"print([name for name in {absent!r} if sys.modules.get(name) is not None])"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_help_lists_every_command() -> None:
-    """Servers too, which another parser reads; every group and command has a sentence that fits a line."""
+    """Servers too, which another parser reads; every group and command has a sentence that fits
+    a line."""
     shown = magnetar("--help", environment={"COLUMNS": "80"}).stdout
-    for name in ("standalone", "broker", "operator", "status", "top", "explain", "unload", "drain", "produce"):
+    for name in (
+        "standalone",
+        "broker",
+        "operator",
+        "status",
+        "top",
+        "explain",
+        "unload",
+        "drain",
+        "produce",
+    ):
         assert f"  {name} " in shown
     for name in ("consume", "apply", "plan", "report"):
         assert f"  {name} " in shown
@@ -148,13 +199,33 @@ def test_help_lists_every_command() -> None:
 
 
 def test_top_puts_the_busiest_first(server: ServerProcess) -> None:
-    """Topics by what waits in them, with their bundle and broker; sums by bundle and broker agree."""
+    """Topics by what waits in them, with their bundle and broker; sums by bundle and broker
+    agree."""
     url = ("--service-url", server.service_url)
-    for topic, messages in (("persistent://public/default/quiet", "1"), ("persistent://public/default/loud", "5")):
+    for topic, messages in (
+        ("persistent://public/default/quiet", "1"),
+        ("persistent://public/default/loud", "5"),
+    ):
         assert magnetar("topics", "create", topic, "--url", server.http_url).returncode == 0
-        assert magnetar("subscriptions", "create", topic, "waits", "--from", "earliest", "--url", server.http_url).returncode == 0
+        assert (
+            magnetar(
+                "subscriptions",
+                "create",
+                topic,
+                "waits",
+                "--from",
+                "earliest",
+                "--url",
+                server.http_url,
+            ).returncode
+            == 0
+        )
         assert magnetar("produce", topic, "-m", "x", "-n", messages, *url).returncode == 0
-    found = json.loads(magnetar("top", "--by", "backlog", "-n", "2", "--output", "json", "--url", server.http_url).stdout)
+    found = json.loads(
+        magnetar(
+            "top", "--by", "backlog", "-n", "2", "--output", "json", "--url", server.http_url
+        ).stdout
+    )
     assert [(row["topic"].rpartition("/")[2], row["backlog"], row["broker"]) for row in found["topics"]] == [
         ("loud", 5, "standalone"), ("quiet", 1, "standalone"),
     ]  # fmt: skip

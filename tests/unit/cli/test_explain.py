@@ -1,4 +1,5 @@
-"""Explanations: the words made of facts, and how they are laid out; golden, at a fixed width, without a terminal."""
+"""Explanations: the words made of facts, and how they are laid out; golden, at a fixed width,
+without a terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ FACTS: dict[str, Any] = {
             "last_confirmed": "85:1",
             "next": "85:2",
             "terminated": False,
-            "ledgers": [{"ledger": 19, "epoch": 9, "entries": 3}, {"ledger": 85, "epoch": 42, "entries": 2}],
+            "ledgers": [
+                {"ledger": 19, "epoch": 9, "entries": 3},
+                {"ledger": 85, "epoch": 42, "entries": 2},
+            ],
             "ledgers_before": 0,
             "producers": 1,
             "subscriptions": [
@@ -236,8 +240,14 @@ def test_the_whole_explanation() -> None:
         ("broker stops", "Broker-0 shut down"),
         ("scale-down: magnetar-operator", "Broker-0 was drained (scale-down: magnetar-operator)"),
         ("drained by magnetar drain", "Broker-0 was drained"),
-        ("split from 0x00000000_0x80000000", "It is a part of 0x00000000_0x80000000, which was split"),
-        ("Assigning by broker-7.0a for 31 s", "broker-7 was to take it over and had not after 31 s"),
+        (
+            "split from 0x00000000_0x80000000",
+            "It is a part of 0x00000000_0x80000000, which was split",
+        ),
+        (
+            "Assigning by broker-7.0a for 31 s",
+            "broker-7 was to take it over and had not after 31 s",
+        ),
         ("its namespace was deleted", "Its namespace was deleted"),
         ("", "gives no reason"),
         ("full moon", 'Its record gives as the reason: "full moon".'),
@@ -256,21 +266,36 @@ def test_every_reason_has_words(reason: str, expected: str) -> None:
             {"record__state": "Assigning", "owned__damage": [{"error": "file x is missing"}]},
             "It cannot, so far: file x is missing.",
         ),
-        ({"record__state": "Releasing", "record__destination": "broker-2.c2"}, "handing it over to broker-2"),
+        (
+            {"record__state": "Releasing", "record__destination": "broker-2.c2"},
+            "handing it over to broker-2",
+        ),
         ({"record__state": "Releasing"}, "handing it over to whoever is least loaded"),
         ({"record__state": "Splitting"}, "broker-1 is splitting it"),
         ({"record__state": "Deleted", "owner": None, "owned": None}, "It was split"),
         ({"record__state": "Free", "owner": None, "owned": None}, "It is Free"),
         ({"record": None, "owner": None, "owned": None}, "nobody ever did"),
         ({"owner__alive": False, "owned": None}, "which is gone"),
-        ({"owned": None, "owner_silent": "no answer in time"}, "broker-1 does not answer (no answer in time)"),
-        ({"exists": False, "owned__topic": None}, "No such topic exists; this is where it would be."),
+        (
+            {"owned": None, "owner_silent": "no answer in time"},
+            "broker-1 does not answer (no answer in time)",
+        ),
+        (
+            {"exists": False, "owned__topic": None},
+            "No such topic exists; this is where it would be.",
+        ),
         (
             {"topic": "non-persistent://public/default/t", "exists": False, "owned__topic": None},
             "live as long as they have clients",
         ),
-        ({"manifest__compaction": 2, "manifest__compacted_to": "17:3"}, "view, generation 2, stands for everything up to 17:3."),
-        ({"manifest__complete_to": "17:4"}, "all that they have published up to 17:4 is in segments"),
+        (
+            {"manifest__compaction": 2, "manifest__compacted_to": "17:3"},
+            "view, generation 2, stands for everything up to 17:3.",
+        ),
+        (
+            {"manifest__complete_to": "17:4"},
+            "all that they have published up to 17:4 is in segments",
+        ),
         ({"manifest": {"error": "gone"}}, "broker-1"),
         ({"topic": None}, "This is bundle"),
         ({"leader": None}, "no leader now"),
@@ -286,17 +311,25 @@ def test_what_is_said_of_every_state(changes: dict[str, Any], expected: str) -> 
 
 
 def test_what_would_happen() -> None:
-    """Nobody to take it, a dead owner, no owner at all, an end of the log that only the owner knows."""
+    """Nobody to take it, a dead owner, no owner at all, an end of the log that only the owner
+    knows."""
     nobody = {"takers": {"first": "", "all": []}}
     assert "No other broker takes bundles now" in words(**nobody)["if_owner_died"]
-    assert "cannot be served before one comes" in words(**nobody, owner=None, owned=None, record__state="Free")["if_owner_died"]
+    assert (
+        "cannot be served before one comes"
+        in words(**nobody, owner=None, owned=None, record__state="Free")["if_owner_died"]
+    )
     assert "broker-1 is gone already" in words(owner__alive=False, owned=None)["if_owner_died"]
-    assert "A lookup would give it to broker-2" in words(owner=None, owned=None, record__state="Free")["if_owner_died"]
+    assert (
+        "A lookup would give it to broker-2"
+        in words(owner=None, owned=None, record__state="Free")["if_owner_died"]
+    )
     assert "at most about" in words(recovery__exact=False)["if_owner_died"]
 
 
 def test_why_it_stays_where_it_is() -> None:
-    """A pin names its broker and how long it holds, also on the way there; one that is over is not mentioned."""
+    """A pin names its broker and how long it holds, also on the way there; one that is over is
+    not mentioned."""
     hour_ms = 3_600_000
     pinned = {"record__pinned_until_ms": FACTS["now_ms"] + 24 * hour_ms}
     assert "It is pinned to broker-1 for another 24.0 h" in words(**pinned)["why"]
@@ -313,4 +346,7 @@ def test_why_it_is_about_to_leave_and_what_keeps_files() -> None:
     assert "restored twice" in words(record__restore=2)["why"]
     assert "Job default/c/once works on it" in words(jobs=["default/c/once"])["kept"]
     assert "cannot be read: gone" in words(manifest__error="gone")["kept"]
-    assert "No sealed log file" in words(log_files={"count": 0, "bytes": 0, "files": [], "unread_manifests": 0})["kept"]
+    assert (
+        "No sealed log file"
+        in words(log_files={"count": 0, "bytes": 0, "files": [], "unread_manifests": 0})["kept"]
+    )

@@ -11,22 +11,33 @@ from magnetar.cli.failures import CommandFailed, Refused, Unreachable, exit_code
 from magnetar.cli.kubectl import PROGRAM_VARIABLE, Kubectl
 
 
-def acting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, error: str = "", code: int = 0) -> Path:
+def acting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, error: str = "", code: int = 0
+) -> Path:
     """Put a program in kubectl's place that writes its arguments down and answers so."""
     program, log = tmp_path / "kubectl", tmp_path / "arguments"
-    program.write_text(f"#!/bin/sh\necho \"$@\" >> '{log}'\ncat <<'END'\n{answer}\nEND\necho \"{error}\" >&2\nexit {code}\n")
+    program.write_text(
+        f"#!/bin/sh\necho \"$@\" >> '{log}'\ncat <<'END'\n{answer}\nEND\necho \"{error}\" "
+        f">&2\nexit {code}\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
     return log
 
 
-def test_context_and_namespace_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_and_namespace_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = acting(tmp_path, monkeypatch, json.dumps({"items": [{"kind": "Pod"}]}))
     assert Kubectl("shop", "west").list("pods", "a=b") == [{"kind": "Pod"}]
-    assert log.read_text() == "--context west --namespace shop get pods --selector a=b --output json\n"
+    assert (
+        log.read_text() == "--context west --namespace shop get pods --selector a=b --output json\n"
+    )
 
 
-def test_an_object_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_is_not_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acting(tmp_path, monkeypatch, "")
     assert Kubectl().get("pod", "x") is None
 
@@ -41,7 +52,12 @@ def test_an_object_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_its_refusals_keep_their_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, kind: type[CommandFailed], status: int | None, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+    kind: type[CommandFailed],
+    status: int | None,
+    code: int,
 ) -> None:
     acting(tmp_path, monkeypatch, "", error, code=1)
     with pytest.raises(kind) as caught:

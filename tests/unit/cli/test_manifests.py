@@ -1,4 +1,5 @@
-"""`magnetar apply` to a single server: what a manifest asks for and a server cannot take from it is said."""
+"""`magnetar apply` to a single server: what a manifest asks for and a server cannot take from it
+is said."""
 
 from __future__ import annotations
 
@@ -30,16 +31,25 @@ class Alone(Rest):
     ("spec", "said"),
     [
         ("{replicas: 3}", "its size is Kubernetes' to change"),
-        ("{auth: {anonymousRole: guest}}", "instead of spec.auth it has the options --security: docs/security.md"),
+        (
+            "{auth: {anonymousRole: guest}}",
+            "instead of spec.auth it has the options --security: docs/security.md",
+        ),
         (
             "{auth: {anonymousRole: guest}, tls: {secretName: x}}",
             "instead of spec.auth and spec.tls it has the options --security and --tls",
         ),
     ],
 )
-def test_a_single_server_says_which_options_it_has_instead_of_fields(tmp_path: Path, spec: str, said: str) -> None:
+def test_a_single_server_says_which_options_it_has_instead_of_fields(
+    tmp_path: Path, spec: str, said: str
+) -> None:
     """Who applies `spec.auth` must not believe that anybody is kept out now."""
     file, text = tmp_path / "main.yaml", io.StringIO()
     file.write_text(MANIFEST + spec)
-    run_apply(Session(Alone("http://127.0.0.1:1"), Screen(OutputFormat.TABLE, file=text), ANYBODY), file, False)
+    run_apply(
+        Session(Alone("http://127.0.0.1:1"), Screen(OutputFormat.TABLE, file=text), ANYBODY),
+        file,
+        False,
+    )
     assert said in " ".join(text.getvalue().split())

@@ -27,7 +27,8 @@ def test_a_taken_port_names_its_owner_and_the_variable() -> None:
 
 
 def test_a_free_port_and_any_port_pass() -> None:
-    """A port that was just given up (TIME_WAIT or not) is free; 0 asks for whatever is free later."""
+    """A port that was just given up (TIME_WAIT or not) is free; 0 asks for whatever is free
+    later."""
     with socket.create_server((HOST, 0)) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection((HOST, port)):

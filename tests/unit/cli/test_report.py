@@ -1,4 +1,5 @@
-"""`magnetar report` takes everything but secrets: some are planted wherever one could hide, and searched for in the archive."""
+"""`magnetar report` takes everything but secrets: some are planted wherever one could hide, and
+searched for in the archive."""
 
 from __future__ import annotations
 
@@ -32,14 +33,24 @@ CLUSTER = {
     "metadata": {
         "name": "main",
         "managedFields": [{"manager": WORD}],
-        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps({"password": WORD}), "owner": "team-a"},
+        "annotations": {
+            "kubectl.kubernetes.io/last-applied-configuration": json.dumps({"password": WORD}),
+            "owner": "team-a",
+        },
     },
-    "spec": {"etcd": {"external": {"endpoints": [f"http://root:{WORD}@etcd:2379"]}}, "config": {"proxy_password": WORD}},
+    "spec": {
+        "etcd": {"external": {"endpoints": [f"http://root:{WORD}@etcd:2379"]}},
+        "config": {"proxy_password": WORD},
+    },
     "status": {"conditions": [{"type": "Ready", "message": "brokers are ready", "status": "True"}]},
 }
 POD = {
     "kind": "Pod",
-    "metadata": {"name": "main-broker-0", "namespace": "shop", "labels": {"app.kubernetes.io/component": "broker"}},
+    "metadata": {
+        "name": "main-broker-0",
+        "namespace": "shop",
+        "labels": {"app.kubernetes.io/component": "broker"},
+    },
     "spec": {
         "containers": [
             {
@@ -48,7 +59,10 @@ POD = {
                 "env": [
                     {"name": "S3_SECRET_ACCESS_KEY", "value": WORD},
                     {"name": "MAGNETAR_KEEP_ALIVE_S", "value": "20"},
-                    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "broker-token", "key": "token"}}},
+                    {
+                        "name": "TOKEN",
+                        "valueFrom": {"secretKeyRef": {"name": "broker-token", "key": "token"}},
+                    },
                 ],
             }
         ],
@@ -56,7 +70,12 @@ POD = {
     },
     "status": {"containerStatuses": [{"name": "broker", "restartCount": 1}]},
 }
-SECRET = {"kind": "Secret", "metadata": {"name": "planted"}, "data": {"password": ENCODED}, "stringData": {"token": TOKEN}}
+SECRET = {
+    "kind": "Secret",
+    "metadata": {"name": "planted"},
+    "data": {"password": ENCODED},
+    "stringData": {"token": TOKEN},
+}
 LOG = "\n".join(
     [
         f"connecting with password={WORD} to the store",
@@ -82,7 +101,11 @@ class Planted(Kubectl):
             return json.dumps({"serverVersion": {"gitVersion": "v1.34.0"}})
         assert command == "get", "nothing is changed"
         if rest[0] == "--raw":
-            return json.dumps(STATUS) if rest[1].endswith("status") else json.dumps({"token": TOKEN, "path": rest[1]})
+            return (
+                json.dumps(STATUS)
+                if rest[1].endswith("status")
+                else json.dumps({"token": TOKEN, "path": rest[1]})
+            )
         if "configmaps" in rest[0]:
             raise Refused(403, f"configmaps is forbidden for token={TOKEN}")
         assert "secrets" not in rest[0], "secrets are never asked for"
@@ -93,12 +116,17 @@ class Planted(Kubectl):
         return json.dumps({"items": found})
 
 
-def test_planted_secrets_are_not_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planted_secrets_are_not_in_the_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All parts are there, what is not secret too; what could not be had is named."""
     target, screen = tmp_path / "r.tar.gz", Screen(OutputFormat.JSON, file=io.StringIO())
     assert run_report(Planted("shop"), screen, target, "magnetar-system", 100) == 0
     with tarfile.open(target) as archive:
-        files = {entry.name.partition("/")[2]: archive.extractfile(entry).read().decode() for entry in archive}  # type: ignore[union-attr]
+        files = {
+            entry.name.partition("/")[2]: archive.extractfile(entry).read().decode()
+            for entry in archive
+        }  # type: ignore[union-attr]
     everything = "\n".join(files.values())
     for secret in PLANTED:
         assert secret not in everything
@@ -122,14 +150,31 @@ def test_planted_secrets_are_not_in_the_archive(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "name", ["password", "S3_SECRET_ACCESS_KEY", "apiKey", "tokenValue", "aws_secret", "clientSecret", "AUTHORIZATION"]
+    "name",
+    [
+        "password",
+        "S3_SECRET_ACCESS_KEY",
+        "apiKey",
+        "tokenValue",
+        "aws_secret",
+        "clientSecret",
+        "AUTHORIZATION",
+    ],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["secretName", "tokenExpirationSeconds", "passwordFile", "secretRef", "tokens_per_s_limit_kind", "keepAlive"]
+    "name",
+    [
+        "secretName",
+        "tokenExpirationSeconds",
+        "passwordFile",
+        "secretRef",
+        "tokens_per_s_limit_kind",
+        "keepAlive",
+    ],
 )
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret_name(name)
@@ -165,4 +210,6 @@ def test_a_broker_without_plain_ports_is_asked_by_https(tmp_path: Path) -> None:
     assert run_report(Closed("shop"), screen, target, "magnetar-system", 100) == 0
     of_broker = [path for path in asked if "/pods/" in path]
     assert of_broker
-    assert {path.partition("/proxy/")[0] for path in of_broker} == {"/api/v1/namespaces/shop/pods/https:main-broker-0:8443"}
+    assert {path.partition("/proxy/")[0] for path in of_broker} == {
+        "/api/v1/namespaces/shop/pods/https:main-broker-0:8443"
+    }

@@ -1,4 +1,5 @@
-"""The command line's REST client against real listeners: other brokers of a list, redirects, refusals, answers that never come."""
+"""The command line's REST client against real listeners: other brokers of a list, redirects,
+refusals, answers that never come."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def says(status: int, body: object = None, location: str = "") -> Answer:
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         text = b"" if body is None else json.dumps(body).encode()
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\n" + (f"Location: {location}\r\n" if location else "")
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\n" + (
+            f"Location: {location}\r\n" if location else ""
+        )
         request.wfile.write(head.encode() + b"\r\n" + text)
 
     return answer
@@ -67,29 +70,39 @@ def test_the_next_broker_is_asked() -> None:
         listening(says(200, {"a": 1})) as good,
         listening(says(204)) as empty,
     ):
-        assert Rest(f"{dead()},{starting}, {good}").get("/x", {"q": True, "left out": None}) == {"a": 1}
+        assert Rest(f"{dead()},{starting}, {good}").get("/x", {"q": True, "left out": None}) == {
+            "a": 1
+        }
         assert Rest(empty).put("/x", {"b": 2}) is None
         with pytest.raises(Refused, match="starting"):
             Rest(f"{dead()},{starting}").get("/x")
 
 
 def test_a_redirect_is_followed_with_its_query() -> None:
-    """307 to the owner keeps method and target; an owner that cannot be reached from here is said to be just that."""
+    """307 to the owner keeps method and target; an owner that cannot be reached from here is
+    said to be just that."""
     seen: list[str] = []
 
     def owner(request: http.server.BaseHTTPRequestHandler) -> None:
         seen.append(f"{request.command} {request.path}")
         says(204)(request)
 
-    with listening(owner) as url, listening(says(307, location=f"{url}/t/unload?destinationBroker=b")) as other:
+    with (
+        listening(owner) as url,
+        listening(says(307, location=f"{url}/t/unload?destinationBroker=b")) as other,
+    ):
         Rest(other).put("/t/unload", query={"destinationBroker": "b"})
     assert seen == ["PUT /t/unload?destinationBroker=b"]
-    with listening(says(307, location=f"{dead()}/t")) as other, pytest.raises(Unreachable, match="does not answer from here"):
+    with (
+        listening(says(307, location=f"{dead()}/t")) as other,
+        pytest.raises(Unreachable, match="does not answer from here"),
+    ):
         Rest(other).get("/t")
 
 
 def test_a_change_that_may_have_happened_is_not_repeated_elsewhere() -> None:
-    """The connection breaks after the request was read: a GET goes on to the next broker, anything else does not."""
+    """The connection breaks after the request was read: a GET goes on to the next broker,
+    anything else does not."""
     with listening(hangs_up) as broken, listening(says(200, 5)) as good:
         assert Rest(f"{broken},{good}").get("/x") == 5
         with pytest.raises(Unreachable, match="whether POST /x took effect is not known"):
@@ -98,11 +111,17 @@ def test_a_change_that_may_have_happened_is_not_repeated_elsewhere() -> None:
 
 def test_a_refusal_has_the_servers_reason_and_a_remedy() -> None:
     """Its own if it gives one, else what fits the status; text that is not JSON is shown too."""
-    with listening(says(404, {"reason": "Topic t not found"})) as url, pytest.raises(Refused) as refused:
+    with (
+        listening(says(404, {"reason": "Topic t not found"})) as url,
+        pytest.raises(Refused) as refused,
+    ):
         Rest(url).get("/x")
     assert (refused.value.status, str(refused.value)) == (404, "Topic t not found")
     assert "magnetar topics list" in refused.value.remedy
-    with listening(says(409, {"reason": "it has clients; close them"})) as url, pytest.raises(Refused) as refused:
+    with (
+        listening(says(409, {"reason": "it has clients; close them"})) as url,
+        pytest.raises(Refused) as refused,
+    ):
         Rest(url).get("/x")
     assert (str(refused.value), refused.value.remedy) == ("it has clients; close them", "")
 

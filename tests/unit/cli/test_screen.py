@@ -1,4 +1,5 @@
-"""What people and scripts get to see: tables of a fixed shape without a terminal, JSON and YAML, sizes and ages, errors in two lines."""
+"""What people and scripts get to see: tables of a fixed shape without a terminal, JSON and YAML,
+sizes and ages, errors in two lines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import pytest
 import yaml
 
 from magnetar.amounts import age_text, size_text
-from magnetar.cli.failures import CommandFailed, Refused, Unreachable, WrongUsage, exit_code_of, lines_of, without_secrets
+from magnetar.cli.failures import (
+    CommandFailed,
+    Refused,
+    Unreachable,
+    WrongUsage,
+    exit_code_of,
+    lines_of,
+    without_secrets,
+)
 from magnetar.cli.screen import OutputFormat, Screen
 from magnetar.errors import InvalidRequest, NotOwner, ServiceNotReady
 
@@ -29,7 +38,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_table_without_a_terminal_is_plain_and_cuts_nothing() -> None:
-    """Golden: headings, two spaces, numbers to the right, no trailing blanks, whatever the width."""
+    """Golden: headings, two spaces, numbers to the right, no trailing blanks, whatever the
+    width."""
     out = io.StringIO()
     Screen(file=out).table(("broker", "state", "bundles", "in", "reason"), ROWS)
     assert out.getvalue() == GOLDEN
@@ -40,10 +50,14 @@ def test_a_table_without_a_terminal_is_plain_and_cuts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "no_color"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("LANG", "C", True)]
+    ("variable", "value", "no_color"),
+    [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("LANG", "C", True)],
 )
-def test_a_terminal_is_plain_on_request(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, no_color: bool) -> None:
-    """NO_COLOR, TERM=dumb and --no-color all give the golden table; without them there are colours."""
+def test_a_terminal_is_plain_on_request(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, no_color: bool
+) -> None:
+    """NO_COLOR, TERM=dumb and --no-color all give the golden table; without them there are
+    colours."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured = Terminal()
@@ -51,7 +65,9 @@ def test_a_terminal_is_plain_on_request(monkeypatch: pytest.MonkeyPatch, variabl
     assert "\x1b[" in coloured.getvalue()
     monkeypatch.setenv(variable, value)
     plain = Terminal()
-    Screen(no_color=no_color, file=plain).table(("broker", "state", "bundles", "in", "reason"), ROWS)
+    Screen(no_color=no_color, file=plain).table(
+        ("broker", "state", "bundles", "in", "reason"), ROWS
+    )
     assert plain.getvalue() == GOLDEN
 
 
@@ -65,13 +81,23 @@ def test_scripts_get_one_value_and_people_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (3 << 29, "1.5 GiB"), (1 << 60, "1024.0 PiB")]
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (4096, "4.0 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 60, "1024.0 PiB"),
+    ],
 )
 def test_sizes(count: int, text: str) -> None:
     assert size_text(count) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(-3, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2.0 h"), (172_800, "2.0 days")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2.0 h"), (172_800, "2.0 days")],
+)
 def test_ages(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
 
@@ -103,7 +129,9 @@ def test_exit_codes(error: CommandFailed, code: int) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """Credentials in addresses, tokens and passwords."""
-    shown = without_secrets("http://me:hunter2@host:8080 failed, Bearer abc.def?token=abc&password=hunter2 x")
+    shown = without_secrets(
+        "http://me:hunter2@host:8080 failed, Bearer abc.def?token=abc&password=hunter2 x"
+    )
     assert "hunter2" not in shown
     assert "abc" not in shown
     assert "host:8080" in shown

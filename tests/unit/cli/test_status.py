@@ -10,4 +10,6 @@ WELL = {"leader": "b", "brokers": [{"incarnation": "b.1", "state": "serving"}], 
 def test_a_broker_that_lacks_space_is_named_with_the_reason() -> None:
     nothing = {"damage": [], "short_of_space": {}, "unreachable": []}
     assert problems_of(WELL, nothing) == []
-    assert problems_of(WELL, {**nothing, "short_of_space": {"b": "no room"}}) == ["broker b publishes nothing: no room"]
+    assert problems_of(WELL, {**nothing, "short_of_space": {"b": "no room"}}) == [
+        "broker b publishes nothing: no room"
+    ]

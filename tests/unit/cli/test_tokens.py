@@ -30,7 +30,19 @@ def test_tokens_of_a_secret_key_are_believed(tmp_path: Path, form: list[str]) ->
     run("create-secret-key", "--output", str(file), *form)
     assert file.stat().st_mode & 0o777 == 0o600
     token = (
-        run("create", "--secret-key", str(file), "--subject", "reader", "--expires", "2h", "--audience", "main").strip().encode()
+        run(
+            "create",
+            "--secret-key",
+            str(file),
+            "--subject",
+            "reader",
+            "--expires",
+            "2h",
+            "--audience",
+            "main",
+        )
+        .strip()
+        .encode()
     )
     rules = TokenRules(secret_key("f", file.read_bytes()), audience="main")
     now_s = SystemClock().wall_ms() / 1000
@@ -44,9 +56,14 @@ def test_tokens_of_a_private_key_are_believed_by_its_public_half(tmp_path: Path)
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
     run("create-key-pair", "--output-private-key", str(private), "--output-public-key", str(public))
     token = run("create", "--private-key", str(private), "--subject", "reader").strip()
-    assert verify(token.encode(), TokenRules(public_key("f", public.read_bytes())), NOW_S).expires_s is None
+    assert (
+        verify(token.encode(), TokenRules(public_key("f", public.read_bytes())), NOW_S).expires_s
+        is None
+    )
     (tmp_path / "token").write_text(token)
-    assert json.loads(run("show", "--file", str(tmp_path / "token")).split("\n}\n", 1)[1]) == {"sub": "reader"}
+    assert json.loads(run("show", "--file", str(tmp_path / "token")).split("\n}\n", 1)[1]) == {
+        "sub": "reader"
+    }
 
 
 def test_a_key_is_never_replaced_and_mistakes_are_named(tmp_path: Path) -> None:

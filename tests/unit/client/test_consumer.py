@@ -1,4 +1,5 @@
-"""Consumers and readers against a scripted broker: permits, acknowledgements, redelivery, seeking, reconnects."""
+"""Consumers and readers against a scripted broker: permits, acknowledgements, redelivery,
+seeking, reconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def run(scenario: Scenario, **options: Any) -> None:
     async def body() -> None:
         network = MemoryNetwork()
         broker = ScriptedBroker(network, "a")
-        async with Client("pulsar://a:6650", network=network, **{"operation_timeout_s": 2, **options}) as client:
+        async with Client(
+            "pulsar://a:6650", network=network, **{"operation_timeout_s": 2, **options}
+        ) as client:
             async with asyncio.timeout(120):
                 await scenario(broker, client)
 
@@ -34,7 +37,9 @@ def run(scenario: Scenario, **options: Any) -> None:
 
 
 def entry(value: bytes, **fields: Any) -> bytes:
-    return encode_entry(api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, **fields), value)
+    return encode_entry(
+        api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, **fields), value
+    )
 
 
 def batch(*values: bytes, gone: tuple[int, ...] = ()) -> bytes:
@@ -55,14 +60,33 @@ def test_messages_arrive_with_what_they_carry() -> None:
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", initial_position="Earliest", consumer_name="me")
         ask = broker.of("subscribe")[0]
-        assert (ask.topic, ask.subType, ask.initialPosition, ask.consumer_name) == ("persistent://public/default/t", 0, 1, "me")
+        assert (ask.topic, ask.subType, ask.initialPosition, ask.consumer_name) == (
+            "persistent://public/default/t",
+            0,
+            1,
+            "me",
+        )
         properties = [api.KeyValue(key="a", value="b")]
-        broker.deliver(0, [entry(b"v", partition_key="k", event_time=9, properties=properties)], partition=4, redelivery_counts=[2])
+        broker.deliver(
+            0,
+            [entry(b"v", partition_key="k", event_time=9, properties=properties)],
+            partition=4,
+            redelivery_counts=[2],
+        )
         message = await consumer.receive()
         assert message.id == MessageId(7, 0, partition=4)
         assert str(message.id) == "7:0:4"
-        assert (message.value, message.key, message.event_time_ms, message.publish_time_ms) == (b"v", "k", 9, 5)
-        assert (dict(message.properties), message.producer_name, message.redelivery_count) == ({"a": "b"}, "p", 2)
+        assert (message.value, message.key, message.event_time_ms, message.publish_time_ms) == (
+            b"v",
+            "k",
+            9,
+            5,
+        )
+        assert (dict(message.properties), message.producer_name, message.redelivery_count) == (
+            {"a": "b"},
+            "p",
+            2,
+        )
 
     run(scenario)
 
@@ -88,7 +112,8 @@ def test_receive_times_out_and_iteration_ends_with_the_consumer() -> None:
 
 
 def test_permits_are_given_again_at_half_the_queue_and_afresh_after_a_reconnect() -> None:
-    """FLOW(10), then FLOW(5) per five messages taken; after a reconnect FLOW(10) and nothing from before is handed out."""
+    """FLOW(10), then FLOW(5) per five messages taken; after a reconnect FLOW(10) and nothing
+    from before is handed out."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", receiver_queue=10)
@@ -130,7 +155,11 @@ def test_acknowledging_parts_of_a_batch_sends_what_remains_and_the_last_part_the
         await consumer.acknowledge(messages[0])
         await consumer.acknowledge(messages[64])
         await consumer.acknowledge(messages[65])
-        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [-2, 1])], [(0, [-2, 0])], [(1, [])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [
+            [(0, [-2, 1])],
+            [(0, [-2, 0])],
+            [(1, [])],
+        ]
         for message in messages[1:64]:
             consumer.acknowledge_nowait(message)
         last = acknowledged(await broker.arrival("ack", 4))
@@ -164,7 +193,9 @@ def test_acknowledge_reports_refusals_and_unknown_outcomes() -> None:
         consumer = await client.subscribe("t", "s")
         broker.deliver(0, [entry(b"a")])
         message = await consumer.receive()
-        broker.script["ack"] = lambda _, ack: commands.ack_response(ack.consumer_id, ack.request_id, WireCode.CONSUMER_BUSY, "no")
+        broker.script["ack"] = lambda _, ack: commands.ack_response(
+            ack.consumer_id, ack.request_id, WireCode.CONSUMER_BUSY, "no"
+        )
         with pytest.raises(ConsumerBusy, match="no"):
             await consumer.acknowledge(message)
         broker.script["ack"] = lambda session, _: session.drop()
@@ -175,7 +206,8 @@ def test_acknowledge_reports_refusals_and_unknown_outcomes() -> None:
 
 
 def test_negative_acknowledgement_redelivers_single_messages_on_shared_subscriptions() -> None:
-    """After its delay, those asked for, once; together, and sorted then, unless the machine was busy between the two."""
+    """After its delay, those asked for, once; together, and sorted then, unless the machine was
+    busy between the two."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=0.005)
@@ -193,7 +225,8 @@ def test_negative_acknowledgement_redelivers_single_messages_on_shared_subscript
 
 
 def test_redelivery_on_an_exclusive_subscription_starts_a_new_epoch() -> None:
-    """What waits is dropped and its permits returned; messages of the old epoch that still arrive are dropped too."""
+    """What waits is dropped and its permits returned; messages of the old epoch that still
+    arrive are dropped too."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", receiver_queue=4)
@@ -324,7 +357,11 @@ def test_a_reader_starts_behind_its_position_and_goes_on_behind_what_it_took() -
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         reader = await client.create_reader("t", MessageId(7, 3, 1, -1, 3))
         ask = broker.of("subscribe")[0]
-        assert (ask.durable, ask.start_message_id.entryId, ask.subscription[:7]) == (False, 3, "reader-")
+        assert (ask.durable, ask.start_message_id.entryId, ask.subscription[:7]) == (
+            False,
+            3,
+            "reader-",
+        )
         broker.deliver(0, [batch(b"a", b"b", b"c"), entry(b"d")], 3)
         assert (await reader.receive()).value == b"c"
         broker.sessions[-1].drop()
@@ -342,7 +379,9 @@ def test_has_message_available_compares_with_what_was_taken() -> None:
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         last = [commands.message_id_data(commands.EARLIEST)]
-        broker.script["get_last_message_id"] = lambda _, ask: commands.last_message_id(ask.request_id, last[0])
+        broker.script["get_last_message_id"] = lambda _, ask: commands.last_message_id(
+            ask.request_id, last[0]
+        )
         reader = await client.create_reader("t", EARLIEST)
         assert not await reader.has_message_available()
         last[0] = commands.message_id_data(Position(7, 0))
@@ -374,7 +413,9 @@ def test_a_refused_handshake_is_a_typed_error() -> None:
     """ERROR with request id -1 answers CONNECT."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        broker.script["connect"] = lambda *_: commands.error(commands.NO_REQUEST, WireCode.CONSUMER_BUSY, "go away")
+        broker.script["connect"] = lambda *_: commands.error(
+            commands.NO_REQUEST, WireCode.CONSUMER_BUSY, "go away"
+        )
         with pytest.raises(ConsumerBusy, match="go away"):
             await client.subscribe("t", "s")
 
@@ -386,7 +427,9 @@ def test_a_cancelled_subscribe_leaves_nothing_attached() -> None:
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 2
-        broker.script["subscribe"] = lambda _, ask: commands.success(ask.request_id) if ask.topic.endswith("0") else None
+        broker.script["subscribe"] = lambda _, ask: (
+            commands.success(ask.request_id) if ask.topic.endswith("0") else None
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await client.subscribe("t", "s")
@@ -398,12 +441,15 @@ def test_a_cancelled_subscribe_leaves_nothing_attached() -> None:
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Failover", "Shared"])
 def test_messages_whose_chunks_never_end_do_not_keep_back_others(kind: str) -> None:
-    """More unfinished messages than a consumer holds: what follows arrives, and they are not asked for at once, again and again."""
+    """More unfinished messages than a consumer holds: what follows arrives, and they are not
+    asked for at once, again and again."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type=kind, negative_ack_delay_s=0.2)
         chunks = [
-            entry(b"x", uuid=f"u{number}", num_chunks_from_msg=2, chunk_id=0, total_chunk_msg_size=9)
+            entry(
+                b"x", uuid=f"u{number}", num_chunks_from_msg=2, chunk_id=0, total_chunk_msg_size=9
+            )
             for number in range(UNFINISHED_MESSAGES_MAX + 2)
         ]
         broker.deliver(0, [*chunks, entry(b"good")])

@@ -1,4 +1,5 @@
-"""Of an entry that comes again nothing is handed out twice: the bookkeeping alone, and consumers against a scripted broker."""
+"""Of an entry that comes again nothing is handed out twice: the bookkeeping alone, and consumers
+against a scripted broker."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ from tests.support.scripted_coordinator import ScriptedCoordinator, txn_of
 from tests.support.scripted_coordinator import run as run_with_coordinator
 from tests.unit.client.test_consumer import batch, entry, run
 
-STEPS = st.lists(st.tuples(st.sampled_from(["arrive", "come_again", "everything", "take"]), st.integers(0, 3)))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["arrive", "come_again", "everything", "take"]), st.integers(0, 3))
+)
 
 
 @given(STEPS)
 def test_copies_agree_with_a_queue_that_is_searched(steps: list[tuple[str, int]]) -> None:
-    """What may be handed out is what a queue holds from which every copy of an entry is removed when it comes again."""
+    """What may be handed out is what a queue holds from which every copy of an entry is removed
+    when it comes again."""
     copies, queue, model = Copies(), list[tuple[int, Position]](), list[tuple[int, Position]]()
     for step, number in steps:
         position = Position(0, number)
@@ -55,7 +59,8 @@ def test_copies_agree_with_a_queue_that_is_searched(steps: list[tuple[str, int]]
 
 
 def test_what_is_remembered_is_forgotten_once_the_inbox_has_moved_on() -> None:
-    """A thousand entries asked for again are forgotten with the next message that arrived behind them."""
+    """A thousand entries asked for again are forgotten with the next message that arrived behind
+    them."""
     copies = Copies()
     waiting = copies.arrived()
     copies.come_again([Position(0, number) for number in range(1000)])
@@ -66,7 +71,8 @@ def test_what_is_remembered_is_forgotten_once_the_inbox_has_moved_on() -> None:
 
 
 def test_of_a_batch_asked_for_again_nothing_that_waits_is_handed_out_twice() -> None:
-    """Two of four were taken: the two that wait come with the batch, once, and their permits are given back."""
+    """Two of four were taken: the two that wait come with the batch, once, and their permits are
+    given back."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared", receiver_queue=4)
@@ -84,16 +90,24 @@ def test_of_a_batch_asked_for_again_nothing_that_waits_is_handed_out_twice() -> 
 
 
 def test_a_batch_that_the_broker_delivers_again_by_itself_replaces_what_waits_of_it() -> None:
-    """After the abort of a transaction: what is acknowledged by then is not handed out, what waited before it is, in its place."""
+    """After the abort of a transaction: what is acknowledged by then is not handed out, what
+    waited before it is, in its place."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared")
         broker.deliver(0, [batch(b"a", b"b", b"c", b"d"), entry(b"e")])
         assert (await consumer.receive()).value == b"a"
-        broker.deliver(0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1], ack_sets=[[0b1101]])
+        broker.deliver(
+            0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1], ack_sets=[[0b1101]]
+        )
         broker.sessions[-1].write(commands.PING)
         await broker.arrival("pong")  # both copies are here
-        assert [message.value for message in await consumer.batch_receive(9)] == [b"e", b"a", b"c", b"d"]
+        assert [message.value for message in await consumer.batch_receive(9)] == [
+            b"e",
+            b"a",
+            b"c",
+            b"d",
+        ]
 
     run(scenario)
 
@@ -115,9 +129,12 @@ def test_a_copy_that_is_damaged_on_its_way_replaces_nothing() -> None:
 
 
 def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
-    """One batch of nine, three per transaction, the second of which is refused: no message is acknowledged in two that commit."""
+    """One batch of nine, three per transaction, the second of which is refused: no message is
+    acknowledged in two that commit."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         raw = batch(*(b"%d" % number for number in range(9)))
         acknowledged: dict[int, set[int]] = {}
 
@@ -135,9 +152,15 @@ def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
                 return coordinator.end(session, ask)
             acknowledged.pop(1)
             again(session, ask)  # what it had acknowledged comes again with its abort
-            return transactions.end_txn_response(ask.request_id, txn_of(ask), Refusal(WireCode.INVALID_TXN_STATUS, "is ABORTED"))
+            return transactions.end_txn_response(
+                ask.request_id, txn_of(ask), Refusal(WireCode.INVALID_TXN_STATUS, "is ABORTED")
+            )
 
-        broker.script |= {"redeliver_unacknowledged_messages": again, "ack": hold, "end_txn": refuse_the_second}
+        broker.script |= {
+            "redeliver_unacknowledged_messages": again,
+            "ack": hold,
+            "end_txn": refuse_the_second,
+        }
         consumer = await client.subscribe("in", "s", type="Shared")
         broker.deliver(0, [raw])
 
@@ -151,7 +174,8 @@ def test_an_abort_in_the_middle_of_a_batch_costs_one_more_transaction() -> None:
 
 
 def test_an_exclusive_consumer_begins_anew_after_an_abort() -> None:
-    """The broker goes back to what the transaction had acknowledged: what waits is dropped, for it comes behind that."""
+    """The broker goes back to what the transaction had acknowledged: what waits is dropped, for
+    it comes behind that."""
 
     async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:
         consumer = await client.subscribe("in", "s")

@@ -1,4 +1,5 @@
-"""Dead letters of batches and chunks against a scripted broker: nothing is acknowledged unseen, given up twice or forgotten when a step fails."""
+"""Dead letters of batches and chunks against a scripted broker: nothing is acknowledged unseen,
+given up twice or forgotten when a step fails."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ DELAY_S = 0.02
 
 async def subscribed(client: Client, **options: Any) -> Consumer[bytes]:
     """A consumer whose messages have their last chance with their first redelivery."""
-    options = {"negative_ack_delay_s": DELAY_S, "dead_letter": DeadLetterPolicy(1, "graves"), **options}
+    options = {
+        "negative_ack_delay_s": DELAY_S,
+        "dead_letter": DeadLetterPolicy(1, "graves"),
+        **options,
+    }
     return await client.subscribe("t", "s", type="Shared", **options)
 
 
@@ -31,7 +36,11 @@ def refuse_ack(broker: ScriptedBroker, number: int) -> None:
     """Have the acknowledgement of this number, from 1 on, refused for now."""
 
     def answer(_: Session, ack: Any) -> bytes:
-        refusal = (WireCode.SERVICE_NOT_READY, "is being unloaded") if len(broker.of("ack")) == number else ()
+        refusal = (
+            (WireCode.SERVICE_NOT_READY, "is being unloaded")
+            if len(broker.of("ack")) == number
+            else ()
+        )
         return commands.ack_response(ack.consumer_id, ack.request_id, *refusal)
 
     broker.script["ack"] = answer
@@ -51,7 +60,8 @@ def tracked(consumer: Consumer[bytes]) -> int:
 
 
 def test_a_dead_entry_that_cannot_be_buried_is_asked_for_again() -> None:
-    """Its messages were acknowledged in a transaction that was aborted, so that they came once too often."""
+    """Its messages were acknowledged in a transaction that was aborted, so that they came once
+    too often."""
 
     async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:
         refuse_first_producer(broker)
@@ -98,14 +108,19 @@ def test_what_is_a_dead_letter_already_may_be_refused_late() -> None:
         assert [message.value for message in rest] == [b"b", b"c"]
         for message in rest:
             await consumer.acknowledge(message)
-        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [0b110])], [(0, [0b100])], [(0, [])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [
+            [(0, [0b110])],
+            [(0, [0b100])],
+            [(0, [])],
+        ]
         assert (letters(broker), redelivered(broker), tracked(consumer)) == ([b"a"], [], 0)
 
     run(scenario)
 
 
 def test_the_rest_of_a_batch_has_its_time_anew_when_one_of_it_is_buried() -> None:
-    """`a` is refused, `b` is neither refused nor acknowledged: it is given up when its own time is over."""
+    """`a` is refused, `b` is neither refused nor acknowledged: it is given up when its own time
+    is over."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await subscribed(client, ack_timeout_s=0.1)
@@ -125,7 +140,11 @@ def test_all_chunks_of_a_dead_letter_are_acknowledged_again_after_a_refusal() ->
         refuse_ack(broker, 1)
         consumer = await subscribed(client)
         chunks: dict[str, Any] = {"uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": 4}
-        broker.deliver(0, [entry(b"ab", chunk_id=0, **chunks), entry(b"cd", chunk_id=1, **chunks)], redelivery_counts=[1, 1])
+        broker.deliver(
+            0,
+            [entry(b"ab", chunk_id=0, **chunks), entry(b"cd", chunk_id=1, **chunks)],
+            redelivery_counts=[1, 1],
+        )
         consumer.negative_acknowledge(await consumer.receive())
         await broker.arrival("ack", 2)
         assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, []), (1, [])]] * 2
@@ -144,7 +163,11 @@ def test_a_batch_that_was_acknowledged_whole_is_so_again_after_a_refusal() -> No
         await consumer.acknowledge(first)
         consumer.negative_acknowledge(second)
         await broker.arrival("ack", 3)
-        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [0b10])], [(0, [])], [(0, [])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [
+            [(0, [0b10])],
+            [(0, [])],
+            [(0, [])],
+        ]
 
     run(scenario)
 
@@ -178,7 +201,8 @@ def test_an_id_of_a_whole_entry_refuses_all_that_is_held_of_it() -> None:
 
 
 def test_what_is_acknowledged_while_its_burial_fails_is_no_dead_letter() -> None:
-    """Two were refused; the application acknowledges one of them after all, and only the other one is tried again."""
+    """Two were refused; the application acknowledges one of them after all, and only the other
+    one is tried again."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         asked: list[tuple[Session, Any]] = []
@@ -199,19 +223,26 @@ def test_what_is_acknowledged_while_its_burial_fails_is_no_dead_letter() -> None
         session.write(commands.error(ask.request_id, WireCode.NOT_ALLOWED, "no"))
         await broker.arrival("ack", 2)
         await consumer.acknowledge(third)
-        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [0b110])], [(0, [0b100])], [(0, [])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [
+            [(0, [0b110])],
+            [(0, [0b100])],
+            [(0, [])],
+        ]
         assert (letters(broker), tracked(consumer)) == ([b"b"], 0)
 
     run(scenario)
 
 
 def test_a_producer_of_dead_letters_that_was_refused_for_good_is_replaced() -> None:
-    """Its topic was terminated, then deleted: the next attempt makes a producer of the topic that is there now."""
+    """Its topic was terminated, then deleted: the next attempt makes a producer of the topic
+    that is there now."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         def terminated(_: Session, send: Any) -> bytes:
             del broker.script["send"]
-            return commands.send_error(send.producer_id, send.sequence_id, WireCode.TOPIC_TERMINATED, "terminated")
+            return commands.send_error(
+                send.producer_id, send.sequence_id, WireCode.TOPIC_TERMINATED, "terminated"
+            )
 
         broker.script["send"] = terminated
         consumer = await subscribed(client)
@@ -234,6 +265,10 @@ def test_nothing_is_buried_or_asked_for_after_close() -> None:
         await consumer.close()
         consumer.negative_acknowledge(message)
         partition._unacknowledged.bury(message.id.position, [message])
-        assert (partition._unacknowledged._timer, partition._unacknowledged._burying, broker.of("producer")) == (None, set(), [])
+        assert (
+            partition._unacknowledged._timer,
+            partition._unacknowledged._burying,
+            broker.of("producer"),
+        ) == (None, set(), [])
 
     run(scenario)

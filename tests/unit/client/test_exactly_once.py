@@ -1,4 +1,5 @@
-"""Consume, transform, produce against a scripted coordinator: commits, aborts, unknown outcomes, exceptions."""
+"""Consume, transform, produce against a scripted coordinator: commits, aborts, unknown outcomes,
+exceptions."""
 
 from __future__ import annotations
 
@@ -32,17 +33,27 @@ def redeliveries(broker: ScriptedBroker, entries: dict[int, bytes]) -> None:
 def test_each_batch_is_a_transaction_and_the_count_is_what_was_committed() -> None:
     """Five messages, two at a time: three commits; outputs and acknowledgements belong to them."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         consumer = await client.subscribe("in", "s", type="Shared")
         producer = await client.create_producer("out")
         broker.deliver(0, [entry(b"%d" % number) for number in range(5)])
 
         async def work(messages: Sequence[Message], txn: Transaction) -> None:
-            await asyncio.gather(*(producer.send(message.value * 2, txn=txn) for message in messages))
+            await asyncio.gather(
+                *(producer.send(message.value * 2, txn=txn) for message in messages)
+            )
 
         assert await exactly_once(client, consumer, work, messages_max=2, idle_s=1) == 5
         assert coordinator.ended == {TxnId(0, 0): True, TxnId(0, 1): True, TxnId(0, 2): True}
-        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"00", b"11", b"22", b"33", b"44"]
+        assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [
+            b"00",
+            b"11",
+            b"22",
+            b"33",
+            b"44",
+        ]
         assert [txn_of(send).least for send in broker.of("send")] == [0, 0, 1, 1, 2]
         assert sorted(txn_of(ack).least for ack in broker.of("ack")) == [0, 0, 1, 1, 2]
 
@@ -50,20 +61,28 @@ def test_each_batch_is_a_transaction_and_the_count_is_what_was_committed() -> No
 
 
 def test_an_aborted_batch_is_delivered_again_and_a_conflict_is_waited_for() -> None:
-    """First a refused commit, then an acknowledgement that another transaction holds; the third attempt commits."""
+    """First a refused commit, then an acknowledgement that another transaction holds; the third
+    attempt commits."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         redeliveries(broker, {0: b"x"})
 
         def refuse(_: Session, ask: Any) -> bytes:
             broker.script["end_txn"] = coordinator.end
             broker.script["ack"] = conflict
-            broker.deliver(0, [entry(b"x")])  # what the transaction had acknowledged comes again with its abort
-            return transactions.end_txn_response(ask.request_id, txn_of(ask), Refusal(WireCode.INVALID_TXN_STATUS, "is ABORTED"))
+            # what the transaction had acknowledged comes again with its abort
+            broker.deliver(0, [entry(b"x")])
+            return transactions.end_txn_response(
+                ask.request_id, txn_of(ask), Refusal(WireCode.INVALID_TXN_STATUS, "is ABORTED")
+            )
 
         def conflict(_: Session, ack: Any) -> bytes:
             del broker.script["ack"]
-            return commands.ack_response(ack.consumer_id, ack.request_id, WireCode.TRANSACTION_CONFLICT, "held by (9,9)")
+            return commands.ack_response(
+                ack.consumer_id, ack.request_id, WireCode.TRANSACTION_CONFLICT, "held by (9,9)"
+            )
 
         broker.script["end_txn"] = refuse
         consumer = await client.subscribe("in", "s", type="Shared")
@@ -82,9 +101,12 @@ def test_an_aborted_batch_is_delivered_again_and_a_conflict_is_waited_for() -> N
 
 
 def test_after_an_unknown_outcome_the_broker_decides() -> None:
-    """The commit took place, its answer was lost and then forgotten: nothing comes again, nothing is published twice."""
+    """The commit took place, its answer was lost and then forgotten: nothing comes again,
+    nothing is published twice."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         def lose(session: Session, _: Any) -> None:
             broker.script["end_txn"] = lambda _, ask: transactions.end_txn_response(
                 ask.request_id, txn_of(ask), Refusal(WireCode.TRANSACTION_NOT_FOUND, "forgotten")
@@ -101,7 +123,8 @@ def test_after_an_unknown_outcome_the_broker_decides() -> None:
 
         assert await exactly_once(client, consumer, work, idle_s=1) == 0
         assert calls == [1]
-        assert len(broker.of("subscribe")) == 2  # what the broker still has would have come again by itself
+        # what the broker still has would have come again by itself
+        assert len(broker.of("subscribe")) == 2
         assert coordinator.ended == {}
 
     run(scenario)
@@ -110,7 +133,9 @@ def test_after_an_unknown_outcome_the_broker_decides() -> None:
 def test_an_exception_of_the_work_aborts_refuses_the_messages_and_is_raised() -> None:
     """The negative acknowledgement brings them back after its delay."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         consumer = await client.subscribe("in", "s", type="Shared", negative_ack_delay_s=0.01)
         broker.deliver(0, [entry(b"x")])
 
@@ -130,7 +155,9 @@ def test_an_exception_of_the_work_aborts_refuses_the_messages_and_is_raised() ->
 def test_a_final_refusal_is_raised_and_the_messages_come_again() -> None:
     """A cluster without coordinators."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         coordinator.count = 0
         consumer = await client.subscribe("in", "s", type="Shared")
         broker.deliver(0, [entry(b"x")])
@@ -146,12 +173,17 @@ def test_a_final_refusal_is_raised_and_the_messages_come_again() -> None:
 
 
 def test_an_exclusive_subscription_starts_anew_after_a_failure() -> None:
-    """What waits here would come twice otherwise: a new consumer epoch drops it, and order is kept."""
+    """What waits here would come twice otherwise: a new consumer epoch drops it, and order is
+    kept."""
 
-    async def scenario(broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client) -> None:
+    async def scenario(
+        broker: ScriptedBroker, coordinator: ScriptedCoordinator, client: Client
+    ) -> None:
         def refuse(_: Session, ask: Any) -> bytes:
             broker.script["end_txn"] = coordinator.end
-            return transactions.end_txn_response(ask.request_id, txn_of(ask), Refusal(WireCode.TRANSACTION_NOT_FOUND, "timed out"))
+            return transactions.end_txn_response(
+                ask.request_id, txn_of(ask), Refusal(WireCode.TRANSACTION_NOT_FOUND, "timed out")
+            )
 
         def again(_: Session, ask: Any) -> None:
             broker.deliver(0, [entry(b"0"), entry(b"1")], consumer_epoch=ask.consumer_epoch)
@@ -171,7 +203,8 @@ def test_an_exclusive_subscription_starts_anew_after_a_failure() -> None:
 
 
 def test_a_second_copy_of_a_message_in_a_batch_is_left_out() -> None:
-    """After a reconnect a message may be here twice; one transaction would acknowledge it once and publish what follows from it twice."""
+    """After a reconnect a message may be here twice; one transaction would acknowledge it once
+    and publish what follows from it twice."""
 
     async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:
         consumer = await client.subscribe("in", "s", type="Shared")

@@ -1,4 +1,5 @@
-"""The client is a library: it logs by `logging`, and is silent until the application wants to hear it."""
+"""The client is a library: it logs by `logging`, and is silent until the application wants to
+hear it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ asyncio.run(main())
 def said(configure: str) -> tuple[str, str]:
     """Standard output and error of a program whose client cannot attach."""
     program = PROGRAM.replace("CONFIGURE", configure)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return done.stdout, done.stderr
 
 
@@ -44,5 +47,8 @@ def test_an_application_that_logs_hears_it(level: str) -> None:
     """On its own handler, under the library's name."""
     out, error = said(f"import logging; logging.basicConfig(level='{level}')")
     assert out == ""
-    assert "INFO:magnetar.client.attachment:topic persistent://public/default/t-partition-0: attaching failed" in error
+    assert (
+        "INFO:magnetar.client.attachment:topic persistent://public/default/t-partition-0: "
+        "attaching failed" in error
+    )
     assert "ERROR:magnetar.client.receiving:topic t" in error

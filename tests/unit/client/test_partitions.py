@@ -1,4 +1,5 @@
-"""Partitioned topics: routing, growth while in use, readers over all partitions; compression codecs of producers."""
+"""Partitioned topics: routing, growth while in use, readers over all partitions; compression
+codecs of producers."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import EARLIEST, LATEST, Batching, Client, Compression, KeyHash, MessageId, Routing
+from magnetar.client import (
+    EARLIEST,
+    LATEST,
+    Batching,
+    Client,
+    Compression,
+    KeyHash,
+    MessageId,
+    Routing,
+)
 from magnetar.client.incoming import Received, open_entry
 from magnetar.errors import InvalidRequest, WireCode
 from magnetar.hashes import java_string_hash, murmur3
@@ -19,11 +29,16 @@ from tests.unit.client.test_consumer import entry, run
 
 
 def partition_of(broker: ScriptedBroker, producer_id: int) -> int:
-    return next(int(ask.topic.rpartition("-")[2]) for ask in broker.of("producer") if ask.producer_id == producer_id)
+    return next(
+        int(ask.topic.rpartition("-")[2])
+        for ask in broker.of("producer")
+        if ask.producer_id == producer_id
+    )
 
 
 def test_routing_round_single_and_by_the_application() -> None:
-    """Round: each in turn; single: all in one; a router sees key and count, and must name a partition."""
+    """Round: each in turn; single: all in one; a router sees key and count, and must name a
+    partition."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 4
@@ -32,7 +47,9 @@ def test_routing_round_single_and_by_the_application() -> None:
             broker.received.clear()
             producer = await client.create_producer("t", **options)
             for number in range(count):
-                await producer.send(b"x", key="k" if number == 0 and callable(options.get("routing")) else None)
+                await producer.send(
+                    b"x", key="k" if number == 0 and callable(options.get("routing")) else None
+                )
             return [partition_of(broker, send.producer_id) for send in broker.of("send")]
 
         assert sorted(await targets(4)) == [0, 1, 2, 3]
@@ -59,7 +76,11 @@ def test_a_batch_fills_before_the_next_partition_gets_one() -> None:
         producer = await client.create_producer("t", batching=Batching(messages_max=4, linger_s=5))
         await asyncio.gather(*(producer.send(b"%d" % number) for number in range(12)))
         assert [send.num_messages for send in broker.of("send")] == [4, 4, 4]
-        assert sorted(partition_of(broker, send.producer_id) for send in broker.of("send")) == [0, 1, 2]
+        assert sorted(partition_of(broker, send.producer_id) for send in broker.of("send")) == [
+            0,
+            1,
+            2,
+        ]
 
     run(scenario)
 
@@ -70,7 +91,10 @@ def test_keys_choose_partitions_as_pulsars_hashes_do(key: str) -> None:
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 7
-        for kind, expected in ((KeyHash.JAVA, java_string_hash(key)), (KeyHash.MURMUR3, murmur3(key.encode()))):
+        for kind, expected in (
+            (KeyHash.JAVA, java_string_hash(key)),
+            (KeyHash.MURMUR3, murmur3(key.encode())),
+        ):
             producer = await client.create_producer("t", key_hash=kind)
             await producer.send(b"x", key=key)
             assert partition_of(broker, broker.of("send")[-1].producer_id) == expected % 7
@@ -79,7 +103,8 @@ def test_keys_choose_partitions_as_pulsars_hashes_do(key: str) -> None:
 
 
 def test_producers_consumers_and_readers_follow_a_topic_that_grows() -> None:
-    """New partitions are sent to, and read from their first message, whatever the consumer began with; a look that fails is repeated."""
+    """New partitions are sent to, and read from their first message, whatever the consumer began
+    with; a look that fails is repeated."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 1
@@ -90,7 +115,9 @@ def test_producers_consumers_and_readers_follow_a_topic_that_grows() -> None:
 
         def count(_: Any, ask: Any) -> bytes:
             if next(refusals, None) is not None:
-                return commands.partitioned_metadata_failed(ask.request_id, WireCode.NOT_ALLOWED, "not now")
+                return commands.partitioned_metadata_failed(
+                    ask.request_id, WireCode.NOT_ALLOWED, "not now"
+                )
             return commands.partitioned_metadata(ask.request_id, 3)
 
         broker.script["partitioned_metadata"] = count
@@ -99,7 +126,10 @@ def test_producers_consumers_and_readers_follow_a_topic_that_grows() -> None:
         later = [ask for ask in broker.of("subscribe") if not ask.topic.endswith("-0")]
         assert sorted(ask.topic[-1] for ask in later) == ["1", "1", "2", "2"]
         assert all(ask.initialPosition == api.CommandSubscribe.Earliest for ask in later)
-        assert [MessageId.from_wire(ask.start_message_id) for ask in later if not ask.durable] == [EARLIEST, EARLIEST]
+        assert [MessageId.from_wire(ask.start_message_id) for ask in later if not ask.durable] == [
+            EARLIEST,
+            EARLIEST,
+        ]
         grown = {ask.topic[-1]: ask.consumer_id for ask in later if ask.durable}
         await broker.arrival("flow", 6)
         broker.deliver(grown["2"], [entry(b"new")], partition=2)
@@ -128,7 +158,8 @@ def test_plain_topics_and_single_partitions_are_not_looked_at_again() -> None:
 
 
 def test_a_reader_reads_all_partitions() -> None:
-    """It has a message as long as one partition has; an id of one partition is no place to start or seek for all."""
+    """It has a message as long as one partition has; an id of one partition is no place to start
+    or seek for all."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         broker.partitions = 2
@@ -144,7 +175,10 @@ def test_a_reader_reads_all_partitions() -> None:
         assert (await reader.receive(10)).value == b"a"
         assert not await reader.has_message_available()
         await reader.seek(1234)
-        assert sorted((ask.consumer_id, ask.message_publish_time) for ask in broker.of("seek")) == [(0, 1234), (1, 1234)]
+        assert sorted((ask.consumer_id, ask.message_publish_time) for ask in broker.of("seek")) == [
+            (0, 1234),
+            (1, 1234),
+        ]
         with pytest.raises(InvalidRequest, match="without partitions"):
             await reader.seek(MessageId(7, 0))
         with pytest.raises(InvalidRequest, match="without partitions"):
@@ -158,7 +192,9 @@ def test_every_codec_is_read_back(codec: Compression) -> None:
     """What a producer compresses, alone or in a batch, its consumers unpack."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        producer = await client.create_producer("t", compression=codec.value, batching=Batching(linger_s=0.01))
+        producer = await client.create_producer(
+            "t", compression=codec.value, batching=Batching(linger_s=0.01)
+        )
         await asyncio.gather(*(producer.send(b"%d" % number * 500) for number in range(3)))
         found = open_entry("t", api.CommandMessage(consumer_id=0), broker.stored[0][1])
         assert isinstance(found, Received)

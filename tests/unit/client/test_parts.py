@@ -1,4 +1,5 @@
-"""The client's small parts: ids, acknowledgement words, compression, back-off, addresses, error codes."""
+"""The client's small parts: ids, acknowledgement words, compression, back-off, addresses, error
+codes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 def test_ids_order_as_the_log_does() -> None:
     """Ledger, entry, index in the batch."""
-    ids = [EARLIEST, MessageId(1, 9), MessageId(2, 0, 0), MessageId(2, 0, 5), MessageId(2, 1), LATEST]
+    ids = [
+        EARLIEST,
+        MessageId(1, 9),
+        MessageId(2, 0, 0),
+        MessageId(2, 0, 5),
+        MessageId(2, 1),
+        LATEST,
+    ]
     assert sorted(set(ids)) == ids
     assert [MessageId.from_wire(message_id.to_wire()) for message_id in ids] == ids
 
@@ -40,7 +48,9 @@ def test_acknowledgement_words_round_trip_as_signed_64_bits(size: int, data: st.
 PAYLOAD = b"abc" * 100
 
 
-@pytest.mark.parametrize(("kind", "codec"), [(api.LZ4, "lz4_raw"), (api.ZSTD, "zstd"), (api.SNAPPY, "snappy")])
+@pytest.mark.parametrize(
+    ("kind", "codec"), [(api.LZ4, "lz4_raw"), (api.ZSTD, "zstd"), (api.SNAPPY, "snappy")]
+)
 def test_other_clients_codecs_are_read_and_damage_is_typed(kind: int, codec: str) -> None:
     """Through pyarrow, when a message needs it."""
     packed = pyarrow.Codec(codec).compress(PAYLOAD, asbytes=True)
@@ -72,9 +82,16 @@ def test_backoff_doubles_with_jitter_up_to_its_limit_and_starts_anew() -> None:
 
 def test_service_urls() -> None:
     """Several hosts, default ports, IPv6, TLS; what is none says so."""
-    assert parse_service_url("pulsar://a:1,b,[::1]:2") == (Endpoint("a", 1), Endpoint("b", 6650), Endpoint("::1", 2))
+    assert parse_service_url("pulsar://a:1,b,[::1]:2") == (
+        Endpoint("a", 1),
+        Endpoint("b", 6650),
+        Endpoint("::1", 2),
+    )
     assert str(Endpoint("::1", 2)) == "[::1]:2"
-    assert parse_service_url("pulsar+ssl://a,b:1") == (Endpoint("a", 6651, True), Endpoint("b", 1, True))
+    assert parse_service_url("pulsar+ssl://a,b:1") == (
+        Endpoint("a", 6651, True),
+        Endpoint("b", 1, True),
+    )
     for bad in ("http://a:1", "ssl://a:6651", "pulsar://", "pulsar://a:x"):
         with pytest.raises(InvalidRequest, match="pulsar://host:6650"):
             parse_service_url(bad)

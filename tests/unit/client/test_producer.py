@@ -10,7 +10,14 @@ import pytest
 
 from magnetar.client import AlreadyClosed, Batching, Client, SendTimeout
 from magnetar.client.messages import MessageId
-from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, ServiceNotReady, TopicNotFound, WireCode
+from magnetar.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    NotAllowed,
+    ServiceNotReady,
+    TopicNotFound,
+    WireCode,
+)
 from magnetar.wire import commands
 from magnetar.wire.commands import DUPLICATE
 from magnetar.wire.entries import decode_batch, parse_entry
@@ -25,7 +32,9 @@ def run(scenario: Scenario, **options: Any) -> None:
     async def body() -> None:
         network = MemoryNetwork()
         broker = ScriptedBroker(network, "a")
-        async with Client("pulsar://a:6650", network=network, operation_timeout_s=2, **options) as client:
+        async with Client(
+            "pulsar://a:6650", network=network, operation_timeout_s=2, **options
+        ) as client:
             async with asyncio.timeout(120):
                 await scenario(network, broker, client)
 
@@ -50,17 +59,28 @@ def test_a_message_is_sent_and_its_receipt_gives_the_id() -> None:
         producer = await client.create_producer("t")
         assert producer.name == "made-up"
         assert await producer.send(b"zero") == MessageId(7, 0)
-        assert await producer.send(None, key="k", properties={"a": "b"}, event_time=5) == MessageId(7, 1)
+        assert await producer.send(None, key="k", properties={"a": "b"}, event_time=5) == MessageId(
+            7, 1
+        )
         entry = parse_entry(broker.stored[1][1])
-        assert (entry.metadata.sequence_id, entry.metadata.partition_key, entry.metadata.event_time) == (1, "k", 5)
-        assert (entry.metadata.null_value, entry.batched, bytes(entry.payload)) == (True, False, b"")
+        assert (
+            entry.metadata.sequence_id,
+            entry.metadata.partition_key,
+            entry.metadata.event_time,
+        ) == (1, "k", 5)
+        assert (entry.metadata.null_value, entry.batched, bytes(entry.payload)) == (
+            True,
+            False,
+            b"",
+        )
         assert entry.metadata.properties[0].key == "a"
 
     run(scenario)
 
 
 def test_the_queue_is_sent_again_in_order_after_a_reconnect() -> None:
-    """The connection breaks with five messages in flight; their bytes come again, once each, in order, before a sixth."""
+    """The connection breaks with five messages in flight; their bytes come again, once each, in
+    order, before a sixth."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
         producer = await client.create_producer("t")
@@ -88,7 +108,9 @@ def test_a_persistence_error_reconnects_and_sends_again() -> None:
 
         def refuse_once(_session: Session, send: Any) -> bytes:
             del broker.script["send"]
-            return commands.send_error(send.producer_id, send.sequence_id, WireCode.PERSISTENCE, "disk")
+            return commands.send_error(
+                send.producer_id, send.sequence_id, WireCode.PERSISTENCE, "disk"
+            )
 
         broker.script["send"] = refuse_once
         await asyncio.gather(producer.send_nowait(b"a"), producer.send_nowait(b"b"))
@@ -137,7 +159,9 @@ def test_a_close_without_url_looks_the_topic_up_again() -> None:
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
         other = ScriptedBroker(network, "b")
         producer = await client.create_producer("t")
-        broker.script["lookup"] = lambda _, lookup: commands.lookup_connect(lookup.request_id, other.url)
+        broker.script["lookup"] = lambda _, lookup: commands.lookup_connect(
+            lookup.request_id, other.url
+        )
         broker.sessions[-1].write(commands.close_producer(0, "pulsar://nobody:1"))
         await other.arrival("producer")
         await producer.send(b"x")
@@ -152,10 +176,17 @@ def test_lookups_follow_redirects_and_pass_authoritative_on() -> None:
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
         b, c = ScriptedBroker(network, "b"), ScriptedBroker(network, "c")
-        broker.script["lookup"] = lambda _, ask: commands.lookup_redirect(ask.request_id, b.url, authoritative=True)
-        b.script["lookup"] = lambda _, ask: commands.lookup_redirect(ask.request_id, c.url, authoritative=False)
+        broker.script["lookup"] = lambda _, ask: commands.lookup_redirect(
+            ask.request_id, b.url, authoritative=True
+        )
+        b.script["lookup"] = lambda _, ask: commands.lookup_redirect(
+            ask.request_id, c.url, authoritative=False
+        )
         await (await client.create_producer("t")).send(b"x")
-        assert [broker.of("lookup")[0].authoritative, b.of("lookup")[0].authoritative] == [False, True]
+        assert [broker.of("lookup")[0].authoritative, b.of("lookup")[0].authoritative] == [
+            False,
+            True,
+        ]
         assert c.of("lookup")[0].authoritative is False
         assert len(c.stored) == 1
 
@@ -167,7 +198,9 @@ def test_endless_redirects_end_with_an_error() -> None:
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
         del network
-        broker.script["lookup"] = lambda _, ask: commands.lookup_redirect(ask.request_id, broker.url, authoritative=False)
+        broker.script["lookup"] = lambda _, ask: commands.lookup_redirect(
+            ask.request_id, broker.url, authoritative=False
+        )
         with pytest.raises(ServiceNotReady, match="redirected more than 20 times"):
             await client._session.pool.locate("persistent://public/default/t")
         assert len(broker.of("lookup")) == 21
@@ -179,10 +212,15 @@ def test_a_proxied_broker_is_reached_through_the_service_url() -> None:
     """proxy_through_service_url: connect to the service address, naming the broker in CONNECT."""
 
     async def scenario(network: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
-        broker.script["lookup"] = lambda _, ask: commands.lookup_connect(ask.request_id, "pulsar://inner:6650", through_proxy=True)
+        broker.script["lookup"] = lambda _, ask: commands.lookup_connect(
+            ask.request_id, "pulsar://inner:6650", through_proxy=True
+        )
         await client.create_producer("t")
         assert network.connected == [("a", 6650), ("a", 6650)]
-        assert [connect.proxy_to_broker_url for connect in broker.of("connect")] == ["", "inner:6650"]
+        assert [connect.proxy_to_broker_url for connect in broker.of("connect")] == [
+            "",
+            "inner:6650",
+        ]
 
     run(scenario)
 
@@ -191,7 +229,9 @@ def test_a_refused_producer_raises_the_typed_error_at_once() -> None:
     """TopicNotFound is final; ServiceNotReady is tried again."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
-        broker.script["producer"] = lambda _, ask: commands.error(ask.request_id, WireCode.TOPIC_NOT_FOUND, "absent")
+        broker.script["producer"] = lambda _, ask: commands.error(
+            ask.request_id, WireCode.TOPIC_NOT_FOUND, "absent"
+        )
         with pytest.raises(TopicNotFound, match="absent"):
             await client.create_producer("t")
         assert len(broker.of("producer")) == 1
@@ -211,7 +251,9 @@ def test_batches_hold_what_was_sent_together_and_ids_name_the_place_inside() -> 
     """Three messages share an entry; a lone one is sent unbatched."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
-        producer = await client.create_producer("t", batching=Batching(messages_max=3, linger_s=5), compression="zlib")
+        producer = await client.create_producer(
+            "t", batching=Batching(messages_max=3, linger_s=5), compression="zlib"
+        )
         receipts = [producer.send_nowait(b"m%d" % index, key=f"k{index}") for index in range(4)]
         assert await receipts[1] == MessageId(7, 0, 1, -1, 3)
         send = broker.of("send")[0]
@@ -253,7 +295,9 @@ def test_partitions_by_key_as_java_chooses_and_in_turn_without() -> None:
         topics = {ask.producer_id: ask.topic for ask in broker.of("producer")}
         for _index in range(2):
             await producer.send(b"x", key="key")
-        assert {topics[send.producer_id] for send in broker.of("send")} == {"persistent://public/default/t-partition-3"}
+        assert {topics[send.producer_id] for send in broker.of("send")} == {
+            "persistent://public/default/t-partition-3"
+        }
         ids = [await producer.send(b"x") for _ in range(4)]
         assert {message_id.partition for message_id in ids} == {0, 1, 2, 3}
 
@@ -274,7 +318,14 @@ def test_pending_messages_are_limited_and_waiting_senders_keep_their_order() -> 
         del broker.script["send"]
         broker.sessions[-1].drop()
         await asyncio.gather(*sends)
-        assert [bytes(parse_entry(entry).payload) for _, entry in broker.stored] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert [bytes(parse_entry(entry).payload) for _, entry in broker.stored] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+            b"5",
+        ]
 
     run(scenario)
 
@@ -315,11 +366,15 @@ def test_sequence_ids_go_on_where_the_broker_remembers_and_duplicates_are_succes
     """PRODUCER_SUCCESS.last_sequence_id, and ids of (-1, -1)."""
 
     async def scenario(_: MemoryNetwork, broker: ScriptedBroker, client: Client) -> None:
-        broker.script["producer"] = lambda _, ask: commands.producer_success(ask.request_id, ask.producer_name, 41)
+        broker.script["producer"] = lambda _, ask: commands.producer_success(
+            ask.request_id, ask.producer_name, 41
+        )
         producer = await client.create_producer("t", "me")
         await producer.send(b"x")
         assert broker.of("send")[0].sequence_id == 42
-        broker.script["send"] = lambda _, send: commands.send_receipt(send.producer_id, send.sequence_id, DUPLICATE)
+        broker.script["send"] = lambda _, send: commands.send_receipt(
+            send.producer_id, send.sequence_id, DUPLICATE
+        )
         assert await producer.send(b"x", sequence_id=7) == MessageId(-1, -1)
 
     run(scenario)

@@ -1,4 +1,5 @@
-"""Negative acknowledgements, timeouts, dead letters and grouped acknowledgements: the schedule alone, and consumers against a scripted broker."""
+"""Negative acknowledgements, timeouts, dead letters and grouped acknowledgements: the schedule
+alone, and consumers against a scripted broker."""
 
 from __future__ import annotations
 
@@ -31,9 +32,18 @@ def test_backoff_grows_by_its_factor_up_to_its_limit() -> None:
         DeadLetterPolicy(0)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "discard", "through", "take", "clear"]), st.integers(0, 5), st.integers(0, 9))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "discard", "through", "take", "clear"]),
+            st.integers(0, 5),
+            st.integers(0, 9),
+        )
+    )
+)
 def test_schedule_agrees_with_a_dictionary(steps: list[tuple[str, int, int]]) -> None:
-    """The last wish for an entry counts; what is taken is due, in log order; `next` is the earliest."""
+    """The last wish for an entry counts; what is taken is due, in log order; `next` is the
+    earliest."""
     schedule, model = Schedule(), dict[Position, float]()
     for step, number, moment in steps:
         position = Position(0, number)
@@ -57,7 +67,10 @@ def test_schedule_agrees_with_a_dictionary(steps: list[tuple[str, int, int]]) ->
 
 
 def redelivered(broker: ScriptedBroker) -> list[list[int]]:
-    return [[item.entryId for item in ask.message_ids] for ask in broker.of("redeliver_unacknowledged_messages")]
+    return [
+        [item.entryId for item in ask.message_ids]
+        for ask in broker.of("redeliver_unacknowledged_messages")
+    ]
 
 
 def test_negative_acknowledgements_come_back_after_delays_of_their_own() -> None:
@@ -66,7 +79,9 @@ def test_negative_acknowledgements_come_back_after_delays_of_their_own() -> None
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         backoff = RedeliveryBackoff(0.02, 600, 100)
         consumer = await client.subscribe("t", "s", type="Shared", negative_ack_backoff=backoff)
-        broker.deliver(0, [entry(b"often"), entry(b"first"), entry(b"fine")], redelivery_counts=[3, 0, 0])
+        broker.deliver(
+            0, [entry(b"often"), entry(b"first"), entry(b"fine")], redelivery_counts=[3, 0, 0]
+        )
         often, first, fine = [await consumer.receive() for _ in range(3)]
         for message in (often, first, fine):
             consumer.negative_acknowledge(message)
@@ -81,7 +96,8 @@ def test_negative_acknowledgements_come_back_after_delays_of_their_own() -> None
 
 
 def test_what_is_not_acknowledged_in_time_is_delivered_again() -> None:
-    """Of a batch the whole entry, as long as one message of it is missing; messages that nobody took have no deadline."""
+    """Of a batch the whole entry, as long as one message of it is missing; messages that nobody
+    took have no deadline."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared", ack_timeout_s=0.03)
@@ -99,7 +115,8 @@ def test_what_is_not_acknowledged_in_time_is_delivered_again() -> None:
 
 
 def test_a_reconnect_forgets_what_comes_again_anyway() -> None:
-    """After a new SUBSCRIBE the broker delivers everything unacknowledged; nothing is asked for on top."""
+    """After a new SUBSCRIBE the broker delivers everything unacknowledged; nothing is asked for
+    on top."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=2.0)
@@ -116,13 +133,20 @@ def test_a_reconnect_forgets_what_comes_again_anyway() -> None:
 
 
 def test_messages_beyond_their_last_chance_become_dead_letters() -> None:
-    """Refused once more: published with its origin, then acknowledged; one that comes once too often never reaches the application."""
+    """Refused once more: published with its origin, then acknowledged; one that comes once too
+    often never reaches the application."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         policy = DeadLetterPolicy(2, initial_subscription="graves")
-        consumer = await client.subscribe("t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=policy)
+        consumer = await client.subscribe(
+            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=policy
+        )
         fields = {"partition_key": "k", "event_time": 9}
-        broker.deliver(0, [entry(b"last chance", **fields), entry(b"too often"), entry(b"young")], redelivery_counts=[2, 3, 1])
+        broker.deliver(
+            0,
+            [entry(b"last chance", **fields), entry(b"too often"), entry(b"young")],
+            redelivery_counts=[2, 3, 1],
+        )
         last, young = await consumer.receive(), await consumer.receive()
         assert (last.value, young.value) == (b"last chance", b"young")
         await broker.arrival("ack", 1)
@@ -152,9 +176,15 @@ def test_a_dead_letter_that_cannot_be_published_is_delivered_again() -> None:
     """Its topic refuses producers: the message is not acknowledged, and asked for again."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        broker.script["producer"] = lambda _, ask: commands.error(ask.request_id, WireCode.NOT_ALLOWED, "no")
+        broker.script["producer"] = lambda _, ask: commands.error(
+            ask.request_id, WireCode.NOT_ALLOWED, "no"
+        )
         consumer = await client.subscribe(
-            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=DeadLetterPolicy(1, "graves")
+            "t",
+            "s",
+            type="Shared",
+            negative_ack_delay_s=0.01,
+            dead_letter=DeadLetterPolicy(1, "graves"),
         )
         broker.deliver(0, [entry(b"x")], redelivery_counts=[2])
         await broker.arrival("redeliver_unacknowledged_messages")
@@ -165,11 +195,16 @@ def test_a_dead_letter_that_cannot_be_published_is_delivered_again() -> None:
 
 
 def test_of_a_batch_only_what_was_refused_becomes_a_dead_letter() -> None:
-    """What the application has taken and not refused stays with it, what it has not taken yet comes, and only the refused one is acknowledged."""
+    """What the application has taken and not refused stays with it, what it has not taken yet
+    comes, and only the refused one is acknowledged."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         consumer = await client.subscribe(
-            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=DeadLetterPolicy(1, "graves")
+            "t",
+            "s",
+            type="Shared",
+            negative_ack_delay_s=0.01,
+            dead_letter=DeadLetterPolicy(1, "graves"),
         )
         broker.deliver(0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1])
         first, second = await _received(consumer, 2)
@@ -183,25 +218,37 @@ def test_of_a_batch_only_what_was_refused_becomes_a_dead_letter() -> None:
         consumer.negative_acknowledge(third)
         await consumer.acknowledge(fourth)
         await broker.arrival("ack", 4)
-        assert [acknowledged(ack) for ack in broker.of("ack")[1:]] == [[(0, [0b1100])], [(0, [0b0100])], [(0, [])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")[1:]] == [
+            [(0, [0b1100])],
+            [(0, [0b0100])],
+            [(0, [])],
+        ]
         assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a", b"c"]
         assert redelivered(broker) == []
 
     run(scenario)
 
 
-def test_of_a_batch_for_the_last_time_all_that_is_not_acknowledged_in_time_is_a_dead_letter() -> None:
+def test_of_a_batch_for_the_last_time_all_that_is_not_acknowledged_in_time_is_a_dead_letter() -> (
+    None
+):
     """Nothing was refused: what was taken is given up together, what was not taken is not."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        consumer = await client.subscribe("t", "s", type="Shared", ack_timeout_s=0.03, dead_letter=DeadLetterPolicy(1, "graves"))
+        consumer = await client.subscribe(
+            "t", "s", type="Shared", ack_timeout_s=0.03, dead_letter=DeadLetterPolicy(1, "graves")
+        )
         broker.deliver(0, [batch(b"a", b"b", b"c", b"d")], redelivery_counts=[1])
         broker.sessions[-1].write(commands.PING)
         await broker.arrival("pong")
         messages = await consumer.batch_receive(3)
         await consumer.acknowledge(messages[1])
         await broker.arrival("ack", 3)
-        assert [acknowledged(ack) for ack in broker.of("ack")] == [[(0, [0b1101])], [(0, [0b1100])], [(0, [0b1000])]]
+        assert [acknowledged(ack) for ack in broker.of("ack")] == [
+            [(0, [0b1101])],
+            [(0, [0b1100])],
+            [(0, [0b1000])],
+        ]
         assert [bytes(parse_entry(raw).payload) for _, raw in broker.stored] == [b"a", b"c"]
         assert (await consumer.receive()).value == b"d"
 
@@ -222,7 +269,11 @@ def test_a_dead_letter_of_a_batch_that_cannot_be_published_is_tried_again() -> N
 
         broker.script["producer"] = refuse
         consumer = await client.subscribe(
-            "t", "s", type="Shared", negative_ack_delay_s=0.01, dead_letter=DeadLetterPolicy(1, "graves")
+            "t",
+            "s",
+            type="Shared",
+            negative_ack_delay_s=0.01,
+            dead_letter=DeadLetterPolicy(1, "graves"),
         )
         broker.deliver(0, [batch(b"a", b"b")], redelivery_counts=[1])
         consumer.negative_acknowledge(await consumer.receive())

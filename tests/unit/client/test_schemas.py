@@ -54,11 +54,15 @@ class Order(pydantic.BaseModel):
 
 
 def test_a_model_is_an_avro_record_in_which_types_are_defined_once() -> None:
-    """Optional fields come with a null default first; Item is defined at its first use and named at its second."""
+    """Optional fields come with a null default first; Item is defined at its first use and named
+    at its second."""
     item = {
         "type": "record",
         "name": "Item",
-        "fields": [{"name": "sku", "type": "string"}, {"name": "count", "type": "long", "default": 1}],
+        "fields": [
+            {"name": "sku", "type": "string"},
+            {"name": "count", "type": "long", "default": 1},
+        ],
     }
     assert definition_of(Order) == {
         "type": "record",
@@ -68,7 +72,10 @@ def test_a_model_is_an_avro_record_in_which_types_are_defined_once() -> None:
             {"name": "price", "type": "double"},
             {"name": "paid", "type": "boolean", "default": False},
             {"name": "note", "type": ["null", "string"], "default": None},
-            {"name": "colour", "type": {"type": "enum", "name": "Colour", "symbols": ["red", "green"]}},
+            {
+                "name": "colour",
+                "type": {"type": "enum", "name": "Colour", "symbols": ["red", "green"]},
+            },
             {"name": "lines", "type": {"type": "array", "items": item}},
             {"name": "spare", "type": ["null", "Item"], "default": None},
             {"name": "labels", "type": {"type": "map", "values": "string"}},
@@ -143,7 +150,12 @@ class NumberedEnum:
 
 @pytest.mark.parametrize(
     ("model", "text"),
-    [(Bad, "Bad.field"), (BytesInside, "BytesInside.raw"), (NumberedEnum, "NumberedEnum.number"), (int, "neither")],
+    [
+        (Bad, "Bad.field"),
+        (BytesInside, "BytesInside.raw"),
+        (NumberedEnum, "NumberedEnum.number"),
+        (int, "neither"),
+    ],
 )
 def test_what_has_no_place_in_a_schema_is_refused_by_name(model: type, text: str) -> None:
     """The field, its type, and what to use instead."""
@@ -152,10 +164,13 @@ def test_what_has_no_place_in_a_schema_is_refused_by_name(model: type, text: str
 
 
 def test_a_typed_producer_and_consumer_announce_their_schema_and_speak_in_values() -> None:
-    """PRODUCER and SUBSCRIBE carry it; the broker's version is in the entries; tombstones have no value."""
+    """PRODUCER and SUBSCRIBE carry it; the broker's version is in the entries; tombstones have
+    no value."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
-        broker.script["producer"] = lambda _, ask: commands.producer_success(ask.request_id, "p", schema_version=b"\0" * 7 + b"\3")
+        broker.script["producer"] = lambda _, ask: commands.producer_success(
+            ask.request_id, "p", schema_version=b"\0" * 7 + b"\3"
+        )
         producer = await client.create_producer("t", schema=JsonSchema(Item))
         consumer = await client.subscribe("t", "s", schema=JsonSchema(Item))
         for ask in (broker.of("producer")[0], broker.of("subscribe")[0]):
@@ -163,7 +178,10 @@ def test_a_typed_producer_and_consumer_announce_their_schema_and_speak_in_values
             assert json.loads(ask.schema.schema_data) == definition_of(Item)
         await producer.send(Item("a", 2))
         sent = parse_entry(broker.stored[0][1])
-        assert (bytes(sent.payload), sent.metadata.schema_version) == (b'{"sku":"a","count":2}', b"\0" * 7 + b"\3")
+        assert (bytes(sent.payload), sent.metadata.schema_version) == (
+            b'{"sku":"a","count":2}',
+            b"\0" * 7 + b"\3",
+        )
         broker.deliver(0, [broker.stored[0][1], entry(b"no json"), entry(b"", null_value=True)])
         assert (await consumer.receive()).value == Item("a", 2)
         damaged, tombstone = await consumer.receive(), await consumer.receive()
@@ -179,14 +197,17 @@ def test_a_typed_producer_and_consumer_announce_their_schema_and_speak_in_values
 
 
 def test_an_incompatible_schema_is_a_typed_refusal() -> None:
-    """IncompatibleSchema, which will not change by trying again; without a schema nothing is announced."""
+    """IncompatibleSchema, which will not change by trying again; without a schema nothing is
+    announced."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         plain = await client.create_producer("t")
         assert not broker.of("producer")[0].HasField("schema")
         with pytest.raises(InvalidRequest, match="must be bytes"):
             await plain.send("text")  # type: ignore[arg-type]
-        broker.script["producer"] = lambda _, ask: commands.error(ask.request_id, WireCode.INCOMPATIBLE_SCHEMA, "no")
+        broker.script["producer"] = lambda _, ask: commands.error(
+            ask.request_id, WireCode.INCOMPATIBLE_SCHEMA, "no"
+        )
         with pytest.raises(IncompatibleSchema):
             await client.create_producer("t", schema=STRING)
 

@@ -1,4 +1,5 @@
-"""One consumer of several topics, against a real broker: everything finds its way back to the topic that it came from."""
+"""One consumer of several topics, against a real broker: everything finds its way back to the
+topic that it came from."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ Scenario = Callable[[Client, Broker], Awaitable[None]]
 
 def run(directory: Path, scenario: Scenario, **settings: Any) -> None:
     async def main() -> None:
-        async with running_broker(directory, **settings) as broker, Client(broker.service_url) as client:
+        async with (
+            running_broker(directory, **settings) as broker,
+            Client(broker.service_url) as client,
+        ):
             await scenario(client, broker)
 
     asyncio.run(main())
@@ -59,7 +63,9 @@ def test_messages_of_all_topics_come_with_ids_that_name_theirs(tmp_path: Path) -
         found = await receive(consumer, 20)
         for topic in TOPICS:
             mine = [message for message in found if message.id.topic == PREFIX + topic]
-            assert [message.data for message in mine] == [f"{topic} {number}".encode() for number in range(4)]
+            assert [message.data for message in mine] == [
+                f"{topic} {number}".encode() for number in range(4)
+            ]
             await consumer.acknowledge(mine[0])
             await consumer.acknowledge(mine[1].id)
             await consumer.acknowledge_cumulative(mine[2].id)
@@ -71,12 +77,16 @@ def test_messages_of_all_topics_come_with_ids_that_name_theirs(tmp_path: Path) -
     run(tmp_path, scenario)
 
 
-def test_what_is_refused_or_not_acknowledged_in_time_comes_again_from_its_topic(tmp_path: Path) -> None:
+def test_what_is_refused_or_not_acknowledged_in_time_comes_again_from_its_topic(
+    tmp_path: Path,
+) -> None:
     """Topics may give equal (ledger, entry): acknowledging one's message leaves another's alone."""
 
     async def scenario(client: Client, _broker: Broker) -> None:
         await publish(client, 1)
-        refused = await client.subscribe(TOPICS, "n", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.05)
+        refused = await client.subscribe(
+            TOPICS, "n", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.05
+        )
         for message in await receive(refused, 5):
             if message.data in (b"a 0", b"d 0"):
                 refused.negative_acknowledge(message.id)
@@ -85,7 +95,9 @@ def test_what_is_refused_or_not_acknowledged_in_time_comes_again_from_its_topic(
         again = await receive(refused, 2)
         assert values(again) == [b"a 0", b"d 0"]
         assert {message.redelivery_count for message in again} == {1}
-        late = await client.subscribe(TOPICS, "t", type="Shared", initial_position="Earliest", ack_timeout_s=0.2)
+        late = await client.subscribe(
+            TOPICS, "t", type="Shared", initial_position="Earliest", ack_timeout_s=0.2
+        )
         for message in await receive(late, 5):
             if message.data == b"b 0":
                 await late.acknowledge(message)
@@ -102,13 +114,23 @@ def test_dead_letters_go_to_the_topic_of_their_own(tmp_path: Path) -> None:
         await publish(client, 1, ["a", "b"])
         policy = DeadLetterPolicy(redeliveries_max=1, initial_subscription="first")
         consumer = await client.subscribe(
-            ["a", "b"], "s", type="Shared", initial_position="Earliest", negative_ack_delay_s=0.05, dead_letter=policy
+            ["a", "b"],
+            "s",
+            type="Shared",
+            initial_position="Earliest",
+            negative_ack_delay_s=0.05,
+            dead_letter=policy,
         )
         for _ in range(4):
             consumer.negative_acknowledge(await consumer.receive(RECEIVE_S))
-        buried = await client.subscribe(["a-s-DLQ", "b-s-DLQ"], "first", initial_position="Earliest")
+        buried = await client.subscribe(
+            ["a-s-DLQ", "b-s-DLQ"], "first", initial_position="Earliest"
+        )
         found = await receive(buried, 2)
-        assert {message.id.topic.removeprefix(PREFIX): message.data for message in found} == {"a-s-DLQ": b"a 0", "b-s-DLQ": b"b 0"}
+        assert {message.id.topic.removeprefix(PREFIX): message.data for message in found} == {
+            "a-s-DLQ": b"a 0",
+            "b-s-DLQ": b"b 0",
+        }
 
     run(tmp_path, scenario)
 
@@ -139,7 +161,10 @@ def test_partitioned_topics_may_be_among_them(tmp_path: Path) -> None:
         await publish(client, 6, ["p", "a"])
         consumer = await client.subscribe({"p", "a"}, "s", initial_position="Earliest")
         found = await receive(consumer, 12)
-        assert {message.id.topic for message in found} == {PREFIX + "a", *(f"{PREFIX}p-partition-{number}" for number in range(3))}
+        assert {message.id.topic for message in found} == {
+            PREFIX + "a",
+            *(f"{PREFIX}p-partition-{number}" for number in range(3)),
+        }
         await asyncio.gather(*(consumer.acknowledge(message.id) for message in found))
         await consumer.close()
         again = await client.subscribe(["a", "p"], "s")
@@ -159,7 +184,9 @@ def test_partitioned_topics_may_be_among_them(tmp_path: Path) -> None:
         (None, "neither a name nor a list"),
     ],
 )
-def test_what_is_no_list_of_topics_is_refused_in_words(tmp_path: Path, given: Any, words: str) -> None:
+def test_what_is_no_list_of_topics_is_refused_in_words(
+    tmp_path: Path, given: Any, words: str
+) -> None:
     async def scenario(client: Client, _broker: Broker) -> None:
         with pytest.raises(InvalidRequest, match=words):
             await client.subscribe(given, "s")
@@ -181,7 +208,10 @@ def test_one_topic_that_cannot_be_had_leaves_nothing_attached(tmp_path: Path) ->
         consumer = await client.subscribe(["a", "b"], "s")
         sent = await other.send(b"x")
         found = await consumer.receive(RECEIVE_S)
-        for wrong, words in ((sent, "names no topic"), (found.id._replace(topic="persistent://x/y/z"), "none of")):
+        for wrong, words in (
+            (sent, "names no topic"),
+            (found.id._replace(topic="persistent://x/y/z"), "none of"),
+        ):
             with pytest.raises(InvalidRequest, match=words):
                 await consumer.acknowledge(wrong)
         await consumer.acknowledge(found)

@@ -1,4 +1,5 @@
-"""Listeners of transaction coordinators: a client outside is led to an address that it can reach, and to no other."""
+"""Listeners of transaction coordinators: a client outside is led to an address that it can
+reach, and to no other."""
 
 from __future__ import annotations
 
@@ -31,16 +32,23 @@ WAIT_S = 120.0
 
 
 @asynccontextmanager
-async def stage(directory: Path, file: Path, port: int) -> AsyncIterator[tuple[Broker, Coordinator, MemoryStore, int]]:
-    """A broker with a listener `external` on a port of its own (which comes last), and a coordinator with one whose address the file tells."""
+async def stage(
+    directory: Path, file: Path, port: int
+) -> AsyncIterator[tuple[Broker, Coordinator, MemoryStore, int]]:
+    """A broker with a listener `external` on a port of its own (which comes last), and a
+    coordinator with one whose address the file tells."""
     store, door = MemoryStore(CLOCK), free_port()
     await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 0, "shop/tx").encode())
-    of_broker = options_of("external:pulsar://broker-0.example:6650", f"external:pulsar://{HOST}:{door}", "", "")
+    of_broker = options_of(
+        "external:pulsar://broker-0.example:6650", f"external:pulsar://{HOST}:{door}", "", ""
+    )
     of_coordinator = options_of("", f"external:pulsar://{HOST}:{port}", str(file), "")
     try:
         async with (
             running_broker(directory, store=store, listeners=of_broker) as broker,
-            running_coordinator(directory, store, listeners=of_coordinator, listeners_check_s=0.05) as coordinator,
+            running_coordinator(
+                directory, store, listeners=of_coordinator, listeners_check_s=0.05
+            ) as coordinator,
             asyncio.timeout(WAIT_S),
         ):
             yield broker, coordinator, store, door
@@ -50,24 +58,31 @@ async def stage(directory: Path, file: Path, port: int) -> AsyncIterator[tuple[B
 
 async def lookup(peer: Peer, listener: str = "") -> str:
     """Where a LOOKUP finds the coordinator; a refusal as `code text`."""
-    answer = (await peer.ask("lookup", topic=FIRST, advertised_listener_name=listener)).lookup_response
+    answer = (
+        await peer.ask("lookup", topic=FIRST, advertised_listener_name=listener)
+    ).lookup_response
     return answer.brokerServiceUrl or f"{answer.error} {answer.message}"
 
 
 def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path) -> None:
-    """By name, or by the port that it came in on; everybody else by the internal address; the port that its address stands for is open."""
+    """By name, or by the port that it came in on; everybody else by the internal address; the
+    port that its address stands for is open."""
 
     async def main() -> None:
         file, port = tmp_path / "listeners", free_port()
         file.write_text(f"external:{OUTSIDE}\n")
-        async with stage(tmp_path / "volume", file, port) as (broker, coordinator, _, door), rest_over(tmp_path, broker) as rest:
+        async with (
+            stage(tmp_path / "volume", file, port) as (broker, coordinator, _, door),
+            rest_over(tmp_path, broker) as rest,
+        ):
             internal = f"pulsar://{HOST}:{coordinator.port}"
             async with open_peer(broker) as peer:
                 assert await lookup(peer, "external") == OUTSIDE
                 assert await lookup(peer, "internal") == internal
                 refused = await lookup(peer, "named")
                 assert refused.startswith(
-                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 does not have named"
+                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
+                    "does not have named"
                 )
             async with open_peer(broker, port=door) as peer:
                 assert await lookup(peer) == OUTSIDE
@@ -80,7 +95,8 @@ def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path
 
 
 def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: Path) -> None:
-    """Until then they are told to try again; the number keeps its holder, and the record says what clients are told."""
+    """Until then they are told to try again; the number keeps its holder, and the record says
+    what clients are told."""
 
     async def main() -> None:
         file, port = tmp_path / "listeners", free_port()
@@ -88,7 +104,8 @@ def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: 
             async with open_peer(broker, port=door) as peer:
                 refused = await lookup(peer)
                 assert refused.startswith(
-                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 does not have"
+                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
+                    "does not have"
                 )
                 for url in (OUTSIDE, "pulsar://198.51.100.7:6650"):
                     file.write_text(f"external:{url}\n")
@@ -100,6 +117,8 @@ def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: 
                     assert record.listeners == {"external": ListenerAddress(url)}
                     assert record.incarnation == coordinator.incarnation
             await coordinator.stop()
-            assert await store.get(keys.coordinator_claim(0)) is None, "it was bound to the lease again, and given back"
+            assert await store.get(keys.coordinator_claim(0)) is None, (
+                "it was bound to the lease again, and given back"
+            )
 
     asyncio.run(main())

@@ -1,4 +1,5 @@
-"""A coordinator as its clients and its brokers see it: every answer behind its record, every decision carried out, whatever happens between."""
+"""A coordinator as its clients and its brokers see it: every answer behind its record, every
+decision carried out, whatever happens between."""
 
 from __future__ import annotations
 
@@ -59,14 +60,17 @@ def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
             assert item is not None
             assert b'"schema":1' in item.value
             await coordinator.stop()
-        left = [path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()]
+        left = [
+            path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()
+        ]
         assert not {names.LOGS, names.COORDINATORS, names.CLAIMS} & set(left)
 
     asyncio.run(scenario())
 
 
 def test_the_course_of_a_transaction(tmp_path: Path) -> None:
-    """Its participants hear of the decision before the client does; the end can be asked for again, its opposite is told the outcome."""
+    """Its participants hear of the decision before the client does; the end can be asked for
+    again, its opposite is told the outcome."""
 
     async def scenario() -> None:
         async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (broker, _, peer):
@@ -96,7 +100,9 @@ def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> Non
     """The answer comes after the patience; the broker is asked again until it answers."""
 
     async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5) as (
+        async with transaction_stage(
+            tmp_path, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5
+        ) as (
             broker,
             _,
             peer,
@@ -112,11 +118,18 @@ def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_an_unforeseen_error_of_one_participant_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted and tried again until the participant has carried the decision out; the life goes on."""
+def test_an_unforeseen_error_of_one_participant_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted and tried again until the participant has carried the decision out; the life
+    goes on."""
 
     async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (_, coordinator, peer):
+        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (
+            _,
+            coordinator,
+            peer,
+        ):
             assert code(await peer.connect()) is None
             txn = await peer.begin(A, B)
             attempt, failures, told = Transactions._attempt, [1, 1], list[str]()
@@ -136,13 +149,20 @@ def test_an_unforeseen_error_of_one_participant_delays_no_other(tmp_path: Path, 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND, WireCode.INVALID_TXN_STATUS])
+@pytest.mark.parametrize(
+    "gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND, WireCode.INVALID_TXN_STATUS]
+)
 def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) -> None:
-    """So has what ended the other way there, for good. Whatever else a broker refuses with is tried again."""
+    """So has what ended the other way there, for good. Whatever else a broker refuses with is
+    tried again."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        verdicts = [Refusal(WireCode.SERVICE_NOT_READY, "moving"), Refusal(WireCode.NOT_ALLOWED, "not yet"), Refusal(gone, "gone")]
+        verdicts = [
+            Refusal(WireCode.SERVICE_NOT_READY, "moving"),
+            Refusal(WireCode.NOT_ALLOWED, "not yet"),
+            Refusal(gone, "gone"),
+        ]
         async with (
             topic_server(store) as broker,
             running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
@@ -159,13 +179,19 @@ def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) 
     ("key", "value"),
     [
         (keys.partitioned_topic(OF_LOST), PLAIN_TOPIC),
-        (keys.bundle(BundleName(OF_LOST.namespace_name, 0, 1 << 31)), BundleRecord(BundleState.OWNED, 1, "broker-0.1").encode()),
+        (
+            keys.bundle(BundleName(OF_LOST.namespace_name, 0, 1 << 31)),
+            BundleRecord(BundleState.OWNED, 1, "broker-0.1").encode(),
+        ),
         (keys.namespace(OF_LOST.namespace_name), NamespaceRecord((0, 1 << 31), {}).encode()),
     ],
     ids=["a topic is entered", "bundles are recorded", "it was put back meanwhile"],
 )
-def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(tmp_path: Path, key: str, value: bytes) -> None:
-    """No broker finds it for a while. What the store knows of it says that a topic may be there: it is asked when it is found again."""
+def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(
+    tmp_path: Path, key: str, value: bytes
+) -> None:
+    """No broker finds it for a while. What the store knows of it says that a topic may be there:
+    it is asked when it is found again."""
 
     async def scenario() -> None:
         store, topic = MemoryStore(CLOCK), str(OF_LOST)
@@ -187,7 +213,8 @@ def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(tmp_path: Pa
 
 
 def test_a_namespace_that_was_deleted_has_ended_its_topics(tmp_path: Path) -> None:
-    """Nothing in the store says that one of them may come back: the entry of that name is a partitioned topic's, the bundle was split."""
+    """Nothing in the store says that one of them may come back: the entry of that name is a
+    partitioned topic's, the bundle was split."""
 
     async def scenario() -> None:
         store, bundle = MemoryStore(CLOCK), BundleName(OF_LOST.namespace_name, 0, 1 << 31)
@@ -221,7 +248,8 @@ def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path
 
 
 def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path) -> None:
-    """One committed at a participant, one aborted, one whose time was over: counted by outcome, and timed until they have ended everywhere."""
+    """One committed at a participant, one aborted, one whose time was over: counted by outcome,
+    and timed until they have ended everywhere."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -235,11 +263,17 @@ def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path)
             assert code(await peer.end(aborted, ABORT)) is None
             await peer.begin(timeout_ms=1)
             sample = coordinator.metrics.registry.get_sample_value
-            name, outcomes = "magnetar_coordinator_transactions_decided_total", ("committed", "aborted", "timed_out")
+            name, outcomes = (
+                "magnetar_coordinator_transactions_decided_total",
+                ("committed", "aborted", "timed_out"),
+            )
             async with asyncio.timeout(TIMEOUT_S):
                 while [sample(name, {"outcome": outcome}) for outcome in outcomes] != [1, 1, 1]:
                     await asyncio.sleep(0.01)
-                while sample("magnetar_coordinator_settle_seconds_count", {"outcome": "committed"}) != 1:
+                while (
+                    sample("magnetar_coordinator_settle_seconds_count", {"outcome": "committed"})
+                    != 1
+                ):
                     await asyncio.sleep(0.01)
             assert sample("magnetar_coordinator_transactions_begun_total") == 3
             assert sample("magnetar_coordinator_request_seconds_count", {"command": "end_txn"}) == 2
@@ -249,14 +283,18 @@ def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path)
 
 
 def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(tmp_path: Path) -> None:
-    """Not left to its own timeout: the next life knows what was decided. On connections that go on, as a standalone server's do."""
+    """Not left to its own timeout: the next life knows what was decided. On connections that go
+    on, as a standalone server's do."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         gauges = "held", "epoch", "transactions", "oldest_transaction_seconds"
 
         async def told(coordinator: Coordinator) -> list[float | None]:
-            return [coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}") for name in gauges]
+            return [
+                coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}")
+                for name in gauges
+            ]
 
         async with (
             topic_server(store) as broker,
@@ -284,7 +322,8 @@ def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(tmp_p
 
 
 def test_the_next_life_carries_on(tmp_path: Path) -> None:
-    """After a crash: decisions are carried out, open transactions stay open, outcomes are known, ids are new."""
+    """After a crash: decisions are carried out, open transactions stay open, outcomes are known,
+    ids are new."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -301,7 +340,10 @@ def test_the_next_life_carries_on(tmp_path: Path) -> None:
             broker.silent = False
             while not broker.told.empty():
                 broker.told.get_nowait()
-            async with running_coordinator(tmp_path, store) as second, transaction_peer(second) as peer:
+            async with (
+                running_coordinator(tmp_path, store) as second,
+                transaction_peer(second) as peer,
+            ):
                 assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, decided, COMMIT)
                 assert code(await peer.end(decided)) is None
                 assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS
@@ -314,7 +356,9 @@ def test_the_next_life_carries_on(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_unforeseen_error_in_background_work_ends_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_in_background_work_ends_no_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is counted, and the work begins again."""
     changed, again = CoordinatorClaim.set_changed, asyncio.Event()
     errors = [RuntimeError("the test says so")]
@@ -328,7 +372,10 @@ def test_an_unforeseen_error_in_background_work_ends_no_life(tmp_path: Path, mon
     monkeypatch.setattr(CoordinatorClaim, "set_changed", set_changed)
 
     async def scenario() -> None:
-        async with running_coordinator(tmp_path, MemoryStore(CLOCK)) as coordinator, transaction_peer(coordinator) as peer:
+        async with (
+            running_coordinator(tmp_path, MemoryStore(CLOCK)) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
             await asyncio.wait_for(again.wait(), TIMEOUT_S)
             assert coordinator.metrics.surprises.counts["coordinator set"] == 1
             assert coordinator.ready
@@ -341,7 +388,8 @@ def test_an_unforeseen_error_in_background_work_ends_no_life(tmp_path: Path, mon
 def test_a_wall_clock_that_jumps_ends_nothing_and_forgets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
-    """Between two lives: what is open stays open, outcomes stay known, and administrators read ages that passed."""
+    """Between two lives: what is open stays open, outcomes stay known, and administrators read
+    ages that passed."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -366,7 +414,10 @@ def test_a_life_that_was_fenced_answers_nothing(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store, claim_check_s=60) as coordinator, transaction_peer(coordinator) as peer:
+        async with (
+            running_coordinator(tmp_path, store, claim_check_s=60) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
             await peer.begin()
             (tmp_path / names.claim(coordinator.incarnation)).unlink()
             with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -391,12 +442,15 @@ def test_an_idle_life_learns_that_it_was_fenced(tmp_path: Path) -> None:
 
 
 def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
-    """Another coordinator's number, names that are none, timeouts and limits; the connection goes on."""
+    """Another coordinator's number, names that are none, timeouts and limits; the connection
+    goes on."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with (
-            running_coordinator(tmp_path, store, transactions_open_max=1, transaction_timeout_max_s=100) as coordinator,
+            running_coordinator(
+                tmp_path, store, transactions_open_max=1, transaction_timeout_max_s=100
+            ) as coordinator,
             transaction_peer(coordinator) as peer,
         ):
             elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
@@ -406,13 +460,20 @@ def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
                 assert code(await peer.connect(nobodys)) == WireCode.NOT_ALLOWED
                 assert code(await peer.end(TxnId(nobodys, 0))) == WireCode.NOT_ALLOWED
                 assert code(await peer.join(TxnId(nobodys, 0), A)) == WireCode.NOT_ALLOWED
-                assert code(await peer.acknowledge(TxnId(nobodys, 0), A, "s")) == WireCode.NOT_ALLOWED
+                assert (
+                    code(await peer.acknowledge(TxnId(nobodys, 0), A, "s")) == WireCode.NOT_ALLOWED
+                )
             assert code(await peer.new(100_001)) == WireCode.METADATA
             txn = await peer.begin(timeout_ms=100_000)
             assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS
             assert code(await peer.join(txn, "a//b")) == WireCode.INVALID_TOPIC_NAME
-            assert code(await peer.join(txn, "non-persistent://public/default/a")) == WireCode.NOT_ALLOWED
-            assert code(await peer.join(txn, f"{ASSIGN}-partition-0")) == WireCode.NOT_ALLOWED, "nobody would ever end it there"
+            assert (
+                code(await peer.join(txn, "non-persistent://public/default/a"))
+                == WireCode.NOT_ALLOWED
+            )
+            assert code(await peer.join(txn, f"{ASSIGN}-partition-0")) == WireCode.NOT_ALLOWED, (
+                "nobody would ever end it there"
+            )
             assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
             many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
             assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS
@@ -426,32 +487,50 @@ def test_turned_off_again_the_log_stays_named(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store) as coordinator, transaction_peer(coordinator) as peer:
+        async with (
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
             txn = await peer.begin()
             await coordinator.stop()
         before = await record_of(store)
         async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
             record = await record_of(store)
-            assert (record.chain, record.checkpoint, record.open_transactions) == (before.chain, before.checkpoint, 1)
+            assert (record.chain, record.checkpoint, record.open_transactions) == (
+                before.chain,
+                before.checkpoint,
+                1,
+            )
             await coordinator.stop()
-        async with running_coordinator(tmp_path, store) as coordinator, transaction_peer(coordinator) as peer:
+        async with (
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
             assert code(await peer.end(txn)) is None
 
     asyncio.run(scenario())
 
 
 def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
-    """With security on: not another role, but a super user; a role that a proxy speaks for owns what is begun for it."""
+    """With security on: not another role, but a super user; a role that a proxy speaks for owns
+    what is begun for it."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         security = authenticator(tmp_path / "security")
         await permit(store, "ann", "eve", "proxy")
-        async with running_coordinator(tmp_path / "storage", store, security=security) as coordinator, AsyncExitStack() as stack:
+        async with (
+            running_coordinator(tmp_path / "storage", store, security=security) as coordinator,
+            AsyncExitStack() as stack,
+        ):
 
             async def peer_as(role: str, original: str = "") -> TransactionPeer:
-                peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
-                assert (await show(peer, token(role), original=original)).type == api.BaseCommand.CONNECTED
+                peer = await stack.enter_async_context(
+                    transaction_peer(coordinator, handshake=False)
+                )
+                assert (
+                    await show(peer, token(role), original=original)
+                ).type == api.BaseCommand.CONNECTED
                 return peer
 
             ann, eve, admin, ann_by_proxy = (

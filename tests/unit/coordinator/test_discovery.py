@@ -1,4 +1,5 @@
-"""How brokers lead clients to coordinators, and what who waits is told when there are none any more."""
+"""How brokers lead clients to coordinators, and what who waits is told when there are none any
+more."""
 
 from __future__ import annotations
 
@@ -27,14 +28,20 @@ class Stage:
     def __init__(self, park_timeout_s: float) -> None:
         clock = SystemClock()
         self.store = MemoryStore(clock)
-        self._discovery = CoordinatorDiscovery(self.store, clock, BrokerSettings(park_timeout_s=park_timeout_s))
+        self._discovery = CoordinatorDiscovery(
+            self.store, clock, BrokerSettings(park_timeout_s=park_timeout_s)
+        )
 
     async def announce(self, announced: int) -> None:
-        await self.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(announced, announced, "shop/tx").encode())
+        await self.store.put(
+            keys.COORDINATOR_SET, CoordinatorSetRecord(announced, announced, "shop/tx").encode()
+        )
 
     async def claim(self, tcid: int) -> None:
         name = f"tx-coordinator-{tcid}"
-        record = CoordinatorClaimRecord(f"{name}.0", 1, name, f"pulsar://{name}:6650", "http://x:8080", 0, "1")
+        record = CoordinatorClaimRecord(
+            f"{name}.0", 1, name, f"pulsar://{name}:6650", "http://x:8080", 0, "1"
+        )
         await self.store.put(keys.coordinator_claim(tcid), record.encode())
 
     async def holder(self, tcid: int) -> str | None:
@@ -62,12 +69,17 @@ def test_without_a_set_its_topic_is_one_like_any_other() -> None:
     async def script(stage: Stage) -> None:
         assert (await stage.announced(), await stage.holder(0)) == (0, None)
         await stage.announce(2)
-        assert (await stage.announced(), await stage.announced(TopicName.parse("persistent://a/b/c"))) == (2, 0)
+        assert (
+            await stage.announced(),
+            await stage.announced(TopicName.parse("persistent://a/b/c")),
+        ) == (2, 0)
 
     play(script)
 
 
-def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired_is_answered_for_by_the_first() -> None:
+def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired_is_answered_for_by_the_first() -> (
+    None
+):
     async def script(stage: Stage) -> None:
         await stage.announce(2)
         await stage.claim(0)
@@ -99,7 +111,9 @@ def test_who_waits_when_the_set_is_withdrawn_is_told_at_once_that_there_is_none(
 def test_a_coordinator_that_does_not_come_is_refused_with_what_to_look_at() -> None:
     async def script(stage: Stage) -> None:
         await stage.announce(1)
-        with pytest.raises(ServiceNotReady, match="transaction coordinator 0 of 1 is not there; look at its pod"):
+        with pytest.raises(
+            ServiceNotReady, match="transaction coordinator 0 of 1 is not there; look at its pod"
+        ):
             await stage.holder(0)
 
     play(script, park_timeout_s=0.2)

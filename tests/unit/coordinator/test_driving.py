@@ -1,4 +1,5 @@
-"""How a coordinator tells participants of many decisions: in turn, so many at once, and never for long without letting others go on."""
+"""How a coordinator tells participants of many decisions: in turn, so many at once, and never
+for long without letting others go on."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TIMEOUT_S = 120.0
 
 
 class Topics:
-    """Topics of this process, which carry decisions out while they are `open`: each told at once, as a topic without entries is."""
+    """Topics of this process, which carry decisions out while they are `open`: each told at
+    once, as a topic without entries is."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -61,11 +63,14 @@ class Topics:
 async def driving(
     directory: Path, topics: Topics, store: MemoryStore | None = None, name: str = "life"
 ) -> AsyncIterator[Transactions]:
-    """A life that has begun, and that nothing ends but its end here; over the same `store` the next one."""
+    """A life that has begun, and that nothing ends but its end here; over the same `store` the
+    next one."""
     settings, failures = replace(SETTINGS, transaction_end_patience_s=0), list[str]()
     async with volume_in(directory) as volume:
         life = await begin_life(store or MemoryStore(CLOCK), volume, name)
-        found = Transactions(life.core, life.log, topics, CLOCK, settings, CoordinatorMetrics(), failures.append)
+        found = Transactions(
+            life.core, life.log, topics, CLOCK, settings, CoordinatorMetrics(), failures.append
+        )
         found.begin()
         try:
             yield found
@@ -89,7 +94,8 @@ async def until_settled(found: Transactions) -> None:
 
 
 def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Path) -> None:
-    """A few in each turn of the loop, again those that refused, and one that was decided later does not wait for all of them."""
+    """A few in each turn of the loop, again those that refused, and one that was decided later
+    does not wait for all of them."""
 
     async def scenario() -> None:
         topics = Topics()
@@ -99,7 +105,9 @@ def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Path) ->
             large = await begin(found, *(f"t{number}" for number in range(MANY)))
             small = await begin(found, "small")
             async with asyncio.timeout(TIMEOUT_S):
-                await asyncio.gather(*(found.end(txn.least, Action.COMMIT, Caller()) for txn in (large, small)))
+                await asyncio.gather(
+                    *(found.end(txn.least, Action.COMMIT, Caller()) for txn in (large, small))
+                )
             await until_settled(found)
             assert (len(topics.told), len({*topics.told})) == (MANY + 1, MANY + 1)
             assert topics.most_in_a_turn <= DRIVEN_PER_TURN_MAX
@@ -130,18 +138,25 @@ def test_participants_that_do_not_answer_are_so_many_at_most(tmp_path: Path) -> 
 
 
 def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) -> None:
-    """Hundreds of decisions that nobody heard of: the next life tells a few in each turn of its loop."""
+    """Hundreds of decisions that nobody heard of: the next life tells a few in each turn of its
+    loop."""
 
     async def scenario() -> None:
         store, deaf, topics = MemoryStore(CLOCK), Topics(), Topics()
         number = 3 * DRIVEN_PER_TURN_MAX
         async with driving(tmp_path, deaf, store) as found:
             decided = [await begin(found, f"t{at}") for at in range(number)]
-            await asyncio.gather(*(found.end(txn.least, Action.COMMIT, Caller()) for txn in decided))
+            await asyncio.gather(
+                *(found.end(txn.least, Action.COMMIT, Caller()) for txn in decided)
+            )
         topics.open.set()
         async with driving(tmp_path, topics, store, "next") as found:
             assert found.live == number
             await until_settled(found)
-        assert (deaf.told, len(topics.told), topics.most_in_a_turn) == ([], number, DRIVEN_PER_TURN_MAX)
+        assert (deaf.told, len(topics.told), topics.most_in_a_turn) == (
+            [],
+            number,
+            DRIVEN_PER_TURN_MAX,
+        )
 
     asyncio.run(scenario())

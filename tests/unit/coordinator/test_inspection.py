@@ -1,4 +1,5 @@
-"""What administrators are told of a coordinator, over a real one and its log: bounded answers, and an end for every request."""
+"""What administrators are told of a coordinator, over a real one and its log: bounded answers,
+and an end for every request."""
 
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ ANSWER_BYTES_MAX = 16 << 20
 
 
 def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: Path) -> None:
-    """Transactions whose names would not fit into an answer still say how many participants they have, alone and in a list."""
+    """Transactions whose names would not fit into an answer still say how many participants they
+    have, alone and in a list."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store) as coordinator, transaction_peer(coordinator) as peer:
+        async with (
+            running_coordinator(tmp_path, store) as coordinator,
+            transaction_peer(coordinator) as peer,
+        ):
             inspection = CoordinatorInspection(lambda: coordinator)
             small, large = await peer.begin(A), await peer.begin()
-            many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(NAMES_BYTES // 1000)]
+            many = [
+                f"persistent://public/default/{'x' * 900}{number}"
+                for number in range(NAMES_BYTES // 1000)
+            ]
             for suffix in ("a", "b"):
                 assert code(await peer.join(large, *(name + suffix for name in many))) is None
             rows = await inspection.transactions(0, 0, 100)
@@ -44,13 +52,20 @@ def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: Path) -
 
 
 def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
-    """A participant is silent, so the abort waits; the life fails, and whoever asked is told instead of waiting for ever."""
+    """A participant is silent, so the abort waits; the life fails, and whoever asked is told
+    instead of waiting for ever."""
 
     async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (server, coordinator, peer):
+        async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (
+            server,
+            coordinator,
+            peer,
+        ):
             server.silent = True
             txn = await peer.begin(A)
-            abort = asyncio.create_task(CoordinatorInspection(lambda: coordinator).abort(0, txn.least))
+            abort = asyncio.create_task(
+                CoordinatorInspection(lambda: coordinator).abort(0, txn.least)
+            )
             async with asyncio.timeout(TIMEOUT_S):
                 await server.told.get()
                 coordinator.fail("the test says so")

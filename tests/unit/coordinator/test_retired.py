@@ -1,4 +1,5 @@
-"""Numbers of coordinators that retire or are gone: who begins for them, who answers for them, and for how long."""
+"""Numbers of coordinators that retire or are gone: who begins for them, who answers for them,
+and for how long."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.support.brokers import CLOCK, volume_in
-from tests.support.coordinators import TransactionPeer, code, running_coordinator, topic_server, transaction_peer
+from tests.support.coordinators import (
+    TransactionPeer,
+    code,
+    running_coordinator,
+    topic_server,
+    transaction_peer,
+)
 from tests.support.secured import authenticator, permit, show, token
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
@@ -42,8 +49,11 @@ class SetForward(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
-def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last ones that were asked about; any other is read again, and what is served again is let go of."""
+def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones that were asked about; any other is read again, and what is served again is
+    let go of."""
     monkeypatch.setattr(retired, "READ_MAX", 1)
 
     async def scenario() -> None:
@@ -51,7 +61,10 @@ def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(tmp_path: Path, m
         async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
             ended = []
             for tcid in (1, 2):
-                async with running_coordinator(tmp_path, store, tcid=tcid) as other, transaction_peer(other) as at_other:
+                async with (
+                    running_coordinator(tmp_path, store, tcid=tcid) as other,
+                    transaction_peer(other) as at_other,
+                ):
                     ended.append(await at_other.begin(tcid=tcid))
                     assert code(await at_other.end(ended[-1])) is None
                     await other.stop()
@@ -68,12 +81,18 @@ def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(tmp_path: Path, m
     asyncio.run(scenario())
 
 
-def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(tmp_path: Path) -> None:
-    """Also while what the number has left stays in memory: else participants that ask would be told for ever that the end is under way."""
+def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(
+    tmp_path: Path,
+) -> None:
+    """Also while what the number has left stays in memory: else participants that ask would be
+    told for ever that the end is under way."""
 
     async def scenario() -> None:
         store, clock = MemoryStore(CLOCK), SetForward()
-        async with running_coordinator(tmp_path, store, tcid=1) as other, transaction_peer(other) as peer:
+        async with (
+            running_coordinator(tmp_path, store, tcid=1) as other,
+            transaction_peer(other) as peer,
+        ):
             txn, left_open = await peer.begin(tcid=1), await peer.begin(tcid=1)
             assert code(await peer.end(txn)) is None
             await other.stop()
@@ -131,7 +150,8 @@ def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Pa
 
 
 def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: Path) -> None:
-    """With security on: the role that asked the retiring number owns the transaction, and neither another role nor the coordinator does."""
+    """With security on: the role that asked the retiring number owns the transaction, and
+    neither another role nor the coordinator does."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -144,7 +164,9 @@ def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: P
         ):
 
             async def peer_as(role: str, coordinator: Coordinator) -> TransactionPeer:
-                peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
+                peer = await stack.enter_async_context(
+                    transaction_peer(coordinator, handshake=False)
+                )
                 assert (await show(peer, token(role))).type == api.BaseCommand.CONNECTED
                 return peer
 
@@ -165,7 +187,8 @@ def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: P
 
 
 def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
-    """A client that knows only the retiring one gets a transaction of the other, and ends it there; a transaction of its own ends here."""
+    """A client that knows only the retiring one gets a transaction of the other, and ends it
+    there; a transaction of its own ends here."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -191,7 +214,8 @@ def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gives_back", [True, False], ids=["given back", "died while retiring"])
 def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path, gives_back: bool) -> None:
-    """Outcomes of what has ended there, and new transactions of its own; nothing while the number is held, or announced."""
+    """Outcomes of what has ended there, and new transactions of its own; nothing while the
+    number is held, or announced."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -199,12 +223,16 @@ def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path, gives_bac
         async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
             async with running_coordinator(tmp_path, store, tcid=1) as second:
                 async with transaction_peer(second) as at_second:
-                    committed, aborted, left_open = [await at_second.begin(tcid=1) for _ in range(3)]
+                    committed, aborted, left_open = [
+                        await at_second.begin(tcid=1) for _ in range(3)
+                    ]
                     assert code(await at_second.end(committed)) is None
                     assert code(await at_second.end(aborted, ABORT)) is None
                 assert code(await peer.connect(1)) == elsewhere
                 assert code(await peer.end(committed)) == elsewhere
-                await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+                await store.put(
+                    keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode()
+                )
                 if gives_back:
                     await second.stop()
                 else:
@@ -222,7 +250,9 @@ def test_the_first_number_answers_for_one_that_is_gone(tmp_path: Path, gives_bac
             assert code(await peer.end(aborted)) == WireCode.INVALID_TXN_STATUS
             assert code(await peer.join(aborted, A)) == WireCode.INVALID_TXN_STATUS
             assert code(await peer.end(TxnId(1, 99))) == WireCode.TRANSACTION_NOT_FOUND
-            assert code(await peer.end(left_open)) == elsewhere, "only its own coordinator may end it"
+            assert code(await peer.end(left_open)) == elsewhere, (
+                "only its own coordinator may end it"
+            )
             assert code(await peer.end(TxnId(2, 0))) == elsewhere
             assert (await peer.begin(tcid=1)).most == 0
             assert files <= await _files(tmp_path), "reading removes nothing"

@@ -1,4 +1,5 @@
-"""The coordinator of a standalone server begins when it is asked for the first time; it may fail at that, and the server may stop meanwhile."""
+"""The coordinator of a standalone server begins when it is asked for the first time; it may fail
+at that, and the server may stop meanwhile."""
 
 from __future__ import annotations
 
@@ -57,7 +58,14 @@ def standalone_at(
 ) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
     """The coordinator of a server, and what makes an incarnation of its broker."""
     lease = SETTINGS.lease_ttl_s
-    ports = BrokerPorts(CLOCK, NobodyElse(), volume, store, lambda lost: LeaseKeeper(store, CLOCK, lease, lost), ProcessUsage())
+    ports = BrokerPorts(
+        CLOCK,
+        NobodyElse(),
+        volume,
+        store,
+        lambda lost: LeaseKeeper(store, CLOCK, lease, lost),
+        ProcessUsage(),
+    )
     identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
     coordinator = StandaloneCoordinator(ports, identity, settings)
     return coordinator, lambda: Broker(ports, identity, settings, coordinator.begin)
@@ -90,7 +98,9 @@ async def standalone(
 
 @asynccontextmanager
 async def connected(broker: Broker) -> AsyncIterator[TransactionPeer]:
-    peer = TransactionPeer(*await asyncio.open_connection(HOST, int(broker.service_url.rpartition(":")[2])))
+    peer = TransactionPeer(
+        *await asyncio.open_connection(HOST, int(broker.service_url.rpartition(":")[2]))
+    )
     try:
         peer.write(requests.connect("test", 21))
         await peer.answer(api.BaseCommand.Type.CONNECTED)
@@ -100,7 +110,8 @@ async def connected(broker: Broker) -> AsyncIterator[TransactionPeer]:
 
 
 def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path) -> None:
-    """Its disk is full: clients are told to come back, the server goes on, and nothing holds the number when it is tried again."""
+    """Its disk is full: clients are told to come back, the server goes on, and nothing holds the
+    number when it is tried again."""
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), FillingVolume(tmp_path)
@@ -109,7 +120,10 @@ def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path
             for _attempt in range(2):
                 peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
                 refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
-                assert (int(refused.error), "cannot begin" in refused.message) == (int(WireCode.SERVICE_NOT_READY), True)
+                assert (int(refused.error), "cannot begin" in refused.message) == (
+                    int(WireCode.SERVICE_NOT_READY),
+                    True,
+                )
                 assert await store.get(keys.coordinator_claim(0)) is None
             assert broker.ready
             volume.full = False
@@ -121,7 +135,8 @@ def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path
 
 
 def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
-    """A transaction that consumes and produces commits, another one aborts, and the server has connected to nobody, itself included."""
+    """A transaction that consumes and produces commits, another one aborts, and the server has
+    connected to nobody, itself included."""
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
@@ -139,16 +154,22 @@ def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
                 await consumer.acknowledge(message, txn=txn)
                 await (txn.commit() if value.endswith(b"commits") else txn.abort())
             await inputs.send(b"second")
-            assert (await consumer.receive(ANSWER_S)).value == b"second", "the first one was acknowledged"
+            assert (await consumer.receive(ANSWER_S)).value == b"second", (
+                "the first one was acknowledged"
+            )
             await outputs.send(b"an ordinary one behind them")
-            assert [(await outcomes.receive(ANSWER_S)).value for _ in range(2)] == [value, b"an ordinary one behind them"]
+            assert [(await outcomes.receive(ANSWER_S)).value for _ in range(2)] == [
+                value,
+                b"an ordinary one behind them",
+            ]
         await store.close()
 
     asyncio.run(scenario())
 
 
 def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path) -> None:
-    """Its bundle has no owner when the transaction is decided: it is assigned as by a look-up, and the topic does not exist."""
+    """Its bundle has no owner when the transaction is decided: it is assigned as by a look-up,
+    and the topic does not exist."""
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
@@ -158,22 +179,32 @@ def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path)
             assert not (await peer.end(txn)).HasField("error")
             assert coordinator._life is not None
             assert coordinator._life.service.transactions is not None
-            assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (0, 1)
+            assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (
+                0,
+                1,
+            )
         await store.close()
 
     asyncio.run(scenario())
 
 
 def test_what_was_committed_outlives_the_loss_of_its_namespaces_record(tmp_path: Path) -> None:
-    """The record is gone when the transaction is decided, and put back: then its message is there, and what follows it."""
+    """The record is gone when the transaction is decided, and put back: then its message is
+    there, and what follows it."""
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
         topic = "persistent://public/default/out"
-        async with standalone(volume, store) as (broker, coordinator), Client(broker.service_url) as client:
+        async with (
+            standalone(volume, store) as (broker, coordinator),
+            Client(broker.service_url) as client,
+        ):
             output = await client.create_producer(topic)
             reader = await client.create_reader(topic, EARLIEST)
-            key, namespaces = keys.namespace(TopicName.parse(topic).namespace_name), broker.views.namespaces
+            key, namespaces = (
+                keys.namespace(TopicName.parse(topic).namespace_name),
+                broker.views.namespaces,
+            )
             async with client.transaction() as txn:
                 await output.send(b"committed", txn=txn)
                 lost = await store.get(key)
@@ -194,13 +225,21 @@ def test_what_was_committed_outlives_the_loss_of_its_namespaces_record(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does one that never answers. The end is tried again, and takes place."""
-    surprises: list[Exception | None] = [FileNotFoundError("a file"), AssertionError("a mistake of ours"), None]
+    surprises: list[Exception | None] = [
+        FileNotFoundError("a file"),
+        AssertionError("a mistake of ours"),
+        None,
+    ]
     settings = replace(SETTINGS, transaction_participant_timeout_s=0.2)
     ordinary = Ending.end_on_partition
 
-    async def surprising(ending: Ending, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
+    async def surprising(
+        ending: Ending, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
         if surprises:
             if (surprise := surprises.pop()) is not None:
                 raise surprise
@@ -211,7 +250,10 @@ def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(tmp_pat
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        async with standalone(volume, store, settings) as (broker, _), Client(broker.service_url) as client:
+        async with (
+            standalone(volume, store, settings) as (broker, _),
+            Client(broker.service_url) as client,
+        ):
             output = await client.create_producer("persistent://public/default/out")
             reader = await client.create_reader("persistent://public/default/out", EARLIEST)
             async with client.transaction() as txn:
@@ -224,11 +266,15 @@ def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(tmp_pat
 
 
 def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> None:
-    """Whoever waits for it is answered or hung up on; no claim and no lease of it are left, and nobody wakes it any more."""
+    """Whoever waits for it is answered or hung up on; no claim and no lease of it are left, and
+    nobody wakes it any more."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with standalone(PosixVolume(tmp_path), store) as (broker, coordinator), connected(broker) as peer:
+        async with (
+            standalone(PosixVolume(tmp_path), store) as (broker, coordinator),
+            connected(broker) as peer,
+        ):
             peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
             while coordinator._waking is None:
                 await asyncio.sleep(0)
@@ -245,8 +291,11 @@ def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarnation(tmp_path: Path) -> None:
-    """The number is lost under an open transaction: the broker ends and says why; the next one has the transaction before it serves anybody."""
+def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarnation(
+    tmp_path: Path,
+) -> None:
+    """The number is lost under an open transaction: the broker ends and says why; the next one
+    has the transaction before it serves anybody."""
 
     async def scenario() -> None:
         store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
@@ -258,7 +307,10 @@ def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarn
                 first = await peer.begin()
                 assert coordinator._life is not None
                 coordinator._life.fail("its number was taken over")
-                assert await asyncio.wait_for(broker.ended(), ANSWER_S) == "transaction coordinator: its number was taken over"
+                assert (
+                    await asyncio.wait_for(broker.ended(), ANSWER_S)
+                    == "transaction coordinator: its number was taken over"
+                )
                 assert await peer.closed_by_broker()
         broker = make()
         async with incarnation(coordinator, broker):

@@ -1,4 +1,5 @@
-"""A coordinator's log on real storage: lives that follow each other, whatever ended them, lose nothing that was told."""
+"""A coordinator's log on real storage: lives that follow each other, whatever ended them, lose
+nothing that was told."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from magnetar.storage.storage_id import read_or_create_storage_id
 from magnetar.storage.volumes.linked import LinkedObjects
 from magnetar.storage.volumes.slots import SlotVolume
 from magnetar.storage.volumes.volume import Volume
-from magnetar.transactions.coordinator.events import Caller, EndRequested, JoinRequested, NewRequested, ParticipantEnded
+from magnetar.transactions.coordinator.events import (
+    Caller,
+    EndRequested,
+    JoinRequested,
+    NewRequested,
+    ParticipantEnded,
+)
 from magnetar.transactions.records import Action, Participant
 from tests.support.brokers import CLOCK, running_broker, volume_in
 from tests.support.coordinators import Life, begin_life, held
@@ -55,7 +62,8 @@ async def slots_in(directory: Path) -> AsyncIterator[SlotVolume]:
 def test_a_life_that_dies_loses_nothing_that_was_told(
     tmp_path: Path, volume_of: Callable[[Path], AbstractAsyncContextManager[Volume]]
 ) -> None:
-    """The next life fences it, knows every transaction and outcome, and gives new sequences only; where files are appended to, and on slots."""
+    """The next life fences it, knows every transaction and outcome, and gives new sequences
+    only; where files are appended to, and on slots."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -67,7 +75,11 @@ def test_a_life_that_dies_loses_nothing_that_was_told(
             await end(first, ended, Action.ABORT)
             await store.revoke_lease(first.lease)
             second = await begin_life(store, volume, "b")
-            assert [second.core.status(least) for least in (opened, ending, ended)] == ["OPEN", "COMMITTING", "ABORTED"]
+            assert [second.core.status(least) for least in (opened, ending, ended)] == [
+                "OPEN",
+                "COMMITTING",
+                "ABORTED",
+            ]
             assert second.core.to_drive(ending) == (Action.COMMIT, (A,))
             assert await second.begin() == 3
             record = await record_of(store)
@@ -83,7 +95,8 @@ def test_a_life_that_dies_loses_nothing_that_was_told(
 
 
 def test_a_former_life_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
-    """What it appends is never acknowledged, and its checkpoint never pointed to; the successor does not know it."""
+    """What it appends is never acknowledged, and its checkpoint never pointed to; the successor
+    does not know it."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -124,7 +137,8 @@ def test_a_planned_end_loses_not_even_what_nobody_waited_for(tmp_path: Path) -> 
 
 
 def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path) -> None:
-    """Sequences, open transactions and outcomes survive; old checkpoints and files of the own log are gone; a recovery reads the rest."""
+    """Sequences, open transactions and outcomes survive; old checkpoints and files of the own
+    log are gone; a recovery reads the rest."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -140,8 +154,14 @@ def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path
             assert record.checkpoint is not None
             assert record.checkpoint.position.file > 0, "the log was rolled"
             assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
-            files = [names.log_number(name) for name in await volume.list(names.logs_of("tx-coordinator-0.a"))]
-            assert min(number for number in files if number is not None) >= record.checkpoint.position.file - 1
+            files = [
+                names.log_number(name)
+                for name in await volume.list(names.logs_of("tx-coordinator-0.a"))
+            ]
+            assert (
+                min(number for number in files if number is not None)
+                >= record.checkpoint.position.file - 1
+            )
             await store.revoke_lease(life.lease)
             second = await begin_life(store, volume, "b")
             assert (second.core.status(kept), second.core.live) == ("OPEN", 601)
@@ -150,8 +170,11 @@ def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that cannot be synced does not end a life whose log and record are in order (simulation seed 11 of coordinators)."""
+def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that cannot be synced does not end a life whose log and record are in order
+    (simulation seed 11 of coordinators)."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -197,13 +220,16 @@ def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) -> Non
             await store.delete(keys.coordinator_claim(0))
             with pytest.raises(CorruptData, match=log):
                 await begin_life(store, volume, "c")
-            assert (await record_of(store)).chain == record.chain, "the chain stays for whoever comes after the file"
+            assert (await record_of(store)).chain == record.chain, (
+                "the chain stays for whoever comes after the file"
+            )
 
     asyncio.run(scenario())
 
 
 def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None:
-    """It may die anywhere between taking the number and its word: the next one begins where the last that answered has ended."""
+    """It may die anywhere between taking the number and its word: the next one begins where the
+    last that answered has ended."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -223,7 +249,8 @@ def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
-    """It would begin with less than was told: a life whose epoch storage has seen does not begin."""
+    """It would begin with less than was told: a life whose epoch storage has seen does not
+    begin."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -237,7 +264,8 @@ def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backed_up", [True, False])
 def test_a_lost_store_is_rebuilt_with_every_transaction(tmp_path: Path, backed_up: bool) -> None:
-    """From the newest checkpoint and the log behind it, with an old backup and without any; a sequence is never given again."""
+    """From the newest checkpoint and the log behind it, with an old backup and without any; a
+    sequence is never given again."""
 
     async def scenario() -> None:
         store, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
@@ -255,7 +283,12 @@ def test_a_lost_store_is_rebuilt_with_every_transaction(tmp_path: Path, backed_u
             record = await record_of(fresh)
             assert record.state is CoordinatorState.RECOVERING
             second = await begin_life(fresh, volume, "b", restore=done.number)
-            assert [second.core.status(least) for least in told] == ["COMMITTED", "OPEN", "OPEN", "OPEN"]
+            assert [second.core.status(least) for least in told] == [
+                "COMMITTED",
+                "OPEN",
+                "OPEN",
+                "OPEN",
+            ]
             assert await second.begin() == 4
             first.answers.clear()
             first.handle(NewRequested("late", 60_000, "", 0))
@@ -276,14 +309,17 @@ def test_a_restore_without_a_coordinators_log_is_a_problem(tmp_path: Path) -> No
             first = await begin_life(store, volume, "a")
             await first.begin()
             await volume.remove(names.log_file("tx-coordinator-0.a", 0))
-            with pytest.raises(InvalidRequest, match="transaction coordinator 0 cannot be recovered without"):
+            with pytest.raises(
+                InvalidRequest, match="transaction coordinator 0 cannot be recovered without"
+            ):
                 await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="test")
 
     asyncio.run(scenario())
 
 
 def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
-    """A dead life's log stays while the record names it, and goes once a later life has its own; a living one is never fenced."""
+    """A dead life's log stays while the record names it, and goes once a later life has its own;
+    a living one is never fenced."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -309,14 +345,18 @@ def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
-    """What was decided and does not fit is never followed by anything: the next life begins with what is durable."""
+    """What was decided and does not fit is never followed by anything: the next life begins with
+    what is durable."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with volume_in(tmp_path) as volume:
             life = await begin_life(store, volume, "a")
             least = await life.begin()
-            large = tuple(Participant(f"persistent://public/default/{'x' * 900}{number}") for number in range(80))
+            large = tuple(
+                Participant(f"persistent://public/default/{'x' * 900}{number}")
+                for number in range(80)
+            )
             life.handle(JoinRequested("join", least, large, ANYBODY))
             assert "cannot keep up" in str(life.failed.result())
             life.handle(NewRequested("new", 60_000, "", 0))

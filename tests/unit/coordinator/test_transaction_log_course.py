@@ -1,6 +1,8 @@
-"""Any course of lives over one log on real storage: kills, planned ends, lives that die before their word, former ones that go on, checkpoints.
+"""Any course of lives over one log on real storage: kills, planned ends, lives that die before
+their word, former ones that go on, checkpoints.
 
-Each course comes from one seed, which a failure names. What was answered is compared with what every later life knows.
+Each course comes from one seed, which a failure names. What was answered is compared with what
+every later life knows.
 """
 
 from __future__ import annotations
@@ -16,18 +18,28 @@ from magnetar.errors import Fenced
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.storage import names
 from magnetar.storage.volumes.volume import Volume
-from magnetar.transactions.coordinator.events import Answer, Caller, EndRequested, JoinRequested, NewRequested, ParticipantEnded
+from magnetar.transactions.coordinator.events import (
+    Answer,
+    Caller,
+    EndRequested,
+    JoinRequested,
+    NewRequested,
+    ParticipantEnded,
+)
 from magnetar.transactions.records import Action, Participant
 from tests.support.brokers import CLOCK, volume_in
 from tests.support.coordinators import Life, begin_life, held
 
 STEPS = 150
-NAMES = tuple(Participant(f"persistent://public/default/{'t' * 200}{number}") for number in range(4))
+NAMES = tuple(
+    Participant(f"persistent://public/default/{'t' * 200}{number}") for number in range(4)
+)
 STATUSES = {Action.COMMIT: ("COMMITTING", "COMMITTED"), Action.ABORT: ("ABORTING", "ABORTED")}
 
 
 class Course:
-    """`open` and `ended` are what clients were told; `former` are lives that were taken over and do not know it."""
+    """`open` and `ended` are what clients were told; `former` are lives that were taken over and
+    do not know it."""
 
     def __init__(self, seed: int, store: MemoryStore, volume: Volume) -> None:
         self.random, self.store, self.volume = random.Random(seed), store, volume
@@ -57,9 +69,11 @@ class Course:
         for life in self.made:
             await life.log.close()
 
-    # --- requests --------------------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    async def answer(self, life: Life, event_of: Callable[[str], NewRequested | JoinRequested | EndRequested]) -> Answer | None:
+    async def answer(
+        self, life: Life, event_of: Callable[[str], NewRequested | JoinRequested | EndRequested]
+    ) -> Answer | None:
         """Handle a request, behind its flush; None while nothing was answered."""
         self.requests += 1
         request = f"r{self.requests}"
@@ -68,16 +82,22 @@ class Course:
         return next((found for found in life.answers if found.request == request), None)
 
     async def begin(self) -> None:
-        found = await self.answer(self.life, lambda request: NewRequested(request, 600_000, "", CLOCK.wall_ms()))
+        found = await self.answer(
+            self.life, lambda request: NewRequested(request, 600_000, "", CLOCK.wall_ms())
+        )
         assert found is not None
-        assert found.least > max([*self.open, *self.ended], default=-1), "a sequence was given twice"
+        assert found.least > max([*self.open, *self.ended], default=-1), (
+            "a sequence was given twice"
+        )
         self.open[found.least] = set()
 
     async def join(self) -> None:
         if not self.open:
             return
         least, name = self.random.choice(list(self.open)), self.random.choice(NAMES)
-        found = await self.answer(self.life, lambda request: JoinRequested(request, least, (name,), Caller()))
+        found = await self.answer(
+            self.life, lambda request: JoinRequested(request, least, (name,), Caller())
+        )
         assert found is not None
         assert found.error is None
         self.open[least].add(name)
@@ -86,7 +106,10 @@ class Course:
         if not self.open:
             return
         least, action = self.random.choice(list(self.open)), self.random.choice(list(Action))
-        await self.answer(self.life, lambda request: EndRequested(request, least, action, Caller(), CLOCK.wall_ms()))
+        await self.answer(
+            self.life,
+            lambda request: EndRequested(request, least, action, Caller(), CLOCK.wall_ms()),
+        )
         del self.open[least]  # durable: the client hears of it after its patience at the latest
         self.ended[least] = action
 
@@ -95,10 +118,12 @@ class Course:
         for least in self.ended:
             found = self.life.core.to_drive(least)
             if found is not None:
-                self.life.handle(ParticipantEnded(least, self.random.choice(found[1]), CLOCK.wall_ms()))
+                self.life.handle(
+                    ParticipantEnded(least, self.random.choice(found[1]), CLOCK.wall_ms())
+                )
                 return
 
-    # --- lives -----------------------------------------------------------------------------------------------------------------
+    # --- lives ------------------------------------------------------------------------------------
 
     async def next_life(self) -> Life:
         """A life that answers; perhaps after some that died on the way to it."""
@@ -107,7 +132,9 @@ class Course:
             if self.random.random() < 0.5:
                 _, lease = await held(self.store, f"x{self.lives}")
             else:
-                self.made.append(await begin_life(self.store, self.volume, f"x{self.lives}", settle=False))
+                self.made.append(
+                    await begin_life(self.store, self.volume, f"x{self.lives}", settle=False)
+                )
                 lease = self.made[-1].lease
             await self.store.revoke_lease(lease)
         self.lives += 1
@@ -143,7 +170,10 @@ class Course:
             return
         life = self.former.pop()
         if self.random.random() < 0.5:
-            assert await self.answer(life, lambda request: NewRequested(request, 600_000, "", 0)) is None
+            assert (
+                await self.answer(life, lambda request: NewRequested(request, 600_000, "", 0))
+                is None
+            )
         else:
             with pytest.raises(Fenced):
                 await life.log.checkpoint(life.core)

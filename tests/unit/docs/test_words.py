@@ -55,7 +55,9 @@ def _paths() -> set[str]:
     for definition in definitions().values():
         properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
         for part in ("spec", "status"):
-            found |= {place.replace("[]", "") for place, _ in reference.fields(properties[part], part)}
+            found |= {
+                place.replace("[]", "") for place, _ in reference.fields(properties[part], part)
+            }
     return found
 
 
@@ -93,7 +95,9 @@ def test_fields_and_values_exist(page: Path) -> None:
         name = code.partition("=")[0].partition(":")[0].partition(" ")[0]
         if re.fullmatch(r"(spec|status)(\.[a-zA-Z]+)*", name):
             assert name in FIELDS, f"`{code}`: no kind has this field"
-        elif re.fullmatch(r"[a-z][a-zA-Z]*(\.[a-zA-Z]+)+", name) and name.partition(".")[0] in roots:
+        elif (
+            re.fullmatch(r"[a-z][a-zA-Z]*(\.[a-zA-Z]+)+", name) and name.partition(".")[0] in roots
+        ):
             assert name in VALUE_GROUPS, f"`{code}`: the chart has no such value"
 
 
@@ -118,19 +122,32 @@ def test_commands_exist(page: Path) -> None:
     """`magnetar COMMAND` and `make TARGET`."""
     groups = {
         str(found.name): {
-            command.name or command.callback.__name__ for command in found.typer_instance.registered_commands if command.callback
+            command.name or command.callback.__name__
+            for command in found.typer_instance.registered_commands
+            if command.callback
         }
         for found in application.registered_groups
         if found.typer_instance is not None
     }
-    single = {found.name or found.callback.__name__ for found in application.registered_commands if found.callback is not None}
-    code = "\n".join([*_CODE.findall(_prose(page)), *re.findall(r"^```.*?^```$", page.read_text(), re.MULTILINE | re.DOTALL)])
+    single = {
+        found.name or found.callback.__name__
+        for found in application.registered_commands
+        if found.callback is not None
+    }
+    code = "\n".join(
+        [
+            *_CODE.findall(_prose(page)),
+            *re.findall(r"^```.*?^```$", page.read_text(), re.MULTILINE | re.DOTALL),
+        ]
+    )
     for found in _COMMAND.findall(code):
         first, _, second = found.strip().partition(" ")
         if first in groups:
             assert not second or second in groups[first], f"magnetar {found}"
         else:
-            assert first in single | {"standalone", "broker", "operator", "charts"}, f"magnetar {found}"
+            assert first in single | {"standalone", "broker", "operator", "charts"}, (
+                f"magnetar {found}"
+            )
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", code, re.MULTILINE):
         assert target in targets, f"make {target}"

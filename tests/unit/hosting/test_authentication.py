@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.errors import AuthenticationFailed, InvalidRequest
-from magnetar.hosting.security.authentication import CLOCKS_APART_S, INTERNAL_AUDIENCE, INTERNAL_TOKEN_S
+from magnetar.hosting.security.authentication import (
+    CLOCKS_APART_S,
+    INTERNAL_AUDIENCE,
+    INTERNAL_TOKEN_S,
+)
 from magnetar.hosting.security.handshakes import REFRESH
 from magnetar.hosting.security.source import SecuritySource
 from magnetar.hosting.tls import PeerCertificate
@@ -32,7 +36,8 @@ async def _refused(peer: Peer, answer: api.BaseCommand, code: int) -> None:
 
 
 def test_only_who_shows_a_good_token_gets_in(tmp_path: Path) -> None:
-    """Nothing, a wrong key, an expired token, another method: an error with Pulsar's code, and the end of the connection."""
+    """Nothing, a wrong key, an expired token, another method: an error with Pulsar's code, and
+    the end of the connection."""
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _):
@@ -60,7 +65,9 @@ def test_nothing_is_answered_before_the_handshake(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            peer.write(requests.connect("test", 21) + command_frame("lookup", request_id=1, topic=TOPIC))
+            peer.write(
+                requests.connect("test", 21) + command_frame("lookup", request_id=1, topic=TOPIC)
+            )
             assert (await peer.answer()).type == Type.ERROR
             with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
                 await peer.answer()
@@ -77,7 +84,9 @@ def test_the_anonymous_role_is_for_who_shows_nothing(tmp_path: Path) -> None:
                 async with peer_of(broker) as peer:
                     assert (await show(peer, b"", method)).type == Type.CONNECTED
             async with peer_of(broker) as peer:
-                await _refused(peer, await show(peer, token("admin", key=OTHER)), api.AuthenticationError)
+                await _refused(
+                    peer, await show(peer, token("admin", key=OTHER)), api.AuthenticationError
+                )
 
     asyncio.run(run())
 
@@ -163,7 +172,9 @@ def test_a_broken_document_changes_nothing_and_counts_once(tmp_path: Path) -> No
             while not found.source.reloads_failed:
                 await asyncio.sleep(0.01)
             assert found.source.current is before
-            (tmp_path / "security.yaml").write_text(DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]"))
+            (tmp_path / "security.yaml").write_text(
+                DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]")
+            )
             await changed.wait()
         assert found.source.current.document.super_user_roles == {"chief"}
         assert found.source.reloads_failed == 1
@@ -187,14 +198,20 @@ def test_internal_tokens_are_known_by_the_internal_key_alone(tmp_path: Path) -> 
     found = authenticator(tmp_path)
     internal = found.internal_token().encode()
     assert found.principal(INTERNAL_METHOD, internal, "").internal
-    for method, data in ((INTERNAL_METHOD, token("magnetar:internal").encode()), ("token", internal)):
+    for method, data in (
+        (INTERNAL_METHOD, token("magnetar:internal").encode()),
+        ("token", internal),
+    ):
         with pytest.raises(Exception, match="signature"):
             found.principal(method, data, "")
     assert KEY not in found.source.current.internal_keys
 
 
-def test_an_internal_key_is_replaced_while_processes_have_files_of_different_phases(tmp_path: Path) -> None:
-    """Before, while the next one is believed, while it signs, and after: neighbours in time know each other, and clients stay."""
+def test_an_internal_key_is_replaced_while_processes_have_files_of_different_phases(
+    tmp_path: Path,
+) -> None:
+    """Before, while the next one is believed, while it signs, and after: neighbours in time know
+    each other, and clients stay."""
     document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
     first, second = b"1" * 32, b"2" * 32
     phases = (first, key_lines((first, second)), key_lines((second, first)), key_lines((second,)))
@@ -216,15 +233,22 @@ def test_an_internal_key_is_replaced_while_processes_have_files_of_different_pha
 
 
 def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None:
-    """A key that comes cuts nobody off, one that goes those that came by internal keys; clients have nothing to do with it."""
+    """A key that comes cuts nobody off, one that goes those that came by internal keys; clients
+    have nothing to do with it."""
 
     async def run() -> None:
         (tmp_path / "security").mkdir()
         (tmp_path / "security" / "internal").write_bytes(b"1" * 32)
         document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
-        async with secured_broker(tmp_path, document) as (broker, found), peer_of(broker) as client, peer_of(broker) as process:
+        async with (
+            secured_broker(tmp_path, document) as (broker, found),
+            peer_of(broker) as client,
+            peer_of(broker) as process,
+        ):
             assert (await show(client, token("admin"))).type == Type.CONNECTED
-            assert (await show(process, found.internal_token(), INTERNAL_METHOD)).type == Type.CONNECTED
+            assert (
+                await show(process, found.internal_token(), INTERNAL_METHOD)
+            ).type == Type.CONNECTED
             changed = asyncio.Event()
             found.source.listen(changed.set)
             following = asyncio.create_task(found.source.follow())
@@ -244,9 +268,14 @@ NOBODY = PeerCertificate()
 BY_CERTIFICATE = DOCUMENT.replace("{token:", "{tls: true, token:")
 
 
-@pytest.mark.parametrize("role", [INTERNAL_ROLE, "magnetar:", "magnetar:other", "a\x00b", "a\n", "\u2028"])
-def test_no_client_has_a_role_of_the_cluster_or_one_that_is_no_line(tmp_path: Path, role: str) -> None:
-    """Whether a token, a certificate or a proxy names it; nor does the document name such a role."""
+@pytest.mark.parametrize(
+    "role", [INTERNAL_ROLE, "magnetar:", "magnetar:other", "a\x00b", "a\n", "\u2028"]
+)
+def test_no_client_has_a_role_of_the_cluster_or_one_that_is_no_line(
+    tmp_path: Path, role: str
+) -> None:
+    """Whether a token, a certificate or a proxy names it; nor does the document name such a
+    role."""
     found = authenticator(tmp_path / "a", BY_CERTIFICATE)
     with pytest.raises(AuthenticationFailed):
         found.principal("token", token(role).encode(), NOBODY)
@@ -267,10 +296,20 @@ def test_no_client_has_a_role_of_the_cluster_or_one_that_is_no_line(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "changed",
-    [{"exp": None}, {"sub": "admin"}, {"sub": None}, {"exp": INTERNAL_TOKEN_S + CLOCKS_APART_S + 5}, {"aud": "other"}, {"exp": -1}],
+    [
+        {"exp": None},
+        {"sub": "admin"},
+        {"sub": None},
+        {"exp": INTERNAL_TOKEN_S + CLOCKS_APART_S + 5},
+        {"aud": "other"},
+        {"exp": -1},
+    ],
 )
-def test_an_internal_token_is_as_processes_make_them(tmp_path: Path, changed: dict[str, object]) -> None:
-    """The right key alone is not enough: one that never ends, or that names a role, was not made by a process of the cluster."""
+def test_an_internal_token_is_as_processes_make_them(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    """The right key alone is not enough: one that never ends, or that names a role, was not made
+    by a process of the cluster."""
     (tmp_path / "internal").write_bytes(OTHER.secret)
     document = DOCUMENT + f"internal: {{keyFile: {tmp_path / 'internal'}}}\n"
     found = authenticator(tmp_path / "a", document)
@@ -278,7 +317,9 @@ def test_an_internal_token_is_as_processes_make_them(tmp_path: Path, changed: di
     payload = {"sub": INTERNAL_ROLE, "aud": INTERNAL_AUDIENCE, "exp": 1, **changed}
     if isinstance(payload["exp"], int | float):
         payload["exp"] = found.now_s() + float(payload["exp"])
-    sent = make(OTHER, "HS256", {name: value for name, value in payload.items() if value is not None})
+    sent = make(
+        OTHER, "HS256", {name: value for name, value in payload.items() if value is not None}
+    )
     with pytest.raises(AuthenticationFailed):
         found.principal(INTERNAL_METHOD, sent.encode(), NOBODY)
 
@@ -296,4 +337,6 @@ def test_clients_and_the_cluster_have_different_keys(tmp_path: Path) -> None:
     """Whoever makes clients' tokens could make those of the cluster's processes."""
     (tmp_path / "internal").write_bytes(KEY.secret)
     with pytest.raises(InvalidRequest, match="same key"):
-        authenticator(tmp_path / "a", DOCUMENT + f"internal: {{keyFile: {tmp_path / 'internal'}}}\n")
+        authenticator(
+            tmp_path / "a", DOCUMENT + f"internal: {{keyFile: {tmp_path / 'internal'}}}\n"
+        )

@@ -1,4 +1,5 @@
-"""What clients may do: every command has its right, grants and revocations reach open connections, and REST has the same rules."""
+"""What clients may do: every command has its right, grants and revocations reach open
+connections, and REST has the same rules."""
 
 from __future__ import annotations
 
@@ -49,7 +50,13 @@ async def _may(peer: Peer) -> set[str]:
         "partitioned_metadata": {"topic": TOPIC},
         "get_topics_of_namespace": {"namespace": NAMESPACE},
         "producer": {"topic": TOPIC, "producer_id": 1},
-        "subscribe": {"topic": TOPIC, "consumer_id": 1, "subscription": "s", "subType": 1, "consumer_name": "c"},
+        "subscribe": {
+            "topic": TOPIC,
+            "consumer_id": 1,
+            "subscription": "s",
+            "subType": 1,
+            "consumer_name": "c",
+        },
     }
     found = set()
     for field, values in asked.items():
@@ -71,25 +78,37 @@ def test_each_role_gets_what_it_was_granted(tmp_path: Path) -> None:
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), AsyncExitStack() as stack:
             await appoint(broker, "chief")
-            await grant(broker, {"writer": ["produce"], "reader": ["consume"]}, destination_auth={TOPIC: {"guest": ["consume"]}})
+            await grant(
+                broker,
+                {"writer": ["produce"], "reader": ["consume"]},
+                destination_auth={TOPIC: {"guest": ["consume"]}},
+            )
             await (await _as(stack, broker, "admin")).lookup()
             everything = await _may(await _as(stack, broker, "admin"))
             assert await _may(await _as(stack, broker, "chief")) == everything
             assert await _may(await _as(stack, broker, "writer")) == everything - {"subscribe"}
             assert await _may(await _as(stack, broker, "reader")) == everything - {"producer"}
-            assert await _may(await _as(stack, broker, "guest")) == everything - {"producer", "get_topics_of_namespace"}
+            assert await _may(await _as(stack, broker, "guest")) == everything - {
+                "producer",
+                "get_topics_of_namespace",
+            }
             assert await _may(await _as(stack, broker, "nobody")) == set()
 
     asyncio.run(run())
 
 
 def test_what_was_revoked_ends_on_open_connections(tmp_path: Path) -> None:
-    """Producer and consumer are closed when the record changes; coming back, they are refused. Others go on."""
+    """Producer and consumer are closed when the record changes; coming back, they are refused.
+    Others go on."""
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), AsyncExitStack() as stack:
-            await grant(broker, {"writer": ["produce"], "reader": ["consume"], "other": ["produce"]})
-            writer, reader, other = [await _as(stack, broker, role) for role in ("writer", "reader", "other")]
+            await grant(
+                broker, {"writer": ["produce"], "reader": ["consume"], "other": ["produce"]}
+            )
+            writer, reader, other = [
+                await _as(stack, broker, role) for role in ("writer", "reader", "other")
+            ]
             await writer.lookup()
             await writer.produce()
             await other.produce()
@@ -97,20 +116,29 @@ def test_what_was_revoked_ends_on_open_connections(tmp_path: Path) -> None:
             await grant(broker, {"other": ["produce"]})
             assert (await writer.answer()).type == Type.CLOSE_PRODUCER
             assert (await reader.answer()).type == Type.CLOSE_CONSUMER
-            assert _code(await writer.ask("producer", topic=TOPIC, producer_id=1)) == api.AuthorizationError
+            assert (
+                _code(await writer.ask("producer", topic=TOPIC, producer_id=1))
+                == api.AuthorizationError
+            )
             assert await other.send(b"still here")
 
     asyncio.run(run())
 
 
 def test_a_grant_holds_once_it_is_stored(tmp_path: Path) -> None:
-    """For whoever was refused a moment ago, although no watch tells of it, and also while another one's look at the store is under way."""
+    """For whoever was refused a moment ago, although no watch tells of it, and also while
+    another one's look at the store is under way."""
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, _), AsyncExitStack() as stack:
-            admin, writer, nobody = [await _as(stack, broker, role) for role in ("admin", "writer", "nobody")]
+            admin, writer, nobody = [
+                await _as(stack, broker, role) for role in ("admin", "writer", "nobody")
+            ]
             await admin.lookup()
-            assert _code(await writer.ask("producer", topic=TOPIC, producer_id=1)) == api.AuthorizationError
+            assert (
+                _code(await writer.ask("producer", topic=TOPIC, producer_id=1))
+                == api.AuthorizationError
+            )
             await broker.views.namespaces.stop()
             refused = asyncio.create_task(nobody.ask("producer", topic=TOPIC, producer_id=1))
             await grant(broker, {"writer": ["produce"]})
@@ -128,8 +156,11 @@ def test_every_command_of_the_broker_has_its_right(tmp_path: Path) -> None:
     assert asyncio.run(run()) <= {*NEEDS, *OF_THE_CONNECTION}
 
 
-def test_only_processes_of_the_cluster_and_super_users_end_transactions_at_participants(tmp_path: Path) -> None:
-    """Not a role that may publish and consume there; a coordinator that speaks for such a role keeps its own right."""
+def test_only_processes_of_the_cluster_and_super_users_end_transactions_at_participants(
+    tmp_path: Path,
+) -> None:
+    """Not a role that may publish and consume there; a coordinator that speaks for such a role
+    keeps its own right."""
 
     async def run() -> None:
         async with secured_broker(tmp_path) as (broker, found), AsyncExitStack() as stack:
@@ -161,7 +192,12 @@ def test_only_processes_of_the_cluster_and_super_users_end_transactions_at_parti
 
 
 def _routes(router: APIRouter) -> list[tuple[str, str]]:
-    return [(method, route.path) for route in router.routes if isinstance(route, APIRoute) for method in route.methods]
+    return [
+        (method, route.path)
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    ]
 
 
 def test_every_route_has_its_right_and_every_right_its_route() -> None:
@@ -173,7 +209,9 @@ def test_every_route_has_its_right_and_every_right_its_route() -> None:
     ]
     assert len(found) > 150
     assert [row for row in found if right_of(*row) is None] == []
-    assert sorted({*RIGHTS, *READ_RIGHTS, *OTHER_RIGHTS} - {spelled(path) for _, path in found}) == []
+    assert (
+        sorted({*RIGHTS, *READ_RIGHTS, *OTHER_RIGHTS} - {spelled(path) for _, path in found}) == []
+    )
 
 
 def test_rest_knows_who_asks_and_what_they_may(tmp_path: Path) -> None:
@@ -184,7 +222,9 @@ def test_rest_knows_who_asks_and_what_they_may(tmp_path: Path) -> None:
             async with rest_over(tmp_path, broker, RestGate(found, lambda: broker.guard)) as rest:
 
                 async def status(method: str, path: str, shown: str = "", body: Any = None) -> int:
-                    answer = await rest.ask(method, path, body, headers={"Authorization": shown} if shown else {})
+                    answer = await rest.ask(
+                        method, path, body, headers={"Authorization": shown} if shown else {}
+                    )
                     if answer.status_code in (401, 403):
                         assert list(answer.json()) == ["reason"]
                     return answer.status_code
@@ -194,14 +234,23 @@ def test_rest_knows_who_asks_and_what_they_may(tmp_path: Path) -> None:
 
                 for path in ("/live", "/ready", "/metrics", "/docs", "/openapi.json"):
                     assert await status("GET", path) == 200, path
-                for path in ("/admin/v2/clusters", "/magnetar/v1/status", "/lookup/v2/topic/persistent/public/default/t"):
+                for path in (
+                    "/admin/v2/clusters",
+                    "/magnetar/v1/status",
+                    "/lookup/v2/topic/persistent/public/default/t",
+                ):
                     assert await status("GET", path) == 401, path
                     assert await status("GET", path, "Bearer x.y.z") == 401, path
                     assert await status("GET", path, "Basic eDp5") == 401, path
                 assert await status("GET", "/admin/v2/clusters", bearer("nobody")) == 200
                 assert await status("GET", "/magnetar/v1/status", bearer("chief")) == 403
                 assert await status("GET", "/magnetar/v1/status", bearer("admin")) == 200
-                assert await status("GET", "/magnetar/v1/status", f"magnetar-internal {found.internal_token()}") == 200
+                assert (
+                    await status(
+                        "GET", "/magnetar/v1/status", f"magnetar-internal {found.internal_token()}"
+                    )
+                    == 200
+                )
                 assert await status("PUT", f"{Topics}/t", bearer("reader")) == 403
                 assert await status("PUT", f"{Topics}/t", bearer("chief")) == 204
                 assert await status("GET", f"{Topics}/t/stats", bearer("nobody")) == 401
@@ -220,7 +269,8 @@ def test_a_server_without_security_loads_none_of_it() -> None:
     """Neither its memory nor its start pays for what is switched off."""
     code = (
         "import sys, magnetar.broker.process, magnetar.coordinator.process, magnetar.cli.serve\n"
-        "print([n for n in sys.modules if n.split('.')[0] in ('jwt', 'cryptography') or n.startswith('magnetar.hosting.security')"
+        "print([n for n in sys.modules if n.split('.')[0] in ('jwt', 'cryptography') or "
+        "n.startswith('magnetar.hosting.security')"
         " or n in ('magnetar.security.tokens', 'magnetar.security.document')])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

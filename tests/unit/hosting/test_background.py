@@ -25,7 +25,8 @@ async def beside(work: Coroutine[Any, Any, None], reached: Callable[[], bool]) -
 
 
 def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader or a listener that fails in a way that nobody has foreseen is counted once, like a broken file, and the next content is taken."""
+    """A reader or a listener that fails in a way that nobody has foreseen is counted once, like
+    a broken file, and the next content is taken."""
     monkeypatch.setattr(followed_files, "REREAD_S", 0.001)
     taken: list[str] = []
     contents = iter(["bug", "bug", "broken", "sound", "refused", "sound"])

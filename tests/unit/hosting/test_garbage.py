@@ -1,4 +1,5 @@
-"""The collector's schedule: full collections only in quiet moments, or when it is high time; and what goes back to the system."""
+"""The collector's schedule: full collections only in quiet moments, or when it is high time; and
+what goes back to the system."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def _old_cycle() -> weakref.ref[_Node]:
     return found
 
 
-def test_a_full_collection_waits_for_a_quiet_moment(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
+def test_a_full_collection_waits_for_a_quiet_moment(
+    traffic: tuple[_Traffic, GarbageSchedule],
+) -> None:
     load, schedule = traffic
     cycle = _old_cycle()
     load.messages += garbage.QUIET_ACTIVITY + 1
@@ -56,8 +59,11 @@ def test_a_full_collection_waits_for_a_quiet_moment(traffic: tuple[_Traffic, Gar
     assert cycle() is None, "a quiet moment passed unused"
 
 
-def test_under_little_load_full_collections_are_rare(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
-    """A client that sends a few messages meets one a minute: not one message in a hundred waits for it."""
+def test_under_little_load_full_collections_are_rare(
+    traffic: tuple[_Traffic, GarbageSchedule],
+) -> None:
+    """A client that sends a few messages meets one a minute: not one message in a hundred waits
+    for it."""
     load, schedule = traffic
     cycle, looks = _old_cycle(), 0
     while cycle() is not None:
@@ -67,7 +73,9 @@ def test_under_little_load_full_collections_are_rare(traffic: tuple[_Traffic, Ga
     assert looks == int(garbage.QUIET_COLLECTION_S / garbage.LOOK_S)
 
 
-def test_under_endless_load_a_full_collection_runs_in_the_end(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
+def test_under_endless_load_a_full_collection_runs_in_the_end(
+    traffic: tuple[_Traffic, GarbageSchedule],
+) -> None:
     load, schedule = traffic
     cycle = _old_cycle()
     for _ in range(int(garbage.BUSY_COLLECTION_S / garbage.LOOK_S)):
@@ -76,7 +84,9 @@ def test_under_endless_load_a_full_collection_runs_in_the_end(traffic: tuple[_Tr
     assert cycle() is None
 
 
-def test_nothing_is_collected_where_nothing_is_new(traffic: tuple[_Traffic, GarbageSchedule]) -> None:
+def test_nothing_is_collected_where_nothing_is_new(
+    traffic: tuple[_Traffic, GarbageSchedule],
+) -> None:
     _, schedule = traffic
     schedule.look()
     full = gc.get_stats()[2]["collections"]
@@ -93,9 +103,13 @@ def test_the_interpreter_starts_no_full_collection_by_itself() -> None:
     assert kept
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library gives back by itself, or not at all")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"),
+    reason="this C library gives back by itself, or not at all",
+)
 def test_what_lies_free_between_what_is_kept_goes_back_to_the_system() -> None:
-    """Pages of JSON leave holes below the objects that were made of them, which the allocator keeps by itself."""
+    """Pages of JSON leave holes below the objects that were made of them, which the allocator
+    keeps by itself."""
     pieces = [b"%d" % number * 800 for number in range(20_000)]
     kept = pieces[::50]  # each on a page of its own: none of the ends of the heap becomes free
     full = _resident_bytes()

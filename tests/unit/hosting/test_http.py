@@ -43,8 +43,12 @@ def small_application() -> FastAPI:
 
 
 @asynccontextmanager
-async def listening(connections_max: int = 1000, application: FastAPI | None = None) -> AsyncIterator[int]:
-    listener = HttpListener(application or small_application(), HOST, 0, connections_max=connections_max)
+async def listening(
+    connections_max: int = 1000, application: FastAPI | None = None
+) -> AsyncIterator[int]:
+    listener = HttpListener(
+        application or small_application(), HOST, 0, connections_max=connections_max
+    )
     port = await listener.open()
     try:
         yield port
@@ -72,7 +76,11 @@ async def answer(streams: Streams, data: bytes = GET) -> bytes:
     writer.write(data)
     head = await reader.readuntil(b"\r\n\r\n")
     assert b"200 OK" in head, head
-    [size] = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")]
+    [size] = [
+        int(line.split(b":")[1])
+        for line in head.split(b"\r\n")
+        if line.startswith(b"content-length")
+    ]
     return await reader.readexactly(size)
 
 
@@ -87,7 +95,8 @@ async def ends(streams: Streams) -> bool:
 
 
 def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None:
-    """What is asked of REST, by however many connections, leaves the loop to others between any two requests."""
+    """What is asked of REST, by however many connections, leaves the loop to others between any
+    two requests."""
 
     async def scenario() -> None:
         turn, begun = 0, dict[str, list[int]]()
@@ -113,7 +122,8 @@ def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None
 
 @pytest.mark.parametrize("begun", [b"", HALF, POST + b"12345"])
 def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
-    """As many as may be open are: a probe from the same address is answered, for the oldest of them."""
+    """As many as may be open are: a probe from the same address is answered, for the oldest of
+    them."""
 
     async def scenario() -> None:
         async with listening(connections_max=20) as port:
@@ -132,9 +142,17 @@ def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "begun"),
-    [("HEAD_S", b""), ("HEAD_S", HALF), ("HEAD_S", GET + HALF), ("BODY_S", POST), ("BODY_S", GET + POST + b"1")],
+    [
+        ("HEAD_S", b""),
+        ("HEAD_S", HALF),
+        ("HEAD_S", GET + HALF),
+        ("BODY_S", POST),
+        ("BODY_S", GET + POST + b"1"),
+    ],
 )
-def test_every_part_of_a_request_has_a_time_limit(monkeypatch: pytest.MonkeyPatch, limit: str, begun: bytes) -> None:
+def test_every_part_of_a_request_has_a_time_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: str, begun: bytes
+) -> None:
     """Also of one that stands behind another on the same connection."""
     monkeypatch.setattr(http, limit, 0.2)
 
@@ -167,7 +185,8 @@ def test_a_connection_that_is_kept_alive_is_answered_again(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """However many chunks it has, a turn of the loop looks at so many bytes at most; pieces that come meanwhile keep their order."""
+    """However many chunks it has, a turn of the loop looks at so many bytes at most; pieces that
+    come meanwhile keep their order."""
     looked_at: list[int] = []
     receive = H11Protocol.data_received
 
@@ -177,7 +196,11 @@ def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, piece
 
     monkeypatch.setattr(H11Protocol, "data_received", received)
     chunks = 50_000
-    request = b"POST /length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n"
+    request = (
+        b"POST /length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"1\r\nx\r\n" * chunks
+        + b"0\r\n\r\n"
+    )
 
     async def scenario() -> None:
         async with listening() as port:
@@ -222,7 +245,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_mistake_of_ours() 
     assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == []
 
 
-def test_a_peer_that_reads_no_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_reads_no_answer_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http, "STALL_S", 0.2)
 
     async def scenario() -> None:

@@ -16,7 +16,8 @@ CLOCK = SystemClock()
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_cancelled_stop_does_not_keep_the_next_one_from_ending_the_thread(turns: int) -> None:
-    """A broker that fails while it registers again cancels that, and stops the same keeper once more."""
+    """A broker that fails while it registers again cancels that, and stops the same keeper once
+    more."""
 
     async def scenario() -> None:
         keeper = ThreadedLeaseKeeper(lambda: MemoryStore(CLOCK), CLOCK, 5.0, lambda _reason: None)

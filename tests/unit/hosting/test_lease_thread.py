@@ -1,4 +1,5 @@
-"""ThreadedLeaseKeeper: a busy main loop keeps its lease, a stuck one loses it. Real threads, real time."""
+"""ThreadedLeaseKeeper: a busy main loop keeps its lease, a stuck one loses it. Real threads,
+real time."""
 
 from __future__ import annotations
 

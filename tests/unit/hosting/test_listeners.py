@@ -1,4 +1,5 @@
-"""Advertised listeners: every client is told addresses of the listener that it uses, and of no other."""
+"""Advertised listeners: every client is told addresses of the listener that it uses, and of no
+other."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ import pytest
 from dev.ports import free_port
 from magnetar.broker.incarnation import Broker
 from magnetar.errors import InvalidRequest, WireCode
-from magnetar.hosting.advertised import Advertised, ListenerOptions, Listeners, options_of, parse_bind_addresses, parse_listeners
+from magnetar.hosting.advertised import (
+    Advertised,
+    ListenerOptions,
+    Listeners,
+    options_of,
+    parse_bind_addresses,
+    parse_listeners,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import INTERNAL_LISTENER, IncarnationRecord, ListenerAddress
@@ -28,19 +36,24 @@ KEPT = "Failed to acquire ownership of an address on it, try again"
 """What has the C++ client try again instead of closing its connection."""
 
 
-# --- spelling -----------------------------------------------------------------------------------------------------------------
+# --- spelling -------------------------------------------------------------------------------------
 
 
 def test_listeners_are_read_as_pulsar_spells_them() -> None:
-    """Commas and lines separate; a name may have a REST address beside its pulsar:// one; {host} is the address of this host."""
+    """Commas and lines separate; a name may have a REST address beside its pulsar:// one; {host}
+    is the address of this host."""
     found = parse_listeners(
-        "internal:pulsar://10.0.0.5:6650, external:pulsar://{host}:30650\nexternal:http://r.example:80", "203.0.113.7"
+        "internal:pulsar://10.0.0.5:6650, "
+        "external:pulsar://{host}:30650\nexternal:http://r.example:80",
+        "203.0.113.7",
     )
     assert found == {
         "internal": ListenerAddress("pulsar://10.0.0.5:6650"),
         "external": ListenerAddress("pulsar://203.0.113.7:30650", "http://r.example:80"),
     }
-    assert parse_listeners("v6:pulsar://{host}:1", "fd00::1") == {"v6": ListenerAddress("pulsar://[fd00::1]:1")}
+    assert parse_listeners("v6:pulsar://{host}:1", "fd00::1") == {
+        "v6": ListenerAddress("pulsar://[fd00::1]:1")
+    }
     assert parse_listeners(" \n") == {}
     assert parse_bind_addresses("external:pulsar://0.0.0.0:6660") == {"external": ("0.0.0.0", 6660)}
 
@@ -61,7 +74,9 @@ def test_listeners_are_read_as_pulsar_spells_them() -> None:
         (",".join(f"l{n}:pulsar://h:{n + 1}" for n in range(17)), "more than 16"),
     ],
 )
-def test_a_listener_that_cannot_be_meant_is_refused_with_what_to_write(text: str, said: str) -> None:
+def test_a_listener_that_cannot_be_meant_is_refused_with_what_to_write(
+    text: str, said: str
+) -> None:
     """Nothing is guessed: a wrong address would send clients nowhere."""
     with pytest.raises(InvalidRequest) as refused:
         parse_listeners(text)
@@ -69,7 +84,13 @@ def test_a_listener_that_cannot_be_meant_is_refused_with_what_to_write(text: str
 
 
 @pytest.mark.parametrize(
-    "text", ["a:pulsar://0.0.0.0:1,a:pulsar://0.0.0.0:2", "a:pulsar://h:1,b:pulsar://h:1", "internal:pulsar://h:1", "a:x"]
+    "text",
+    [
+        "a:pulsar://0.0.0.0:1,a:pulsar://0.0.0.0:2",
+        "a:pulsar://h:1,b:pulsar://h:1",
+        "internal:pulsar://h:1",
+        "a:x",
+    ],
 )
 def test_a_port_belongs_to_one_listener(text: str) -> None:
     with pytest.raises(InvalidRequest, match="bind-addresses"):
@@ -77,12 +98,15 @@ def test_a_port_belongs_to_one_listener(text: str) -> None:
 
 
 def test_a_client_that_may_be_of_another_listener_is_handed_no_address() -> None:
-    """While a listener shares the main port, who came in there and asked for nothing must look the topic up again."""
+    """While a listener shares the main port, who came in there and asked for nothing must look
+    the topic up again."""
     successor = IncarnationRecord(
         "b", "pulsar://b:1", "", 0, "", listeners={"external": ListenerAddress("pulsar://x:2")}
     ).service_url_on
     external = {"external": ListenerAddress("pulsar://me:2")}
-    own_port = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions(external, {"external": (HOST, 2)}))
+    own_port = Listeners(
+        ListenerAddress("pulsar://a:1"), ListenerOptions(external, {"external": (HOST, 2)})
+    )
     shared_port = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions(external))
     assert own_port.handed_over(None, successor) == "pulsar://b:1"
     assert shared_port.handed_over(None, successor) is None
@@ -92,12 +116,14 @@ def test_a_client_that_may_be_of_another_listener_is_handed_no_address() -> None
         assert listeners.handed_over("unknown", successor) is None
 
 
-# --- on the wire --------------------------------------------------------------------------------------------------------------
+# --- on the wire ----------------------------------------------------------------------------------
 
 
 def listeners_of(number: int, port: int) -> ListenerOptions:
     """An external listener with a port of its own, and one that shares the main port."""
-    advertised = f"external:pulsar://broker-{number}.example:6650,named:pulsar://named-{number}.example:6650"
+    advertised = (
+        f"external:pulsar://broker-{number}.example:6650,named:pulsar://named-{number}.example:6650"
+    )
     return options_of(advertised, f"external:pulsar://{HOST}:{port}", "", "")
 
 
@@ -107,12 +133,22 @@ async def two_brokers(directory: Path) -> AsyncIterator[tuple[dict[str, Broker],
     store, ports = MemoryStore(CLOCK), {f"broker-{number}": free_port() for number in range(2)}
     try:
         async with (
-            running_broker(directory, store=store, listeners=listeners_of(0, ports["broker-0"])) as first,
-            running_broker(directory, store=store, name="broker-1", listeners=listeners_of(1, ports["broker-1"])) as second,
+            running_broker(
+                directory, store=store, listeners=listeners_of(0, ports["broker-0"])
+            ) as first,
+            running_broker(
+                directory,
+                store=store,
+                name="broker-1",
+                listeners=listeners_of(1, ports["broker-1"]),
+            ) as second,
         ):
             brokers = {"broker-0": first, "broker-1": second}
             async with asyncio.timeout(WAIT_S):
-                while any(len(broker.views.incarnations.items) < len(brokers) for broker in brokers.values()):
+                while any(
+                    len(broker.views.incarnations.items) < len(brokers)
+                    for broker in brokers.values()
+                ):
                     await asyncio.sleep(0.01)
             yield brokers, ports
     finally:
@@ -121,13 +157,16 @@ async def two_brokers(directory: Path) -> AsyncIterator[tuple[dict[str, Broker],
 
 async def lookup(peer: Peer, listener: str = "") -> str:
     """The address that a LOOKUP answers with; a refusal as `code text`."""
-    answer = (await peer.ask("lookup", topic=TOPIC, advertised_listener_name=listener)).lookup_response
+    answer = (
+        await peer.ask("lookup", topic=TOPIC, advertised_listener_name=listener)
+    ).lookup_response
     return answer.brokerServiceUrl or f"{answer.error} {answer.message}"
 
 
 @pytest.mark.slow
 def test_a_lookup_names_the_owner_as_the_clients_listener_knows_it(tmp_path: Path) -> None:
-    """By name, else by the port that the client came in on, else the internal address; from the owner and from another broker alike."""
+    """By name, else by the port that the client came in on, else the internal address; from the
+    owner and from another broker alike."""
 
     async def main() -> None:
         async with two_brokers(tmp_path) as (brokers, ports):
@@ -137,7 +176,9 @@ def test_a_lookup_names_the_owner_as_the_clients_listener_knows_it(tmp_path: Pat
             number = owner[-1]
             for name, broker in brokers.items():
                 async with open_peer(broker) as peer:
-                    assert await lookup(peer, "external") == f"pulsar://broker-{number}.example:6650"
+                    assert (
+                        await lookup(peer, "external") == f"pulsar://broker-{number}.example:6650"
+                    )
                     assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
                     assert await lookup(peer, INTERNAL_LISTENER) == internal
                 async with open_peer(broker, port=ports[name]) as peer:
@@ -145,15 +186,22 @@ def test_a_lookup_names_the_owner_as_the_clients_listener_knows_it(tmp_path: Pat
                     assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
                 async with open_peer(broker) as peer:
                     refused = await lookup(peer, "nobodys")
-                    assert refused == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have nobodys listener; {KEPT}"
-                    assert await lookup(peer) == internal, "a refused name changes nothing for the connection"
+                    assert (
+                        refused
+                        == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have nobodys "
+                        f"listener; {KEPT}"
+                    )
+                    assert await lookup(peer) == internal, (
+                        "a refused name changes nothing for the connection"
+                    )
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
 def test_a_rest_lookup_takes_the_listener_from_query_or_header(tmp_path: Path) -> None:
-    """As Pulsar: listenerName, else X-Pulsar-ListenerName, else the internal one; an unknown one is refused."""
+    """As Pulsar: listenerName, else X-Pulsar-ListenerName, else the internal one; an unknown one
+    is refused."""
 
     async def main() -> None:
         advertised = "external:pulsar://x.example:6650,external:http://x.example:8080,plain:pulsar://p.example:6650"
@@ -163,23 +211,33 @@ def test_a_rest_lookup_takes_the_listener_from_query_or_header(tmp_path: Path) -
         ):
             header = {"X-Pulsar-ListenerName": "plain"}
             found = (await rest.ask("GET", PATH, headers=header)).json()
-            assert (found["nativeUrl"], found["httpUrl"]) == ("pulsar://p.example:6650", broker.context.http_url)
+            assert (found["nativeUrl"], found["httpUrl"]) == (
+                "pulsar://p.example:6650",
+                broker.context.http_url,
+            )
             found = (await rest.ask("GET", f"{PATH}?listenerName=external", headers=header)).json()
             assert found["brokerUrl"] == found["nativeUrl"] == "pulsar://x.example:6650"
             assert found["httpUrl"] == "http://x.example:8080"
             assert (await rest.get(PATH))["brokerUrl"] == broker.service_url
             refused = await rest.ask("GET", f"{PATH}?listenerName=nobodys")
-            assert (refused.status_code, refused.json()["reason"]) == (503, f"the broker do not have nobodys listener; {KEPT}")
+            assert (refused.status_code, refused.json()["reason"]) == (
+                503,
+                f"the broker do not have nobodys listener; {KEPT}",
+            )
 
     asyncio.run(main())
 
 
 @pytest.mark.slow
 def test_a_move_sends_each_client_to_an_address_of_its_own_listener(tmp_path: Path) -> None:
-    """One topic, four producers: by the internal address, by the external port, by name, and one that has not said which it uses."""
+    """One topic, four producers: by the internal address, by the external port, by name, and one
+    that has not said which it uses."""
 
     async def main() -> None:
-        async with two_brokers(tmp_path) as (brokers, ports), open_peer(brokers["broker-0"]) as peer:
+        async with (
+            two_brokers(tmp_path) as (brokers, ports),
+            open_peer(brokers["broker-0"]) as peer,
+        ):
             internal = await lookup(peer)
             (owner,) = [name for name, broker in brokers.items() if broker.service_url == internal]
             (other,) = [name for name in brokers if name != owner]
@@ -215,7 +273,8 @@ def test_a_move_sends_each_client_to_an_address_of_its_own_listener(tmp_path: Pa
 
 @pytest.mark.slow
 def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> None:
-    """A listener without an address yet is refused; later, others, and nonsense in the file, take effect or do not; connections stay."""
+    """A listener without an address yet is refused; later, others, and nonsense in the file,
+    take effect or do not; connections stay."""
 
     async def main() -> None:
         port, file, store = free_port(), tmp_path / "listeners", MemoryStore(CLOCK)
@@ -230,11 +289,18 @@ def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> N
 
         async with (
             running_broker(
-                tmp_path / "volume", store=store, listeners=replace(options, reread=counted), listeners_check_s=0.05
+                tmp_path / "volume",
+                store=store,
+                listeners=replace(options, reread=counted),
+                listeners_check_s=0.05,
             ) as broker,
             open_peer(broker, port=port) as peer,
         ):
-            assert await lookup(peer) == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have external listener; {KEPT}"
+            assert (
+                await lookup(peer)
+                == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have external listener; "
+                f"{KEPT}"
+            )
             for url in ("pulsar://198.51.100.1:6650", "pulsar://198.51.100.2:6650"):
                 file.write_text(f"external:{url}\n")
                 await found(peer, url)
@@ -262,10 +328,13 @@ def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) -> None:
-    """The name internal is everybody's: it is what other brokers and clients without a name are told."""
+    """The name internal is everybody's: it is what other brokers and clients without a name are
+    told."""
 
     async def main() -> None:
-        async with running_broker(tmp_path, listeners=options_of("internal:pulsar://inside.example:7000", "", "", "")) as broker:
+        async with running_broker(
+            tmp_path, listeners=options_of("internal:pulsar://inside.example:7000", "", "", "")
+        ) as broker:
             assert broker.service_url == "pulsar://inside.example:7000"
             assert broker.context.listeners.service_url_on(INTERNAL_LISTENER) == broker.service_url
 
@@ -273,14 +342,21 @@ def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) ->
 
 
 def test_a_listener_may_have_addresses_by_tls() -> None:
-    """Clients that came by TLS are handed to the successor's TLS address; where several share the TLS port they look up."""
+    """Clients that came by TLS are handed to the successor's TLS address; where several share
+    the TLS port they look up."""
     found = parse_listeners("external:pulsar+ssl://h:1,external:https://h:2,internal:pulsar://a:1")
     assert found["external"] == ListenerAddress("", "", "pulsar+ssl://h:1", "https://h:2")
-    assert parse_bind_addresses("external:pulsar+ssl://0.0.0.0:7") == {"external/tls": ("0.0.0.0", 7)}
-    record = IncarnationRecord("b", "pulsar://a:1", "", 0, "", listeners=dict(found), service_url_tls="pulsar+ssl://a:2")
+    assert parse_bind_addresses("external:pulsar+ssl://0.0.0.0:7") == {
+        "external/tls": ("0.0.0.0", 7)
+    }
+    record = IncarnationRecord(
+        "b", "pulsar://a:1", "", 0, "", listeners=dict(found), service_url_tls="pulsar+ssl://a:2"
+    )
     alone = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions())
     assert alone.handed_over("internal/tls", record.service_url_on) == "pulsar+ssl://a:2"
     assert alone.handed_over("external/tls", record.service_url_on) == "pulsar+ssl://h:1"
     assert alone.handed_over("external", record.service_url_on) is None
-    shared = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions({"external": found["external"]}))
+    shared = Listeners(
+        ListenerAddress("pulsar://a:1"), ListenerOptions({"external": found["external"]})
+    )
     assert shared.handed_over("internal/tls", record.service_url_on) is None

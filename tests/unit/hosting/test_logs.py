@@ -21,7 +21,8 @@ from tests.support.secured import authenticator, secured_broker, token
 
 
 def test_what_peers_cause_is_limited_by_name_and_counted() -> None:
-    """A peer that sends garbage at will fills no disk; other events, and those of other names, pass."""
+    """A peer that sends garbage at will fills no disk; other events, and those of other names,
+    pass."""
     now = 0.0
     limit = PeerEventLimit(lambda: now)
 
@@ -40,7 +41,10 @@ def test_what_peers_cause_is_limited_by_name_and_counted() -> None:
     assert found is not None
     assert found["left_out"] == 1000 - PEER_EVENTS_BURST
     now += 3600
-    assert sum(passes(event="connection.protocol_error", peer="p") is not None for _ in range(1000)) == PEER_EVENTS_BURST
+    assert (
+        sum(passes(event="connection.protocol_error", peer="p") is not None for _ in range(1000))
+        == PEER_EVENTS_BURST
+    )
 
 
 def test_changes_are_in_the_audit_log() -> None:
@@ -84,7 +88,9 @@ def test_a_role_that_is_denied_is_named(tmp_path: Path) -> None:
         async with secured_broker(tmp_path) as (broker, _):
             assert broker.guard is not None
             with capture_logs() as logged, pytest.raises(NotAuthorized):
-                await broker.guard.require(Principal("eve"), Right.CONSUME, "public/default", Place(None, "s"), "no")
+                await broker.guard.require(
+                    Principal("eve"), Right.CONSUME, "public/default", Place(None, "s"), "no"
+                )
             [found] = [line for line in logged if line["event"] == "audit.denied"]
             assert (found["role"], found["right"], found["namespace"], found["subscription"]) == (
                 "eve",
@@ -117,9 +123,15 @@ def test_a_change_is_logged_with_its_role(tmp_path: Path) -> None:
             with capture_logs() as logged:
                 await client.put("/things/a", headers={"authorization": f"Bearer {token('admin')}"})
                 with pytest.raises(httpx.HTTPError):
-                    (await client.put("/things/a", headers={"authorization": f"Bearer {token('eve')}"})).raise_for_status()
+                    (
+                        await client.put(
+                            "/things/a", headers={"authorization": f"Bearer {token('eve')}"}
+                        )
+                    ).raise_for_status()
         await listener.close()
-        events = [(line["event"], line["role"]) for line in logged if line["event"].startswith("audit.")]
+        events = [
+            (line["event"], line["role"]) for line in logged if line["event"].startswith("audit.")
+        ]
         assert events == [("audit.changed", "admin"), ("audit.denied", "eve")]
 
     asyncio.run(run())

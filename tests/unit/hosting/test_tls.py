@@ -1,4 +1,5 @@
-"""TLS: messages pass by it, certificates are replaced while it is spoken, and who only pretends to shake hands costs nothing."""
+"""TLS: messages pass by it, certificates are replaced while it is spoken, and who only pretends
+to shake hands costs nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ async def tls_broker(
 
 @pytest.mark.parametrize("run_on", LOOPS)
 def test_messages_pass_by_tls_and_lookups_stay_on_it(tmp_path: Path, run_on: Any) -> None:
-    """Small ones and ones that fill many TLS records, on the loop of tests and on that of servers."""
+    """Small ones and ones that fill many TLS records, on the loop of tests and on that of
+    servers."""
     authority = Authority(tmp_path / "ca")
 
     async def run() -> None:
@@ -75,10 +77,17 @@ def test_a_closed_client_has_no_connection_left(tmp_path: Path, run_on: Any) -> 
         async with tls_broker(tmp_path / "volume", authority.server()) as (broker, _):
             client = Client(broker.service_url_tls, tls=authority.context())
             await client.create_producer(TOPIC)
-            transports = [task.result()._transport for task in client._session.pool._opening.values()]
-            assert all(transport is not None and transport.get_extra_info("socket") for transport in transports)
+            transports = [
+                task.result()._transport for task in client._session.pool._opening.values()
+            ]
+            assert all(
+                transport is not None and transport.get_extra_info("socket")
+                for transport in transports
+            )
             await client.close()
-            assert [transport.get_extra_info("socket") for transport in transports if transport] == [None]
+            assert [
+                transport.get_extra_info("socket") for transport in transports if transport
+            ] == [None]
 
     run_on(run())
 
@@ -110,18 +119,30 @@ def _port(url: str) -> int:
 
 
 def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
-    """While a cluster gets TLS, a coordinator may still be without it: its clients are told to try again, not given an empty address."""
+    """While a cluster gets TLS, a coordinator may still be without it: its clients are told to
+    try again, not given an empty address."""
     authority = Authority(tmp_path / "ca")
 
     async def run() -> None:
-        async with tls_broker(tmp_path / "volume", authority.server()) as (broker, _), asyncio.timeout(60):
-            claim = CoordinatorClaimRecord("tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1")
-            await broker.context.store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode())
+        async with (
+            tls_broker(tmp_path / "volume", authority.server()) as (broker, _),
+            asyncio.timeout(60),
+        ):
+            claim = CoordinatorClaimRecord(
+                "tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1"
+            )
+            await broker.context.store.put(
+                keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode()
+            )
             await broker.context.store.put(keys.coordinator_claim(0), claim.encode())
             coordinator = str(ASSIGN.with_partition(0))
             async with open_peer(broker) as plain:
                 assert await plain.lookup(coordinator) == "pulsar://tx-0:6650"
-            peer = Peer(*await asyncio.open_connection(HOST, _port(broker.service_url_tls), ssl=authority.context()))
+            peer = Peer(
+                *await asyncio.open_connection(
+                    HOST, _port(broker.service_url_tls), ssl=authority.context()
+                )
+            )
             peer.write(requests.connect("test", 21))
             await peer.answer(Type.CONNECTED)
             answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
@@ -141,14 +162,19 @@ def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> No
     directory = authority.server()
 
     async def run() -> None:
-        async with tls_broker(tmp_path / "volume", directory) as (broker, door), asyncio.timeout(60):
+        async with (
+            tls_broker(tmp_path / "volume", directory) as (broker, door),
+            asyncio.timeout(60),
+        ):
             following = asyncio.create_task(door.certificates.follow())
             context, port = authority.context(), _port(broker.service_url_tls)
             async with Client(broker.service_url_tls, tls=context) as client:
                 producer = await client.create_producer(TOPIC)
                 before = await _shown(port, context)
                 key = (directory / "tls.key").read_bytes()
-                (directory / "tls.key").write_bytes(authority.client("x").joinpath("tls.key").read_bytes())
+                (directory / "tls.key").write_bytes(
+                    authority.client("x").joinpath("tls.key").read_bytes()
+                )
                 while not door.certificates.reloads_failed:
                     await asyncio.sleep(0.01)
                 assert await _shown(port, context) == before
@@ -178,7 +204,9 @@ def test_files_that_are_no_pair_stop_the_start_by_their_name(tmp_path: Path) -> 
         assert "PRIVATE" not in str(refused.value)
         (directory / name).write_bytes(before)
     (directory / "ca.crt").write_bytes(b"\n")
-    assert TlsCertificates(directory).context.verify_mode is ssl.CERT_NONE, "some issuers leave an empty one"
+    assert TlsCertificates(directory).context.verify_mode is ssl.CERT_NONE, (
+        "some issuers leave an empty one"
+    )
     (directory / "ca.crt").write_bytes(b"\n")
     assert TlsCertificates(directory).context.verify_mode is ssl.CERT_NONE
     (directory / "tls.key").unlink()
@@ -219,7 +247,10 @@ def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
 
     async def run() -> None:
         found = authenticator(tmp_path / "security", document)
-        async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (broker, door):
+        async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (
+            broker,
+            door,
+        ):
             await appoint(broker, "chief")
             async with Client(broker.service_url_tls, tls=authority.context("chief")) as client:
                 await (await client.create_producer(TOPIC)).send(b"a")
@@ -246,21 +277,34 @@ def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
 
 def test_plain_ports_may_be_for_the_cluster_alone(tmp_path: Path) -> None:
     async def run() -> None:
-        found = Authenticator(authenticator(tmp_path / "security").source, CLOCK, plain_is_internal=True)
+        found = Authenticator(
+            authenticator(tmp_path / "security").source, CLOCK, plain_is_internal=True
+        )
         async with running_broker(tmp_path / "volume", security=found) as broker:
             async with open_peer(broker, handshake=False) as peer:
                 assert (await show(peer, token("admin"))).type == Type.ERROR
             async with open_peer(broker, handshake=False) as peer:
-                assert (await show(peer, found.internal_token(), "magnetar-internal")).type == Type.CONNECTED
+                assert (
+                    await show(peer, found.internal_token(), "magnetar-internal")
+                ).type == Type.CONNECTED
         with pytest.raises(NotAuthorized, match=r"pulsar\+ssl"):
-            found.check_port(found.principal("token", token("admin").encode(), PeerCertificate()), tls=False)
-        found.check_port(found.principal("token", token("admin").encode(), PeerCertificate()), tls=True)
+            found.check_port(
+                found.principal("token", token("admin").encode(), PeerCertificate()), tls=False
+            )
+        found.check_port(
+            found.principal("token", token("admin").encode(), PeerCertificate()), tls=True
+        )
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    "wrong", [AccessOptions(plain="shut"), AccessOptions(plain="closed"), AccessOptions(tls="d", plain="internal")]
+    "wrong",
+    [
+        AccessOptions(plain="shut"),
+        AccessOptions(plain="closed"),
+        AccessOptions(tls="d", plain="internal"),
+    ],
 )
 def test_options_that_leave_no_way_in_are_refused(wrong: AccessOptions) -> None:
     with pytest.raises(InvalidRequest, match="plain"):

@@ -1,4 +1,5 @@
-"""Live mirrors of the store: list, watch, outage, compaction, and records read ahead of the watch."""
+"""Live mirrors of the store: list, watch, outage, compaction, and records read ahead of the
+watch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ UNREACHABLE = FaultPlan(unreachable=True)
 
 
 class World:
-    """A store, the same over a bad network, and a view of the latter with the changes it announced."""
+    """A store, the same over a bad network, and a view of the latter with the changes it
+    announced."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.store = MemoryStore(clock, StoreCore(history_revisions_max=HISTORY_REVISIONS))
@@ -91,7 +93,9 @@ def test_changes_of_one_revision_are_announced_together() -> None:
         await world.store.put("cordons/a", value("1"))
         await world.view.start()
         world.announced.clear()
-        await world.store.transact([], [Delete("cordons/a"), Put("cordons/b", value("2")), Put("cordons/c", value("3"))])
+        await world.store.transact(
+            [], [Delete("cordons/a"), Put("cordons/b", value("2")), Put("cordons/c", value("3"))]
+        )
         await world.until({"b": "2", "c": "3"})
         assert [sorted(names) for names in world.announced] == [["a", "b", "c"]]
 
@@ -99,7 +103,8 @@ def test_changes_of_one_revision_are_announced_together() -> None:
 
 
 def test_an_outage_freezes_the_view_and_loses_nothing() -> None:
-    """While the store is away the last state stays; afterwards everything is caught up, deletions included."""
+    """While the store is away the last state stays; afterwards everything is caught up,
+    deletions included."""
 
     async def scenario(world: World) -> None:
         await world.store.put("cordons/a", value("1"))
@@ -116,7 +121,8 @@ def test_an_outage_freezes_the_view_and_loses_nothing() -> None:
 
 
 def test_a_compaction_during_an_outage_makes_it_list_again() -> None:
-    """The missed revisions are gone from the store: the view lists, and tells what vanished meanwhile."""
+    """The missed revisions are gone from the store: the view lists, and tells what vanished
+    meanwhile."""
 
     async def scenario(world: World) -> None:
         await world.store.put("cordons/gone", value("1"))
@@ -136,7 +142,8 @@ def test_a_compaction_during_an_outage_makes_it_list_again() -> None:
 
 
 def test_a_bad_network_does_not_lose_changes() -> None:
-    """Cut watches, lost requests and delays: after every change the view ends up as the store is."""
+    """Cut watches, lost requests and delays: after every change the view ends up as the store
+    is."""
 
     async def scenario(world: World) -> None:
         await world.view.start()
@@ -161,7 +168,8 @@ def test_the_first_load_fails_loudly() -> None:
 
 
 def test_observed_changes_are_shown_at_once_and_never_go_back() -> None:
-    """What this process wrote or read counts before the watch brings it, which then repeats nothing and undoes nothing."""
+    """What this process wrote or read counts before the watch brings it, which then repeats
+    nothing and undoes nothing."""
 
     async def scenario(world: World) -> None:
         first = await world.store.put("cordons/a", value("1"))
@@ -196,7 +204,8 @@ def test_an_old_reading_does_not_revive_a_deleted_key() -> None:
 
 
 def test_a_deletion_ahead_of_the_watch_is_not_undone_by_older_events() -> None:
-    """A deletion that this process saw itself stays, although the watch still has the put before it to tell."""
+    """A deletion that this process saw itself stays, although the watch still has the put before
+    it to tell."""
 
     async def scenario(world: World) -> None:
         await world.view.start()
@@ -211,7 +220,8 @@ def test_a_deletion_ahead_of_the_watch_is_not_undone_by_older_events() -> None:
 
 
 def test_a_record_of_another_version_is_left_out() -> None:
-    """One undecodable value neither ends the view nor hides its neighbours; a good one in its place is shown."""
+    """One undecodable value neither ends the view nor hides its neighbours; a good one in its
+    place is shown."""
 
     async def scenario(world: World) -> None:
         await world.view.start()

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual, Not
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 
 from magnetar_jobs.bounds import Bounds, bounds_of
 
@@ -21,10 +31,17 @@ KINDS: dict[Any, Any] = {
 numbers = st.integers(-50, 50)
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(KINDS)), numbers), max_size=4), st.lists(numbers, min_size=1, max_size=5))
-def test_a_stretch_with_a_matching_value_is_admitted(conditions: list[tuple[Any, int]], values: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(list(KINDS)), numbers), max_size=4),
+    st.lists(numbers, min_size=1, max_size=5),
+)
+def test_a_stretch_with_a_matching_value_is_admitted(
+    conditions: list[tuple[Any, int]], values: list[int]
+) -> None:
     bounds = bounds_of([kind(("ledger",), bound) for kind, bound in conditions])
-    matching = [value for value in values if all(KINDS[kind](value, bound) for kind, bound in conditions)]
+    matching = [
+        value for value in values if all(KINDS[kind](value, bound) for kind, bound in conditions)
+    ]
     if matching:
         assert bounds.admits("ledger", min(values), max(values))
     for value in values:

@@ -9,11 +9,23 @@ import pytest
 from fastapi import FastAPI
 
 from magnetar.clock import SystemClock
-from magnetar.errors import InvalidRequest, MagnetarError, NamespaceNotFound, ServiceNotReady, TopicNotFound
+from magnetar.errors import (
+    InvalidRequest,
+    MagnetarError,
+    NamespaceNotFound,
+    ServiceNotReady,
+    TopicNotFound,
+)
 from magnetar.hosting.http import HttpListener
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord, PartitionedTopicRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    IncarnationRecord,
+    NamespaceRecord,
+    PartitionedTopicRecord,
+)
 from magnetar.names import TopicName, bundle_of, initial_boundaries
 from magnetar_jobs import compact
 from magnetar_jobs.cluster import Position, bundle_of_topic, owner_of, partitions_of, roll_log
@@ -23,7 +35,9 @@ TOPIC = TopicName.parse("persistent://public/default/a b")
 
 async def prepared() -> MemoryStore:
     store = MemoryStore(SystemClock())
-    await store.put(keys.namespace(TOPIC.namespace_name), NamespaceRecord(initial_boundaries(4), {}).encode())
+    await store.put(
+        keys.namespace(TOPIC.namespace_name), NamespaceRecord(initial_boundaries(4), {}).encode()
+    )
     return store
 
 
@@ -33,7 +47,9 @@ def test_a_partitioned_topic_stands_for_all_its_partitions() -> None:
         await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
         assert await partitions_of(store, TOPIC) == [TOPIC]
         await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
-        assert await partitions_of(store, TOPIC) == [TOPIC.with_partition(index) for index in range(3)]
+        assert await partitions_of(store, TOPIC) == [
+            TOPIC.with_partition(index) for index in range(3)
+        ]
         assert await partitions_of(store, TOPIC.with_partition(2)) == [TOPIC.with_partition(2)]
 
     asyncio.run(body())
@@ -58,14 +74,18 @@ def test_a_topic_that_does_not_exist_is_named() -> None:
 def test_a_topic_that_stores_nothing_is_refused() -> None:
     async def body() -> None:
         with pytest.raises(InvalidRequest, match="not persistent"):
-            await partitions_of(await prepared(), TopicName.parse("non-persistent://public/default/x"))
+            await partitions_of(
+                await prepared(), TopicName.parse("non-persistent://public/default/x")
+            )
 
     asyncio.run(body())
 
 
 def test_the_bundle_is_the_one_brokers_use() -> None:
     async def body() -> None:
-        assert await bundle_of_topic(await prepared(), TOPIC) == bundle_of(TOPIC.namespace_name, initial_boundaries(4), TOPIC.hash)
+        assert await bundle_of_topic(await prepared(), TOPIC) == bundle_of(
+            TOPIC.namespace_name, initial_boundaries(4), TOPIC.hash
+        )
         with pytest.raises(NamespaceNotFound, match="check --topic"):
             await bundle_of_topic(MemoryStore(SystemClock()), TOPIC)
 
@@ -77,7 +97,9 @@ def test_only_a_live_owner_counts() -> None:
         store = await prepared()
         bundle = await bundle_of_topic(store, TOPIC)
         assert await owner_of(store, bundle) is None
-        await store.put(keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode())
+        await store.put(
+            keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
+        )
         assert await owner_of(store, bundle) is None
         record = IncarnationRecord("broker-0", "pulsar://h:6650", "http://h:8080", 1, "0.1.0")
         await store.put(keys.incarnation("one"), record.encode())
@@ -100,7 +122,9 @@ def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
         listener = HttpListener(application, "127.0.0.1", 0)
         port = await listener.open()
         try:
-            assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(7, 41)
+            assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(
+                7, 41
+            )
             assert asked == ["public/default/a b"]
         finally:
             await listener.close()
@@ -113,7 +137,13 @@ def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(404, TopicNotFound), (401, InvalidRequest), (307, ServiceNotReady), (429, ServiceNotReady), (503, ServiceNotReady)],
+    [
+        (404, TopicNotFound),
+        (401, InvalidRequest),
+        (307, ServiceNotReady),
+        (429, ServiceNotReady),
+        (503, ServiceNotReady),
+    ],
 )
 def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
     status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch
@@ -125,7 +155,9 @@ def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
         application = FastAPI()
         asked: list[int] = []
 
-        @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll", status_code=status)
+        @application.post(
+            "/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll", status_code=status
+        )
         async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
             asked.append(status)
             return {"reason": f"no {tenant}/{namespace}/{topic} here"}
@@ -135,8 +167,12 @@ def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
         try:
             store = await prepared()
             bundle = await bundle_of_topic(store, TOPIC)
-            await store.put(keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode())
-            owner = IncarnationRecord("broker-0", "pulsar://h:6650", f"http://127.0.0.1:{port}", 1, "0.1.0")
+            await store.put(
+                keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
+            )
+            owner = IncarnationRecord(
+                "broker-0", "pulsar://h:6650", f"http://127.0.0.1:{port}", 1, "0.1.0"
+            )
             await store.put(keys.incarnation("one"), owner.encode())
             with pytest.raises(kind, match="public/default/a b") as raised:
                 await compact.roll_owner(store, TOPIC)

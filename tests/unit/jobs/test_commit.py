@@ -38,8 +38,11 @@ COMPACTED = Compacted(1, (3, 9), ())
 
 
 def test_a_bundle_that_was_split_under_the_job_is_planned_again() -> None:
-    """Its manifest is gone and would begin anew, though nothing that the plan reads was listed in it; a later one of the same bundle will do."""
-    plan = CompactionPlan(BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=4)
+    """Its manifest is gone and would begin anew, though nothing that the plan reads was listed
+    in it; a later one of the same bundle will do."""
+    plan = CompactionPlan(
+        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=4
+    )
     edit = edit_of(plan, COMPACTED, "compact-1")
     assert edit(Manifest(str(BUNDLE), 0)) is None
     for generation in (4, 5):
@@ -52,8 +55,11 @@ def test_a_bundle_that_was_split_under_the_job_is_planned_again() -> None:
 def test_what_was_committed_is_kept_whatever_fails_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, committed: bool
 ) -> None:
-    """An error on the way back does not say that nothing was committed: outputs go only with an intent that is still there."""
-    plan = CompactionPlan(BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0)
+    """An error on the way back does not say that nothing was committed: outputs go only with an
+    intent that is still there."""
+    plan = CompactionPlan(
+        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0
+    )
 
     async def fails(*arguments: Any) -> CommitResult:
         if committed:
@@ -74,7 +80,9 @@ def test_what_was_committed_is_kept_whatever_fails_behind_it(
             await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
         compacted = (await load_manifest(store, volume, BUNDLE))[0].topic(str(TOPIC)).compacted
         listed = [segment.object for segment in compacted.segments] if compacted is not None else []
-        assert await volume.list(names.segments_of(BUNDLE)) == listed == (outputs if committed else [])
+        assert (
+            await volume.list(names.segments_of(BUNDLE)) == listed == (outputs if committed else [])
+        )
         assert (await store.range(keys.INTENTS)).items == ()
 
     run_on_volume(tmp_path, script)
@@ -94,27 +102,39 @@ def damaged(_: Manifest) -> None:
     """Nothing was committed, and the manifest cannot be read."""
 
 
-@pytest.mark.parametrize(("change", "expected"), [(replaced, Conflict), (grown, FileNotFoundError), (damaged, FileNotFoundError)])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [(replaced, Conflict), (grown, FileNotFoundError), (damaged, FileNotFoundError)],
+)
 def test_a_job_whose_inputs_were_replaced_while_it_read_them_is_planned_again(
     tmp_path: Path, change: Callable[[Manifest], Manifest | None], expected: type[Exception]
 ) -> None:
-    """Naive: the file that is missing fails the whole run. If nobody has changed anything, or nobody can tell, it is what went wrong."""
-    plan = CompactionPlan(BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0)
+    """Naive: the file that is missing fails the whole run. If nobody has changed anything, or
+    nobody can tell, it is what went wrong."""
+    plan = CompactionPlan(
+        BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=0
+    )
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
 
         async def write(intent: str) -> Written:
-            assert await volume.put_if_absent(names.segment(BUNDLE, f"{intent}-0"), b"half of the new view")
+            assert await volume.put_if_absent(
+                names.segment(BUNDLE, f"{intent}-0"), b"half of the new view"
+            )
             if change is damaged:
-                await store.put(keys.manifest(BUNDLE), ManifestPointer(1, names.manifest(BUNDLE, 1, 0)).encode())
+                await store.put(
+                    keys.manifest(BUNDLE), ManifestPointer(1, names.manifest(BUNDLE, 1, 0)).encode()
+                )
             else:
                 await commit_manifest(store, volume, CLOCK, BUNDLE, change)
             raise FileNotFoundError("an input segment")
 
         with pytest.raises(expected) as raised:
             await Committer(store, volume, CLOCK, "job", "run").commit(plan, write)
-        assert isinstance(raised.value, FileNotFoundError) or isinstance(raised.value.__cause__, FileNotFoundError)
+        assert isinstance(raised.value, FileNotFoundError) or isinstance(
+            raised.value.__cause__, FileNotFoundError
+        )
         assert await volume.list(names.segments_of(BUNDLE)) == []
         assert (await store.range(keys.INTENTS)).items == ()
 

@@ -1,4 +1,5 @@
-"""Which entries of which files count, how they are packed, and that damage is noticed: no Spark needed."""
+"""Which entries of which files count, how they are packed, and that damage is noticed: no Spark
+needed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from magnetar.errors import CorruptData
 from magnetar.storage.log.index import Run
 from magnetar_jobs.bounds import Bounds
 from magnetar_jobs.execution import CompactionOptions, deal
-from magnetar_jobs.inputs import LOG, SEGMENT, Group, Piece, Position, Span, pack, read_group, surviving_slices
+from magnetar_jobs.inputs import (
+    LOG,
+    SEGMENT,
+    Group,
+    Piece,
+    Position,
+    Span,
+    pack,
+    read_group,
+    surviving_slices,
+)
 from magnetar_jobs.planning import plan_topic
 from tests.spark.histories import History
 from tests.spark.topics import TOPIC, StoredTopic
@@ -37,11 +48,14 @@ def test_slices_hold_exactly_what_lies_after_and_outside(
     ledger: int, first: int, count: int, after: Position, covered: list[Span]
 ) -> None:
     run = Run(1, ledger, first, 0, 0, array("I", [1] * count), array("I", [1] * count))
-    found = [row for begin, end in surviving_slices(run, after, covered) for row in range(begin, end)]
+    found = [
+        row for begin, end in surviving_slices(run, after, covered) for row in range(begin, end)
+    ]
     wanted = [
         row
         for row in range(count)
-        if (ledger, first + row) > after and not any(low <= (ledger, first + row) <= high for low, high in covered)
+        if (ledger, first + row) > after
+        and not any(low <= (ledger, first + row) <= high for low, high in covered)
     ]
     assert found == wanted
 
@@ -63,9 +77,13 @@ def test_two_files_that_claim_the_same_positions_stop_the_plan() -> None:
 
 
 def test_neighbouring_groups_share_a_task_until_a_segment_is_full() -> None:
-    groups = tuple(Group(number, (piece((1, number * 10), (1, number * 10 + 9), 100),)) for number in range(6))
+    groups = tuple(
+        Group(number, (piece((1, number * 10), (1, number * 10 + 9), 100),)) for number in range(6)
+    )
     kept = {0: 5, 1: 5, 3: 5, 5: 5}
-    tasks = deal(groups, kept, messages=60, options=CompactionOptions(parallelism=1, segment_bytes_max=100))
+    tasks = deal(
+        groups, kept, messages=60, options=CompactionOptions(parallelism=1, segment_bytes_max=100)
+    )
     assert set(tasks) == set(kept)
     assert list(tasks.values()) == sorted(tasks.values())
     assert set(tasks.values()) == {0, 1}
@@ -75,7 +93,8 @@ def test_neighbouring_groups_share_a_task_until_a_segment_is_full() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["log", "segment"])
 def test_a_flipped_bit_is_an_error_and_never_a_message(tmp_path: Path, where: str) -> None:
-    """Entries of log files are held against their client's checksum, blocks of segments against their own."""
+    """Entries of log files are held against their client's checksum, blocks of segments against
+    their own."""
     history = History(random.Random(2))
     for number in range(20):
         history.single(f"k{number}", b"payload" * 5)
@@ -85,7 +104,10 @@ def test_a_flipped_bit_is_an_error_and_never_a_message(tmp_path: Path, where: st
             topic.rewrite(incarnation)
         (group,) = topic.run(plan_topic(topic.store, topic.volume, topic.bundle, TOPIC)).groups
         assert {found.kind for found in group.pieces} == {LOG if where == "log" else SEGMENT}
-        assert sum(len(rows) for rows in read_group(topic.directory, str(TOPIC), group, Bounds())) == 20
+        assert (
+            sum(len(rows) for rows in read_group(topic.directory, str(TOPIC), group, Bounds()))
+            == 20
+        )
         path = topic.directory / group.pieces[0].object
         data = bytearray(path.read_bytes())
         data[data.index(history.entries[7].data) + 40] ^= 1

@@ -1,4 +1,5 @@
-"""Per-entry decisions and batch rewriting: the acceptance list of compaction bugs that one entry can show."""
+"""Per-entry decisions and batch rewriting: the acceptance list of compaction bugs that one entry
+can show."""
 
 from __future__ import annotations
 
@@ -24,22 +25,30 @@ def history() -> History:
 
 
 def test_deletion_is_decided_on_the_payload_not_on_the_entry_size(history: History) -> None:
-    """#25817: the entry of an empty message has some 50 bytes of metadata; a size of the whole would keep the tombstone for
-    ever."""
+    """#25817: the entry of an empty message has some 50 bytes of metadata; a size of the whole
+    would keep the tombstone for ever."""
     entry = history.single("k", b"").data
     assert len(entry) > 20
     assert examine(entry).messages == (Message(0, b"k", False),)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS[1:])
-def test_an_empty_compressed_payload_is_a_deletion_though_it_takes_bytes(history: History, compression: int) -> None:
+def test_an_empty_compressed_payload_is_a_deletion_though_it_takes_bytes(
+    history: History, compression: int
+) -> None:
     """The compressed form of nothing is not empty; the size before compression decides."""
-    assert examine(history.single("k", b"", compression).data).messages == (Message(0, b"k", False),)
-    assert examine(history.single("k", b"v", compression).data).messages == (Message(0, b"k", True),)
+    assert examine(history.single("k", b"", compression).data).messages == (
+        Message(0, b"k", False),
+    )
+    assert examine(history.single("k", b"v", compression).data).messages == (
+        Message(0, b"k", True),
+    )
 
 
 def test_null_value_deletes_even_when_encryption_pads_it() -> None:
-    metadata = api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k", null_value=True)
+    metadata = api.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, partition_key="k", null_value=True
+    )
     metadata.encryption_keys.add(key="k", value=b"v")
     assert examine(encode_entry(metadata, b"x" * 16)).messages == (Message(0, b"k", False),)
 
@@ -48,18 +57,27 @@ def test_null_value_deletes_even_when_encryption_pads_it() -> None:
 def test_each_message_of_a_batch_is_decided_on_its_own(history: History, compression: int) -> None:
     """#20980: one empty value must not take its batch with it."""
     entry = history.batch([Sent("a", b"1"), Sent("b", b""), Sent(None, b"2")], compression)
-    assert examine(entry.data).messages == (Message(0, b"a", True), Message(1, b"b", False), Message(2, None, True))
+    assert examine(entry.data).messages == (
+        Message(0, b"a", True),
+        Message(1, b"b", False),
+        Message(2, None, True),
+    )
 
 
 def test_messages_removed_by_an_earlier_run_are_not_deletions(history: History) -> None:
-    """A removed message has size 0 and stands in the input of the next run; a naive reader takes it for a tombstone."""
+    """A removed message has size 0 and stands in the input of the next run; a naive reader takes
+    it for a tombstone."""
     entry = rewrite(history.batch([Sent("a", b"1"), Sent("b", b"2")]).data, {1})
     assert examine(entry).messages == (Message(1, b"b", True),)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_rewritten_batch_keeps_count_indexes_and_checksum(history: History, compression: int) -> None:
-    entry = history.batch([Sent("a", b"1" * 50), Sent("b", b"2" * 50), Sent("c", b"3" * 50)], compression).data
+def test_a_rewritten_batch_keeps_count_indexes_and_checksum(
+    history: History, compression: int
+) -> None:
+    entry = history.batch(
+        [Sent("a", b"1" * 50), Sent("b", b"2" * 50), Sent("c", b"3" * 50)], compression
+    ).data
     slim = rewrite(entry, {1})
     parsed = parse_entry(slim)
     assert entry_checksum_ok(slim)
@@ -71,7 +89,10 @@ def test_a_rewritten_batch_keeps_count_indexes_and_checksum(history: History, co
 
 def test_metadata_that_compaction_does_not_own_survives_a_rewrite(history: History) -> None:
     described = history.batch([Sent("a", b"1"), Sent("b", b"2")])
-    before, after = parse_entry(described.data).metadata, parse_entry(rewrite(described.data, {0})).metadata
+    before, after = (
+        parse_entry(described.data).metadata,
+        parse_entry(rewrite(described.data, {0})).metadata,
+    )
     del after.compacted_batch_indexes[:]
     assert before == after
 
@@ -152,8 +173,11 @@ def test_binary_keys_are_compared_decoded_and_a_null_key_is_none() -> None:
         },
     ),
 )
-def test_the_fast_decision_is_the_same_decision(key: str | None, payload: bytes, traits: dict[str, Any]) -> None:
-    """Where the short cut decides, it decides as the long way does; it declines what is not one ordinary message."""
+def test_the_fast_decision_is_the_same_decision(
+    key: str | None, payload: bytes, traits: dict[str, Any]
+) -> None:
+    """Where the short cut decides, it decides as the long way does; it declines what is not one
+    ordinary message."""
     metadata = api.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, **traits)
     if key is not None:
         metadata.partition_key = key
@@ -168,10 +192,17 @@ def test_the_fast_decision_is_the_same_decision(key: str | None, payload: bytes,
 def test_random_bytes_never_escape_as_an_error() -> None:
     chance = random.Random(7)
     for _ in range(300):
-        entry = bytearray(History(chance).batch([Sent("a", b"1" * 30), Sent("b", b"")], chance.choice(COMPRESSIONS)).data)
+        entry = bytearray(
+            History(chance)
+            .batch([Sent("a", b"1" * 30), Sent("b", b"")], chance.choice(COMPRESSIONS))
+            .data
+        )
         for _flip in range(chance.randint(1, 4)):
             entry[chance.randrange(6, len(entry))] = chance.randrange(256)
-        assert examine_single(memoryview(bytes(entry))) is None or examine(bytes(entry)).kind is Kind.KEYED
+        assert (
+            examine_single(memoryview(bytes(entry))) is None
+            or examine(bytes(entry)).kind is Kind.KEYED
+        )
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

@@ -79,7 +79,9 @@ def machine(tmp_path: Path) -> Path:
     (tmp_path / records.STATUS).write_text(STATUS)
     (tmp_path / records.LOG).write_text(LOG)
     (lists / "deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages").write_text(BOOKWORM)
-    (lists / "deb.debian.org_debian-security_dists_bookworm-security_main_binary-amd64_Packages").write_text(SECURITY)
+    (
+        lists / "deb.debian.org_debian-security_dists_bookworm-security_main_binary-amd64_Packages"
+    ).write_text(SECURITY)
     return tmp_path
 
 
@@ -91,7 +93,12 @@ def test_continuation_lines_belong_to_their_field() -> None:
 
 
 def test_views_are_ordered_from_oldest_to_newest(machine: Path) -> None:
-    assert [view.name for view in records.read_views(machine)] == ["history", "bookworm", "bookworm-security", "installed"]
+    assert [view.name for view in records.read_views(machine)] == [
+        "history",
+        "bookworm",
+        "bookworm-security",
+        "installed",
+    ]
 
 
 def test_a_rebuilt_source_removes_the_binaries_it_no_longer_builds(machine: Path) -> None:
@@ -111,7 +118,11 @@ def test_expectation_after_all_generations_is_the_newest_record_of_each_key(mach
     for generation in records.plan_generations(records.read_views(machine), 4, 0):
         for key, payload in records.messages_of(generation, sent_ms=generation.number):
             expectation.saw(key, payload)
-    assert set(expectation.newest) == {"adduser:all", "base-files:amd64", "linux-image-6.1.0-27-amd64:amd64"}
+    assert set(expectation.newest) == {
+        "adduser:all",
+        "base-files:amd64",
+        "linux-image-6.1.0-27-amd64:amd64",
+    }
     assert expectation.removed == {"gone:amd64", "linux-image-6.1.0-25-amd64:amd64"}
 
 
@@ -120,7 +131,9 @@ def test_more_generations_than_views_send_the_living_records_again(machine: Path
     assert [generation.number for generation in generations] == [5, 6, 7, 8, 9, 10]
     assert generations[-1].name == "refresh"
     assert "gone:amd64" not in generations[-1].records
-    assert records.payload_of(generations[-1], {"a": "b"}, 1) != records.payload_of(generations[-2], {"a": "b"}, 1)
+    assert records.payload_of(generations[-1], {"a": "b"}, 1) != records.payload_of(
+        generations[-2], {"a": "b"}, 1
+    )
 
 
 def test_a_machine_without_any_removal_still_exercises_deletion(tmp_path: Path) -> None:
@@ -161,7 +174,9 @@ def test_the_expectation_file_survives_a_round_trip(tmp_path: Path) -> None:
         ([("a", b"new"), ("b", b"1"), ("", b"x")], "messages without a key: 1"),
     ],
 )
-def test_the_verdict_names_every_kind_of_difference(sent: list[tuple[str, bytes]], problem: str | None) -> None:
+def test_the_verdict_names_every_kind_of_difference(
+    sent: list[tuple[str, bytes]], problem: str | None
+) -> None:
     expectation = records.Expectation()
     for key, payload in (("a", b"new"), ("b", b"1"), ("gone", b"")):
         expectation.saw(key, payload)

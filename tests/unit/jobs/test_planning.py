@@ -1,4 +1,5 @@
-"""Which files a plan takes: a beginning of the topic's history without a gap, whoever has sealed what, and whatever changes while it is made."""
+"""Which files a plan takes: a beginning of the topic's history without a gap, whoever has sealed
+what, and whatever changes while it is made."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 
 from magnetar.errors import CorruptData, ServiceNotReady
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CheckpointPointer,
+    LogPosition,
+    LogRange,
+    NamespaceRecord,
+)
 from magnetar.metadata.store import KeyValue
 from magnetar.names import BundleName
 from magnetar.storage import names
@@ -78,7 +86,9 @@ def change_record(topic: StoredTopic, change: Callable[[BundleRecord], BundleRec
     topic.run(work())
 
 
-def after_the_record_was_read(topic: StoredTopic, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Awaitable[object]]) -> None:
+def after_the_record_was_read(
+    topic: StoredTopic, monkeypatch: pytest.MonkeyPatch, change: Callable[[], Awaitable[object]]
+) -> None:
     """Once, between a plan's reading of the bundle's record and whatever it does next."""
     get, due = topic.store.get, True
 
@@ -93,8 +103,11 @@ def after_the_record_was_read(topic: StoredTopic, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(topic.store, "get", got)
 
 
-def test_nothing_behind_a_file_that_a_former_owner_has_not_sealed_counts(topic: StoredTopic, history: History) -> None:
-    """Naive: the successor's file is sealed and has its key, so it is taken, and the horizon jumps over what was acknowledged before."""
+def test_nothing_behind_a_file_that_a_former_owner_has_not_sealed_counts(
+    topic: StoredTopic, history: History
+) -> None:
+    """Naive: the successor's file is sealed and has its key, so it is taken, and the horizon
+    jumps over what was acknowledged before."""
     old = [history.single("a", b"1"), history.single("a", b"2")]
     history.roll()
     new = history.single("b", b"3")
@@ -109,14 +122,20 @@ def test_nothing_behind_a_file_that_a_former_owner_has_not_sealed_counts(topic: 
 def test_a_term_that_begins_while_the_plan_is_made_is_left_to_the_next_one(
     topic: StoredTopic, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundle moves behind the record that was read, and its new owner's first file is sealed before its former owner's last one."""
+    """The bundle moves behind the record that was read, and its new owner's first file is sealed
+    before its former owner's last one."""
     old = [history.single("a", b"1"), history.single("a", b"2")]
     history.roll()
     new = history.single("b", b"3")
     former = topic.write(old[:1], old[1:], listed="chain")
     unseal(topic, former, 1)
     record = BundleRecord.decode(topic.run(topic.store.get(keys.bundle(topic.bundle))).value)  # type: ignore[union-attr]
-    change_record(topic, lambda found: dataclasses.replace(found, chain=(dataclasses.replace(found.chain[0], end=None),)))
+    change_record(
+        topic,
+        lambda found: dataclasses.replace(
+            found, chain=(dataclasses.replace(found.chain[0], end=None),)
+        ),
+    )
 
     async def move() -> None:
         await topic.store.put(keys.bundle(topic.bundle), record.encode())
@@ -127,7 +146,8 @@ def test_a_term_that_begins_while_the_plan_is_made_is_left_to_the_next_one(
 
 
 def test_a_key_alone_brings_nothing_in(topic: StoredTopic, history: History) -> None:
-    """Of an earlier life of its namespace, say: no term of the bundle as it is now has written that file."""
+    """Of an earlier life of its namespace, say: no term of the bundle as it is now has written
+    that file."""
     topic.write([history.single("a", b"1")], listed="keys")
     history.roll()
     topic.write([history.single("b", b"2")], listed="chain")
@@ -141,24 +161,41 @@ def test_what_was_taken_in_and_is_not_listed_any_more_does_not_come_back_from_th
     topic.write(entries[:1], entries[1:], listed="chain")
     reached = (epoch_of(history.ledger), 1)
     topic.run(
-        commit_manifest(topic.store, topic.volume, CLOCK, topic.bundle, lambda found: dataclasses.replace(found, covered=reached))
+        commit_manifest(
+            topic.store,
+            topic.volume,
+            CLOCK,
+            topic.bundle,
+            lambda found: dataclasses.replace(found, covered=reached),
+        )
     )
     assert taken(topic, planned(topic)) == places(entries[1:])
 
 
 def test_a_term_that_wrote_nothing_holds_nobody_up(topic: StoredTopic, history: History) -> None:
-    """Its owner died before its first file was durable, or began nothing in it; the files may be gone."""
-    for start, end in ((LogPosition(0, FILE_HEADER_BYTES),) * 2, (LogPosition(3, 9000), LogPosition(3, 9000))):
+    """Its owner died before its first file was durable, or began nothing in it; the files may be
+    gone."""
+    for start, end in (
+        (LogPosition(0, FILE_HEADER_BYTES),) * 2,
+        (LogPosition(3, 9000), LogPosition(3, 9000)),
+    ):
         topic.run(topic.extend_chain([(0, LogRange("gone", start, end))]))
     topic.write([history.single("a", b"1")], listed="chain")
-    topic.run(topic.extend_chain([(8, LogRange("idle", LogPosition(0, 0), LogPosition(0, FILE_HEADER_BYTES)))]))
+    topic.run(
+        topic.extend_chain(
+            [(8, LogRange("idle", LogPosition(0, 0), LogPosition(0, FILE_HEADER_BYTES)))]
+        )
+    )
     history.roll()
     topic.write([history.single("b", b"2")], listed="chain")
     assert taken(topic, planned(topic)) == places(history.entries)
 
 
-def test_a_file_of_the_chain_that_is_gone_stops_the_plan(topic: StoredTopic, history: History) -> None:
-    """Given up between the look at its seal and the reading of its index. Naive: it is passed over, for no manifest lists it."""
+def test_a_file_of_the_chain_that_is_gone_stops_the_plan(
+    topic: StoredTopic, history: History
+) -> None:
+    """Given up between the look at its seal and the reading of its index. Naive: it is passed
+    over, for no manifest lists it."""
     former = topic.write([history.single("a", b"1")], listed="chain")
     history.roll()
     topic.write([history.single("b", b"2")], listed="chain")
@@ -179,15 +216,19 @@ async def divide_namespace(topic: StoredTopic) -> None:
 
 
 def test_a_bundle_of_a_namespace_that_was_made_again_has_nothing_yet(topic: StoredTopic) -> None:
-    """Its record still says that its life before is over: nobody has asked for it since, and a run over it has nothing to do."""
+    """Its record still says that its life before is over: nobody has asked for it since, and a
+    run over it has nothing to do."""
     before = BundleRecord(BundleState.DELETED, 7, reason="its namespace was deleted")
     topic.run(topic.store.put(keys.bundle(topic.bundle), before.encode()))
     found = planned(topic)
     assert (found.news, found.groups) == (False, ())
 
 
-def test_a_child_of_a_split_has_the_files_that_were_published_for_its_parent(topic: StoredTopic, history: History) -> None:
-    """Their keys name the parent. The parent itself has nothing any more, and says so, also if it was split after its record was read."""
+def test_a_child_of_a_split_has_the_files_that_were_published_for_its_parent(
+    topic: StoredTopic, history: History
+) -> None:
+    """Their keys name the parent. The parent itself has nothing any more, and says so, also if
+    it was split after its record was read."""
     topic.write([history.single("a", b"1")], listed="chain")
     parent = topic.bundle
     item = topic.run(topic.store.get(keys.bundle(parent)))
@@ -212,7 +253,9 @@ def test_a_split_between_record_and_manifest_is_noticed(
     topic.write([history.single("b", b"2")], listed="chain")
 
     async def split() -> None:
-        await topic.store.put(keys.bundle(topic.bundle), BundleRecord(BundleState.DELETED, 1).encode())
+        await topic.store.put(
+            keys.bundle(topic.bundle), BundleRecord(BundleState.DELETED, 1).encode()
+        )
         await topic.store.delete(keys.manifest(topic.bundle))
         await divide_namespace(topic)
 
@@ -222,7 +265,8 @@ def test_a_split_between_record_and_manifest_is_noticed(
 
 
 def test_a_manifest_from_before_the_chain_is_refused(topic: StoredTopic, history: History) -> None:
-    """What lies before a checkpoint is nowhere but in the manifest: one that has not taken it in was put back."""
+    """What lies before a checkpoint is nowhere but in the manifest: one that has not taken it in
+    was put back."""
     topic.write([history.single("a", b"1")], listed="chain")
     checkpoint = CheckpointPointer("checkpoints/x", "broker-0", LogPosition(0, FILE_HEADER_BYTES))
     change_record(topic, lambda found: dataclasses.replace(found, checkpoint=checkpoint))

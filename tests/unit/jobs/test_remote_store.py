@@ -27,7 +27,8 @@ from tests.support.secured import authenticator, token
 
 
 def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None = None) -> None:
-    """Run `body(store, url)` against the routes over a memory store; `gate` is asked before each."""
+    """Run `body(store, url)` against the routes over a memory store; `gate` is asked before
+    each."""
 
     async def run() -> None:
         store = MemoryStore(SystemClock())
@@ -67,11 +68,16 @@ def test_reads_and_transactions_equal_those_of_the_store_itself() -> None:
         assert await remote.get("manifests/a") is None
         revision = await remote.put("manifests/a", b"\x00\xff")
         assert await remote.get("manifests/a") == await store.get("manifests/a")
-        lost = await remote.transact([Compare("manifests/a", "mod", "=", revision - 1)], [Put("manifests/a", b"late")])
+        lost = await remote.transact(
+            [Compare("manifests/a", "mod", "=", revision - 1)], [Put("manifests/a", b"late")]
+        )
         assert not lost.succeeded
         assert lost.current == (await store.get("manifests/a"),)
         won = await remote.transact(
-            [Compare("manifests/a", "value", "=", b"\x00\xff"), Compare("manifests/b", "version", "=", 0)],
+            [
+                Compare("manifests/a", "value", "=", b"\x00\xff"),
+                Compare("manifests/b", "version", "=", 0),
+            ],
             [Put("manifests/a", b"new"), Put("manifests/b", b"other")],
         )
         assert won.succeeded
@@ -101,7 +107,9 @@ def test_a_request_that_a_web_page_could_send_is_refused() -> None:
     async def body(_store: MemoryStore, url: str) -> None:
         def post() -> int:
             data = json.dumps({"key": "k"}).encode()
-            request = urllib.request.Request(f"{url}/internal/v1/store/get", data, {"content-type": "application/json"})
+            request = urllib.request.Request(
+                f"{url}/internal/v1/store/get", data, {"content-type": "application/json"}
+            )
             try:
                 with urllib.request.urlopen(request, timeout=60) as response:
                     return int(response.status)

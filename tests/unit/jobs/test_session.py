@@ -8,9 +8,18 @@ import pytest
 
 from magnetar.errors import InvalidRequest
 from magnetar_jobs.executor import NUMBERS, STARTS, command, executor_id, parse_arguments
-from magnetar_jobs.session import PROTECTION, SECRET, JavaMissing, SessionSettings, require_java, spark_settings
+from magnetar_jobs.session import (
+    PROTECTION,
+    SECRET,
+    JavaMissing,
+    SessionSettings,
+    require_java,
+    spark_settings,
+)
 
-WITH_EXECUTORS = SessionSettings(name="compact", executors=3, executor_memory_mib=512, executor_cores=2)
+WITH_EXECUTORS = SessionSettings(
+    name="compact", executors=3, executor_memory_mib=512, executor_cores=2
+)
 POD = {"POD_IP": "10.244.0.7", "POD_NAME": "compact-demo-1", SECRET: "s", "PATH": "/usr/bin"}
 
 
@@ -20,7 +29,8 @@ def test_push_down_is_enabled_everywhere_or_planning_would_fail() -> None:
 
 
 def test_a_driver_with_executors_starts_none_and_asks_kubernetes_for_nothing() -> None:
-    """Executors dial its pod's address by both settings; a port of another driver is never taken for it."""
+    """Executors dial its pod's address by both settings; a port of another driver is never taken
+    for it."""
     values = spark_settings(WITH_EXECUTORS, POD)
     assert values["spark.master"] == "local-cluster[0,1,512]"
     assert values["spark.driver.host"] == values["spark.driver.bindAddress"] == "10.244.0.7"
@@ -30,13 +40,27 @@ def test_a_driver_with_executors_starts_none_and_asks_kubernetes_for_nothing() -
 
 
 def test_driver_and_executors_know_each_other_by_a_secret_that_is_no_argument() -> None:
-    """They agree on what protects their connections before either has asked the other, and on the application's name."""
+    """They agree on what protects their connections before either has asked the other, and on
+    the application's name."""
     values = spark_settings(WITH_EXECUTORS, POD)
-    options = parse_arguments(["--driver", "10.244.0.7", "--application", "compact-demo-1", "--number", "2", "--memory-mib", "512"])
+    options = parse_arguments(
+        [
+            "--driver",
+            "10.244.0.7",
+            "--application",
+            "compact-demo-1",
+            "--number",
+            "2",
+            "--memory-mib",
+            "512",
+        ]
+    )
     arguments, variables = command(options, POD, Path("/spark"), 5_000)
     assert values["spark.authenticate.secret"] == variables["_SPARK_AUTH_SECRET"] == "s"
     assert PROTECTION.items() <= values.items()
-    assert variables["SPARK_EXECUTOR_OPTS"].split() == [f"-D{name}={value}" for name, value in PROTECTION.items()]
+    assert variables["SPARK_EXECUTOR_OPTS"].split() == [
+        f"-D{name}={value}" for name, value in PROTECTION.items()
+    ]
     assert arguments[0] == "/spark/bin/spark-class"
     assert arguments[arguments.index("--app-id") + 1] == values["spark.deploy.appIdPattern"]
     assert arguments[arguments.index("--driver-url") + 1].endswith("@10.244.0.7:7078")
@@ -46,7 +70,12 @@ def test_driver_and_executors_know_each_other_by_a_secret_that_is_no_argument() 
 
 def test_an_executor_that_starts_again_is_another_one() -> None:
     """Spark's ids have 32 bits."""
-    assert len({executor_id(number, second * 1000) for number in range(1, 101) for second in range(50)}) == 5000
+    assert (
+        len(
+            {executor_id(number, second * 1000) for number in range(1, 101) for second in range(50)}
+        )
+        == 5000
+    )
     assert executor_id(NUMBERS - 1, (STARTS - 1) * 1000) < 2**31
 
 
@@ -60,7 +89,9 @@ def test_a_missing_pod_identity_is_named(missing: str) -> None:
 def test_an_executor_without_address_or_secret_names_it(missing: str) -> None:
     options = parse_arguments(["--driver", "10.244.0.7", "--application", "a", "--number", "1"])
     with pytest.raises(InvalidRequest, match=missing):
-        command(options, {key: value for key, value in POD.items() if key != missing}, Path("/spark"), 0)
+        command(
+            options, {key: value for key, value in POD.items() if key != missing}, Path("/spark"), 0
+        )
 
 
 def test_a_master_that_is_not_offered_is_refused() -> None:

@@ -1,5 +1,6 @@
-"""What jobs find of messages that transactions have published, in files that a real broker wrote: a beginning of the topic without a gap, which grows
-while transactions are open and others commit."""
+"""What jobs find of messages that transactions have published, in files that a real broker
+wrote: a beginning of the topic without a gap, which grows while transactions are open and others
+commit."""
 
 from __future__ import annotations
 
@@ -50,12 +51,17 @@ async def plan_of(broker: Broker) -> CompactionPlan:
 
 
 async def planned(broker: Broker, directory: Path) -> int:
-    """Plan, and compare its input with the topic as readers see it: nothing is missing up to its horizon. How many entries that is."""
+    """Plan, and compare its input with the topic as readers see it: nothing is missing up to its
+    horizon. How many entries that is."""
     plan = await plan_of(broker)
     ledgers = (await broker.service.open_topic(NAME, create=False)).core.ledgers
-    wanted = [tuple(ledgers.position(ordinal)) for ordinal in range(ledgers.first, ledgers.ordinal_after(plan.horizon))]
+    wanted = [
+        tuple(ledgers.position(ordinal))
+        for ordinal in range(ledgers.first, ledgers.ordinal_after(plan.horizon))
+    ]
     found = [place for place, _ in await asyncio.to_thread(contents, directory, plan.groups)]
-    assert [place for place in found if place > ledgers.position_before(ledgers.first)] == wanted  # those before it were trimmed
+    # those before it were trimmed
+    assert [place for place in found if place > ledgers.position_before(ledgers.first)] == wanted
     return len(wanted)
 
 
@@ -67,7 +73,8 @@ async def rounds(broker: Broker, count: int = 3) -> None:
 
 
 def test_a_compaction_waits_until_the_broker_has_said_how_far_it_is(tmp_path: Path) -> None:
-    """A marker's entries lie between others in position, and in other files: none is passed over; a manifest that does not say it is refused."""
+    """A marker's entries lie between others in position, and in other files: none is passed
+    over; a manifest that does not say it is refused."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **QUICK) as broker, open_peer(broker) as peer:
@@ -92,9 +99,12 @@ def test_a_compaction_waits_until_the_broker_has_said_how_far_it_is(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_what_was_published_before_a_marker_is_never_behind_the_horizon_unseen(tmp_path: Path) -> None:
-    """The marker is in the log's open file, with plain entries before it; its entries are in an old one, due to be rewritten at once. Naive: a
-    segment with them takes the horizon past what no sealed file has."""
+def test_what_was_published_before_a_marker_is_never_behind_the_horizon_unseen(
+    tmp_path: Path,
+) -> None:
+    """The marker is in the log's open file, with plain entries before it; its entries are in an
+    old one, due to be rewritten at once. Naive: a segment with them takes the horizon past what
+    no sealed file has."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **QUICK) as broker, open_peer(broker) as peer:
@@ -115,9 +125,12 @@ def test_what_was_published_before_a_marker_is_never_behind_the_horizon_unseen(t
     asyncio.run(scenario())
 
 
-def test_a_roll_has_young_files_rewritten_for_the_job_that_asked_and_an_open_transaction_holds_only_its_own(tmp_path: Path) -> None:
-    """Transactions never stop, one is open all the time and has entries in every file: each roll and the round after it make everything visible
-    that was committed before; the files stay for the open transaction alone, and go with its end."""
+def test_a_roll_has_young_files_rewritten_for_the_job_that_asked_and_an_open_transaction_holds_only_its_own(
+    tmp_path: Path,
+) -> None:
+    """Transactions never stop, one is open all the time and has entries in every file: each roll
+    and the round after it make everything visible that was committed before; the files stay for
+    the open transaction alone, and go with its end."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **YOUNG) as broker, open_peer(broker) as peer:
@@ -161,8 +174,11 @@ def test_a_run_that_leaves_something_behind_names_the_place() -> None:
     assert "behind 17:4" in result.message
 
 
-def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round of maintenance after the roll makes it whole; a broker that does not come to it holds the job up for a while only."""
+def test_a_job_waits_for_what_it_has_rolled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round of maintenance after the roll makes it whole; a broker that does not come to it
+    holds the job up for a while only."""
     monkeypatch.setattr(compact, "PLAN_RETRY_S", 0.01)
 
     async def scenario() -> None:
@@ -179,9 +195,13 @@ def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.
             await ended(peer, TxnId(0, 0), commit=True)
             await peer.send(b"x", 3)
             rolled = await broker.service.roll(NAME)
-            told = await BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, broker))).explain(NAME, None)
+            told = await BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, broker))).explain(
+                NAME, None
+            )
             assert told["manifest"]["complete_to"] == f"{rolled[0]}:0"
-            assert f"all that they have published up to {rolled[0]}:0 is in segments" in " ".join(told["summary"])
+            assert f"all that they have published up to {rolled[0]}:0 is in segments" in " ".join(
+                told["summary"]
+            )
             late = await compact.plan_up_to(store, volume, NAME, rolled)
             assert (late.horizon, late.complete) == ((rolled[0], 0), (rolled[0], 0))
             assert not late.reaches(rolled)
@@ -197,7 +217,8 @@ def test_a_job_waits_for_what_it_has_rolled(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_topic_that_uses_transactions_no_more_is_compacted_as_any_other(tmp_path: Path) -> None:
-    """Once no file has a sidecar's entries nothing bounds a plan, and it goes up to what was sealed last, without a word of the broker."""
+    """Once no file has a sidecar's entries nothing bounds a plan, and it goes up to what was
+    sealed last, without a word of the broker."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **QUICK) as broker, open_peer(broker) as peer:
@@ -217,7 +238,8 @@ def test_a_topic_that_uses_transactions_no_more_is_compacted_as_any_other(tmp_pa
 
 
 def test_a_manifest_that_an_older_broker_has_left_behind_is_no_horizon(tmp_path: Path) -> None:
-    """Before: a manifest said nothing of it. Such a one is refused while files hold a sidecar's entries, and the next roll has it said."""
+    """Before: a manifest said nothing of it. Such a one is refused while files hold a sidecar's
+    entries, and the next roll has it said."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **YOUNG) as broker, open_peer(broker) as peer:
@@ -232,7 +254,9 @@ def test_a_manifest_that_an_older_broker_has_left_behind_is_no_horizon(tmp_path:
             context, bundle = broker.context, await broker.ownership.bundle_of(NAME)
 
             def forget(manifest: Manifest) -> Manifest:
-                return manifest.with_topic(TOPIC, dataclasses.replace(manifest.topic(TOPIC), complete=None))
+                return manifest.with_topic(
+                    TOPIC, dataclasses.replace(manifest.topic(TOPIC), complete=None)
+                )
 
             await commit_manifest(context.store, context.volume, context.clock, bundle, forget)
             with pytest.raises(ServiceNotReady, match="has not said yet"):
@@ -248,7 +272,8 @@ def test_a_manifest_that_an_older_broker_has_left_behind_is_no_horizon(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_at_any_moment_a_plan_holds_a_beginning_without_a_gap(tmp_path: Path, seed: int) -> None:
-    """Any course of transactions, rolls, rewriting, trimming, kills and lost stores: what a job finds up to its horizon is what readers see."""
+    """Any course of transactions, rolls, rewriting, trimming, kills and lost stores: what a job
+    finds up to its horizon is what readers see."""
 
     async def scenario() -> None:
         course = Course(tmp_path, seed)

@@ -24,7 +24,8 @@ GOLDEN = (
 BACKUP = Backup("ab", 2, 77, 1_700_000_000_000, {"tenants/tä": b'{"a":1}', "cluster": b"{}"})
 LEASE_BOUND = (keys.INCARNATIONS, keys.LOAD, keys.LEADER, keys.COORDINATOR_CLAIMS)
 NEITHER = (keys.BACKUP_REPORT, keys.RESTORE_REQUEST, keys.COORDINATOR_PRESENCE)
-"""What speaks of copies is in none, nor is the word that a store was filled for; what two kinds are watched by together is no key."""
+"""What speaks of copies is in none, nor is the word that a store was filled for; what two kinds
+are watched by together is no key."""
 
 
 def test_golden_backup() -> None:
@@ -39,7 +40,9 @@ def test_golden_backup() -> None:
     st.integers(0, 99),
     st.integers(0, 2**62),
 )
-def test_whatever_is_copied_comes_back(items: dict[str, bytes], restore: int, revision: int) -> None:
+def test_whatever_is_copied_comes_back(
+    items: dict[str, bytes], restore: int, revision: int
+) -> None:
     backup = Backup("id", restore, revision, 5, items)
     assert decode_backup(encode_backup(backup), "b") == backup
 
@@ -70,7 +73,12 @@ def test_only_durable_keys_are_copied_as_of_one_revision() -> None:
         lease = await store.grant_lease(60)
         revision = await store.put("incarnations/broker-0.1", b"{}", lease)
         backup = await read_backup(store, 4)
-        assert (backup.storage_id, backup.restore, backup.revision, backup.created_ms) == ("ab", 3, revision, 4)
+        assert (backup.storage_id, backup.restore, backup.revision, backup.created_ms) == (
+            "ab",
+            3,
+            revision,
+            4,
+        )
         assert set(backup.items) == {keys.CLUSTER, "tenants/a"}
         await store.close()
 
@@ -79,7 +87,9 @@ def test_only_durable_keys_are_copied_as_of_one_revision() -> None:
 
 def test_every_key_is_either_durable_or_bound_to_a_lease() -> None:
     """A new kind of key must be put into a backup, or be known not to need it."""
-    kinds = {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str)}
+    kinds = {
+        value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str)
+    }
     assert kinds == {*keys.DURABLE, *LEASE_BOUND, *NEITHER}
     assert keys.is_durable("clusters/c")
     assert not keys.is_durable("clustersx")

@@ -37,7 +37,9 @@ class World:
 
         self.inner = CountingStore(self.clock)
         self.store = FaultyStore(self.inner, self.clock, FaultPlan())
-        self.keeper = LeaseKeeper(self.store, self.clock, TTL_S, self.on_lost, lambda: self.permitted)
+        self.keeper = LeaseKeeper(
+            self.store, self.clock, TTL_S, self.on_lost, lambda: self.permitted
+        )
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)

@@ -1,4 +1,5 @@
-"""Records: what is encoded comes back equal, equal records have equal bytes, and nothing else is taken for a record."""
+"""Records: what is encoded comes back equal, equal records have equal bytes, and nothing else is
+taken for a record."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ OWNED = BundleRecord(
     state=BundleState.OWNED,
     incarnation="broker-0.0123456789abcdef",
     epoch=7,
-    checkpoint=CheckpointPointer("checkpoints/a", "broker-0.0123456789abcdef", LogPosition(3, 4096)),
+    checkpoint=CheckpointPointer(
+        "checkpoints/a", "broker-0.0123456789abcdef", LogPosition(3, 4096)
+    ),
     chain=(
         LogRange("broker-1.aaaaaaaaaaaaaaaa", LogPosition(0, 4096), LogPosition(1, 5000)),
         LogRange("broker-0.0123456789abcdef", LogPosition(3, 4096), None),
@@ -36,7 +39,10 @@ OWNED = BundleRecord(
     epochs=(5, 7),
     reason="lookup",
 )
-NAMESPACE = NamespaceRecord((0, 1 << 31, 0xFFFFFFFF), {"retention_policies": {"retentionTimeInMinutes": -1, "nested": [1, None]}})
+NAMESPACE = NamespaceRecord(
+    (0, 1 << 31, 0xFFFFFFFF),
+    {"retention_policies": {"retentionTimeInMinutes": -1, "nested": [1, None]}},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,16 @@ COORDINATOR = CoordinatorRecord(
     CheckpointPointer("coordinators/00/x", "tx-coordinator-0.a", LogPosition(0, 4096)),
     (LogRange("tx-coordinator-0.a", LogPosition(0, 4096), None),),
 )
-EVERY = Every((1, 2), ("a", 0.5), LogPosition(1, 2), {"x": LogPosition(3, 4)}, {"y": [1, {"z": None}]}, True)
+EVERY = Every(
+    (1, 2), ("a", 0.5), LogPosition(1, 2), {"x": LogPosition(3, 4)}, {"y": [1, {"z": None}]}, True
+)
 VALID: dict[str, Any] = json.loads(EVERY.encode())
 
 
 @pytest.mark.parametrize(
-    "record", [OWNED, NAMESPACE, ClusterRecord("id", 1, 2), COORDINATOR, EVERY], ids=lambda record: type(record).__name__
+    "record",
+    [OWNED, NAMESPACE, ClusterRecord("id", 1, 2), COORDINATOR, EVERY],
+    ids=lambda record: type(record).__name__,
 )
 def test_a_record_survives_its_encoding_and_the_encoding_is_canonical(record: Record) -> None:
     encoded = record.encode()
@@ -116,7 +126,8 @@ def test_what_is_no_record_at_all_is_refused(data: bytes) -> None:
 
 
 def test_only_what_cannot_change_is_given_to_two_who_decode_the_same_bytes() -> None:
-    """A bundle's record is decoded once; the policies of a namespace are everybody's own, since they are a dictionary."""
+    """A bundle's record is decoded once; the policies of a namespace are everybody's own, since
+    they are a dictionary."""
     assert BundleRecord.decode(OWNED.encode()) is BundleRecord.decode(OWNED.encode())
     policies = NamespaceRecord((0, 1 << 32), {"deduplicationEnabled": True}).encode()
     NamespaceRecord.decode(policies).policies.clear()
@@ -130,16 +141,23 @@ def test_an_unknown_state_is_refused() -> None:
 
 
 def test_a_coordinator_without_a_log_is_what_components_without_logs_of_coordinators_read() -> None:
-    """Schema 1, byte for byte, as long as there is no log; it reads as one without any. What has a log is of schema 2, which they refuse."""
+    """Schema 1, byte for byte, as long as there is no log; it reads as one without any. What has
+    a log is of schema 2, which they refuse."""
     plain = CoordinatorRecord("tx-coordinator-0.a", 3, CoordinatorState.SERVING, 2)
-    assert plain.encode() == b'{"epoch":3,"incarnation":"tx-coordinator-0.a","open_transactions":2,"schema":1,"state":"Serving"}'
+    assert (
+        plain.encode()
+        == b'{"epoch":3,"incarnation":"tx-coordinator-0.a","open_transactions":2,"schema":1,"state":"Serving"}'
+    )
     assert CoordinatorRecord.decode(plain.encode()) == plain
     assert json.loads(COORDINATOR.encode())["schema"] == 2
 
 
 def test_addresses_by_tls_are_left_out_while_there_are_none() -> None:
-    """A broker of the version before refuses fields that it does not know: it reads on until somebody switches TLS on."""
-    record = IncarnationRecord("b", "pulsar://a:1", "http://a:2", 0, "v", listeners={"x": ListenerAddress("pulsar://x:1")})
+    """A broker of the version before refuses fields that it does not know: it reads on until
+    somebody switches TLS on."""
+    record = IncarnationRecord(
+        "b", "pulsar://a:1", "http://a:2", 0, "v", listeners={"x": ListenerAddress("pulsar://x:1")}
+    )
     assert b"tls" not in record.encode()
     secure = replace(record, service_url_tls="pulsar+ssl://a:3", http_url_tls="https://a:4")
     assert IncarnationRecord.decode(secure.encode()) == secure

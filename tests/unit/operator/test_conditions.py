@@ -37,7 +37,8 @@ def test_transition_times_change_with_the_status_only() -> None:
 
 
 def test_a_cluster_that_is_well_says_so_of_each_aspect_and_counts_as_people_do() -> None:
-    """No condition speaks for another one, such as of a spec that is met while the cluster is degraded."""
+    """No condition speaks for another one, such as of a spec that is met while the cluster is
+    degraded."""
     for replicas, ready in ((1, "1 broker is ready"), (2, "2 brokers are ready")):
         pods = tuple(ready_pod(ordinal) for ordinal in range(replicas))
         found = findings(Observed({}, pods, STATE), replicas=replicas)
@@ -58,31 +59,47 @@ def test_every_reason_is_a_word_with_meaning_and_remedy() -> None:
         assert reason.remedy.endswith(".")
 
 
-def findings(observed: Observed, *problems: Problem, replicas: int = 1, scale: ScalePlan | None = None) -> dict[str, Finding]:
-    found = findings_of(cluster(replicas=replicas), observed, scale or ScalePlan(replicas), RollPlan(), problems)
+def findings(
+    observed: Observed, *problems: Problem, replicas: int = 1, scale: ScalePlan | None = None
+) -> dict[str, Finding]:
+    found = findings_of(
+        cluster(replicas=replicas), observed, scale or ScalePlan(replicas), RollPlan(), problems
+    )
     return {finding.type.value: finding for finding in found}
 
 
 def test_a_complete_cluster_is_ready() -> None:
     found = findings(Observed({}, (ready_pod(0),), STATE))
-    assert [found[kind].holds for kind in ("Available", "Progressing", "Degraded", "Ready")] == [True, False, False, True]
+    assert [found[kind].holds for kind in ("Available", "Progressing", "Degraded", "Ready")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_ready_names_what_is_missing() -> None:
     """A problem outranks progress; progress outranks silence."""
-    draining = ScalePlan(2, reason=Reason.DRAINING, message="main-broker-1 has 3 bundles left to hand over")
+    draining = ScalePlan(
+        2, reason=Reason.DRAINING, message="main-broker-1 has 3 bundles left to hand over"
+    )
     found = findings(Observed({}, (ready_pod(0), ready_pod(1)), STATE), scale=draining)
     assert (found["Ready"].reason, found["Available"].holds) == (Reason.DRAINING, True)
     refused = findings(Observed({}, (ready_pod(0),), STATE), Problem(Reason.REFUSED, "quota"))
     assert (refused["Ready"].reason, refused["Ready"].message) == (Reason.REFUSED, "quota")
     starting = findings(Observed({}, (ready_pod(0, ready=False),), STATE))
-    assert (starting["Ready"].reason, starting["Available"].reason) == (Reason.STARTING, Reason.NO_BROKER)
+    assert (starting["Ready"].reason, starting["Available"].reason) == (
+        Reason.STARTING,
+        Reason.NO_BROKER,
+    )
 
 
 def test_a_silent_store_degrades_only_a_cluster_that_has_worked() -> None:
     observed = Observed({}, (ready_pod(0),), None, "etcd is away")
     assert findings(observed)["Progressing"].reason is Reason.STORE_STARTING
-    worked = cluster(replicas=1).model_copy(update={"status": derive(cluster(), Observed({}, (), STATE), RollPlan(), ())})
+    worked = cluster(replicas=1).model_copy(
+        update={"status": derive(cluster(), Observed({}, (), STATE), RollPlan(), ())}
+    )
     found = {one.type: one for one in findings_of(worked, observed, ScalePlan(1), RollPlan(), ())}
     assert found[Type.DEGRADED].reason is Reason.STORE_UNAVAILABLE
     assert found[Type.AVAILABLE].holds
@@ -91,9 +108,14 @@ def test_a_silent_store_degrades_only_a_cluster_that_has_worked() -> None:
 def test_status_shows_brokers_in_order_with_their_bundles() -> None:
     pods = (ready_pod(10), ready_pod(0), ready_pod(2, ready=False))
     state = ClusterState(
-        "id", {"main-broker-10": "main-broker-10.ff"}, {"main-broker-10": 7}, {"main-broker-10": Cordon(True, "x")}
+        "id",
+        {"main-broker-10": "main-broker-10.ff"},
+        {"main-broker-10": 7},
+        {"main-broker-10": Cordon(True, "x")},
     )
-    status = derive(cluster(), Observed({}, pods, state), RollPlan(pending=(("main-broker-0", "Image"),)), ())
+    status = derive(
+        cluster(), Observed({}, pods, state), RollPlan(pending=(("main-broker-0", "Image"),)), ()
+    )
     assert [(broker.name, broker.bundles, broker.phase) for broker in status.brokers] == [
         ("main-broker-0", 0, "Ready"), ("main-broker-2", 0, "Starting"), ("main-broker-10", 7, "Draining"),
     ]  # fmt: skip

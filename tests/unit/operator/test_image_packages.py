@@ -17,13 +17,26 @@ for module in pkgutil.walk_packages(magnetar_operator.__path__, "magnetar_operat
         importlib.import_module(module.name)
 print(*{name.partition(".")[0] for name, module in sys.modules.items() if module is not None})
 """
-OF_BROKERS_ONLY = {"fastapi", "starlette", "uvicorn", "obstore", "typer", "rich", "mmh3", "jwt", "crc32c"}
+OF_BROKERS_ONLY = {
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "obstore",
+    "typer",
+    "rich",
+    "mmh3",
+    "jwt",
+    "crc32c",
+}
 
 
 def test_the_operator_imports_nothing_that_its_image_lacks() -> None:
-    """Those that only brokers and the command line have must not be importable, let alone be imported."""
+    """Those that only brokers and the command line have must not be importable, let alone be
+    imported."""
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(OF_BROKERS_ONLY)}))\n"
-    done = subprocess.run([sys.executable, "-c", blocked + IMPORTS], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + IMPORTS], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert {"kopf", "aetcd"} <= set(done.stdout.split())
 
@@ -33,7 +46,11 @@ def test_the_command_starts_the_operator_with_what_its_image_holds() -> None:
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({sorted(OF_BROKERS_ONLY)}))\n"
     program = f"{blocked}from magnetar.cli import main\nsys.argv = ['magnetar', 'operator']\nmain()"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, "MAGNETAR_IMAGE": ""}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MAGNETAR_IMAGE": ""},
     )
     assert done.returncode != 0
     assert "MAGNETAR_IMAGE is not set" in done.stderr

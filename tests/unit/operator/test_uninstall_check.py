@@ -18,7 +18,9 @@ def test_nothing_left_is_no_objection() -> None:
 
 
 def test_clusters_and_finalizers_are_named_with_what_to_do() -> None:
-    said = objection([manifest("shop", "main")], [manifest("shop", "orders", "magnetar.io/topic-namespace")])
+    said = objection(
+        [manifest("shop", "main")], [manifest("shop", "orders", "magnetar.io/topic-namespace")]
+    )
     assert "BrokerClusters exist (shop/main)" in said
     assert "TopicNamespaces have a finalizer (shop/orders)" in said
     assert "--no-hooks" in said

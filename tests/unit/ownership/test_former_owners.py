@@ -9,12 +9,15 @@ START = LogPosition(0, 4096)
 
 
 def test_the_holder_of_the_open_range_is_left_out_too() -> None:
-    """An owner that is overridden by mistake may be registered again; given its own bundle, it would have to fence itself."""
+    """An owner that is overridden by mistake may be registered again; given its own bundle, it
+    would have to fence itself."""
     assigned = rules.assign(None, "a", reason="lookup")
     assert rules.former_owners(assigned) == {"a"}
     owned = rules.own(assigned, "a", epoch=7, start=START)
     assert rules.former_owners(owned) == {"a"}
-    assert rules.former_owners(rules.override(owned, "b", owner_is_dead=True, reason="a is gone")) == {"a", "b"}
+    assert rules.former_owners(
+        rules.override(owned, "b", owner_is_dead=True, reason="a is gone")
+    ) == {"a", "b"}
 
 
 def test_who_released_may_have_it_again() -> None:

@@ -33,9 +33,13 @@ def test_a_cold_start_spreads_evenly() -> None:
     assert sorted(counts.values()) == [6, 7, 7]
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 2), min_size=1), st.integers(0, 1 << 31))
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 2), min_size=1),
+    st.integers(0, 1 << 31),
+)
 def test_ties_depend_on_the_tie_break_alone(rates: dict[str, int], tie_break: int) -> None:
-    """Same arguments, same answer, whatever the order of the mapping; every equal candidate can be chosen."""
+    """Same arguments, same answer, whatever the order of the mapping; every equal candidate can
+    be chosen."""
     candidates = {name: report(rate) for name, rate in rates.items()}
     backwards = dict(reversed(candidates.items()))
     assert least_loaded(candidates, {}, tie_break) == least_loaded(backwards, {}, tie_break)
@@ -44,7 +48,8 @@ def test_ties_depend_on_the_tie_break_alone(rates: dict[str, int], tie_break: in
 
 
 def test_orphans_placed_between_two_reports_are_spread() -> None:
-    """Sixty bundles of a dead broker: whoever was a little idler than the other gets a little more, not everything."""
+    """Sixty bundles of a dead broker: whoever was a little idler than the other gets a little
+    more, not everything."""
     counts = {"a": 60, "b": 60}
     candidates = {"a": report(900, bundles=60), "b": report(1100, bundles=60)}
     for number in range(60):

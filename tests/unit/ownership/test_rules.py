@@ -7,7 +7,13 @@ import random
 import pytest
 
 from magnetar.errors import NotAllowed
-from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition, LogRange
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CheckpointPointer,
+    LogPosition,
+    LogRange,
+)
 from magnetar.names import BundleName
 from magnetar.ownership import rules as rules
 from magnetar.ownership.rules import TransitionRefused
@@ -22,7 +28,8 @@ def owned_by(incarnation: str, epoch: int = 7, start: LogPosition | None = None)
 
 
 def test_a_new_bundle_is_assigned_then_owned() -> None:
-    """The Assigning record has no epoch of its own yet; Owned carries the one made of its revision."""
+    """The Assigning record has no epoch of its own yet; Owned carries the one made of its
+    revision."""
     assigned = rules.assign(None, A, "lookup")
     assert assigned == BundleRecord(BundleState.ASSIGNING, epoch=0, incarnation=A, reason="lookup")
     owned = rules.own(assigned, A, epoch=7, start=LogPosition(0, 10))
@@ -31,7 +38,8 @@ def test_a_new_bundle_is_assigned_then_owned() -> None:
 
 
 def test_a_planned_move_hands_over_chain_and_checkpoint() -> None:
-    """Release, released with a checkpoint, owned: the chain holds exactly what the checkpoint does not."""
+    """Release, released with a checkpoint, owned: the chain holds exactly what the checkpoint
+    does not."""
     releasing = rules.release(owned_by(A), B, "drain")
     assert (releasing.incarnation, releasing.destination) == (A, B)
     checkpoint = CheckpointPointer("x", A, LogPosition(1, 5))
@@ -48,7 +56,10 @@ def test_a_release_to_nobody_frees_the_bundle() -> None:
     free = rules.released(rules.release(owned_by(A), "", "unload"), "", end=LogPosition(0, 50))
     assert (free.state, free.incarnation, free.source, free.epoch) == (BundleState.FREE, "", "", 7)
     owned = rules.own(rules.assign(free, A, "lookup"), A, epoch=8, start=LogPosition(0, 60))
-    assert owned.chain == (LogRange(A, LogPosition(0, 10), LogPosition(0, 50)), LogRange(A, LogPosition(0, 60), None))
+    assert owned.chain == (
+        LogRange(A, LogPosition(0, 10), LogPosition(0, 50)),
+        LogRange(A, LogPosition(0, 60), None),
+    )
 
 
 def test_an_override_keeps_the_range_open_until_the_taker_has_sealed_it() -> None:
@@ -76,13 +87,33 @@ def splitting() -> BundleRecord:
 def test_a_split_hands_everything_to_children_of_one_epoch() -> None:
     """Chain and checkpoint of the parent, closed at RELEASE, then the owner's log from there on."""
     checkpoint = CheckpointPointer("x", A, LogPosition(1, 5))
-    record = rules.split(rules.advance_checkpoint(owned_by(A), checkpoint), PARENT, (1 << 20, 1 << 30), "large")
-    assert (record.state, record.boundaries, record.incarnation) == (BundleState.SPLITTING, (1 << 20, 1 << 30), A)
+    record = rules.split(
+        rules.advance_checkpoint(owned_by(A), checkpoint), PARENT, (1 << 20, 1 << 30), "large"
+    )
+    assert (record.state, record.boundaries, record.incarnation) == (
+        BundleState.SPLITTING,
+        (1 << 20, 1 << 30),
+        A,
+    )
     deleted, children = rules.divided(record, PARENT, epoch=9, end=LogPosition(1, 90))
-    assert (deleted.state, deleted.epoch, deleted.incarnation, deleted.chain) == (BundleState.DELETED, 7, "", ())
-    assert [name.range for name in children] == ["0x00000000_0x00100000", "0x00100000_0x40000000", "0x40000000_0x80000000"]
+    assert (deleted.state, deleted.epoch, deleted.incarnation, deleted.chain) == (
+        BundleState.DELETED,
+        7,
+        "",
+        (),
+    )
+    assert [name.range for name in children] == [
+        "0x00000000_0x00100000",
+        "0x00100000_0x40000000",
+        "0x40000000_0x80000000",
+    ]
     for child in children.values():
-        assert (child.state, child.incarnation, child.epoch, child.epochs) == (BundleState.OWNED, A, 9, (7, 9))
+        assert (child.state, child.incarnation, child.epoch, child.epochs) == (
+            BundleState.OWNED,
+            A,
+            9,
+            (7, 9),
+        )
         end = LogPosition(1, 90)
         assert child.chain == (LogRange(A, LogPosition(1, 5), end), LogRange(A, end, None))
         assert (child.checkpoint, child.boundaries) == (checkpoint, ())
@@ -91,21 +122,37 @@ def test_a_split_hands_everything_to_children_of_one_epoch() -> None:
 def test_a_split_whose_owner_died_has_not_happened() -> None:
     """The parent is recovered as after any crash; RELEASE, if it was written, ends the term."""
     taken = rules.override(splitting(), B, owner_is_dead=True, reason="a is gone")
-    assert (taken.state, taken.incarnation, taken.source, taken.boundaries) == (BundleState.ASSIGNING, B, A, ())
+    assert (taken.state, taken.incarnation, taken.source, taken.boundaries) == (
+        BundleState.ASSIGNING,
+        B,
+        A,
+        (),
+    )
     assert taken.chain == owned_by(A).chain
 
 
 def test_a_split_that_is_called_off_leaves_the_bundle_free() -> None:
     """Its owner's term is over: whoever is asked next begins one, the same broker too."""
     free = rules.split_called_off(splitting(), "no namespace", end=LogPosition(0, 50))
-    assert (free.state, free.incarnation, free.boundaries, free.epoch) == (BundleState.FREE, "", (), 7)
+    assert (free.state, free.incarnation, free.boundaries, free.epoch) == (
+        BundleState.FREE,
+        "",
+        (),
+        7,
+    )
     owned = rules.own(rules.assign(free, A, "lookup"), A, epoch=8, start=LogPosition(0, 50))
-    assert owned.chain == (LogRange(A, LogPosition(0, 10), LogPosition(0, 50)), LogRange(A, LogPosition(0, 50), None))
+    assert owned.chain == (
+        LogRange(A, LogPosition(0, 10), LogPosition(0, 50)),
+        LogRange(A, LogPosition(0, 50), None),
+    )
 
 
 def test_a_bundle_that_nobody_has_is_retired_and_a_next_life_owes_it_nothing() -> None:
-    """What it had to recover is over with its namespace; its epoch stays, so that a rebuilt store knows that no copy is newer."""
-    free = rules.released(rules.release(owned_by(A), "", "its namespace was deleted"), "", end=LogPosition(0, 50))
+    """What it had to recover is over with its namespace; its epoch stays, so that a rebuilt
+    store knows that no copy is newer."""
+    free = rules.released(
+        rules.release(owned_by(A), "", "its namespace was deleted"), "", end=LogPosition(0, 50)
+    )
     over = rules.retire(free)
     assert over == BundleRecord(BundleState.DELETED, free.epoch, reason="its namespace was deleted")
     for record in (owned_by(A), over, splitting()):
@@ -113,7 +160,9 @@ def test_a_bundle_that_nobody_has_is_retired_and_a_next_life_owes_it_nothing() -
             rules.retire(record)
 
 
-@pytest.mark.parametrize("boundaries", [(), (0,), (1 << 31,), (1 << 32,), (5, 5), (7, 6), tuple(range(1, 33))])
+@pytest.mark.parametrize(
+    "boundaries", [(), (0,), (1 << 31,), (1 << 32,), (5, 5), (7, 6), tuple(range(1, 33))]
+)
 def test_a_split_outside_the_bundle_is_refused(boundaries: tuple[int, ...]) -> None:
     """Before anything is written: none, the ends, beyond them, twice, out of order, or too many."""
     with pytest.raises(NotAllowed, match="boundaries"):
@@ -123,32 +172,59 @@ def test_a_split_outside_the_bundle_is_refused(boundaries: tuple[int, ...]) -> N
 REFUSED = {
     "assign to a bundle that is owned": lambda: rules.assign(owned_by(A), B, ""),
     "assign to nobody": lambda: rules.assign(None, "", ""),
-    "own by somebody else": lambda: rules.own(rules.assign(None, A, ""), B, epoch=7, start=LogPosition(0, 0)),
+    "own by somebody else": lambda: rules.own(
+        rules.assign(None, A, ""), B, epoch=7, start=LogPosition(0, 0)
+    ),
     "own twice": lambda: rules.own(owned_by(A), A, epoch=8, start=LogPosition(0, 0)),
     "an epoch that does not grow": lambda: rules.own(
-        rules.override(owned_by(A), B, owner_is_dead=True, reason=""), B, epoch=7, start=LogPosition(0, 0)
+        rules.override(owned_by(A), B, owner_is_dead=True, reason=""),
+        B,
+        epoch=7,
+        start=LogPosition(0, 0),
     ),
     "release to oneself": lambda: rules.release(owned_by(A), A, ""),
     "release while releasing": lambda: rules.release(rules.release(owned_by(A), B, ""), C, ""),
-    "released to oneself": lambda: rules.released(rules.release(owned_by(A), "", ""), A, end=LogPosition(0, 50)),
+    "released to oneself": lambda: rules.released(
+        rules.release(owned_by(A), "", ""), A, end=LogPosition(0, 50)
+    ),
     "released without release": lambda: rules.released(owned_by(A), B, end=LogPosition(0, 50)),
-    "released before it began": lambda: rules.released(rules.release(owned_by(A), B, ""), B, end=LogPosition(0, 5)),
-    "override of the living": lambda: rules.override(owned_by(A), B, owner_is_dead=False, reason=""),
+    "released before it began": lambda: rules.released(
+        rules.release(owned_by(A), B, ""), B, end=LogPosition(0, 5)
+    ),
+    "override of the living": lambda: rules.override(
+        owned_by(A), B, owner_is_dead=False, reason=""
+    ),
     "override to the dead": lambda: rules.override(owned_by(A), A, owner_is_dead=True, reason=""),
     "another destination for a term that has begun": lambda: rules.reassign(owned_by(A), B, ""),
     "the same destination again": lambda: rules.reassign(rules.assign(None, A, ""), A, ""),
     "another destination that is to be fenced": lambda: rules.reassign(
         rules.override(owned_by(A), B, owner_is_dead=True, reason=""), A, ""
     ),
-    "split while releasing": lambda: rules.split(rules.release(owned_by(A), B, ""), PARENT, (1 << 30,), ""),
-    "split of what nobody has": lambda: rules.split(rules.assign(None, A, ""), PARENT, (1 << 30,), ""),
-    "divided without a request": lambda: rules.divided(owned_by(A), PARENT, epoch=9, end=LogPosition(0, 50)),
-    "divided before it began": lambda: rules.divided(splitting(), PARENT, epoch=9, end=LogPosition(0, 5)),
-    "divided by a store that went back": lambda: rules.divided(splitting(), PARENT, epoch=7, end=LogPosition(0, 50)),
+    "split while releasing": lambda: rules.split(
+        rules.release(owned_by(A), B, ""), PARENT, (1 << 30,), ""
+    ),
+    "split of what nobody has": lambda: rules.split(
+        rules.assign(None, A, ""), PARENT, (1 << 30,), ""
+    ),
+    "divided without a request": lambda: rules.divided(
+        owned_by(A), PARENT, epoch=9, end=LogPosition(0, 50)
+    ),
+    "divided before it began": lambda: rules.divided(
+        splitting(), PARENT, epoch=9, end=LogPosition(0, 5)
+    ),
+    "divided by a store that went back": lambda: rules.divided(
+        splitting(), PARENT, epoch=7, end=LogPosition(0, 50)
+    ),
     "release of a split": lambda: rules.release(splitting(), B, ""),
-    "called off without a request": lambda: rules.split_called_off(owned_by(A), "", end=LogPosition(0, 50)),
-    "checkpoint by a stranger": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", B, LogPosition(9, 0))),
-    "checkpoint going back": lambda: rules.advance_checkpoint(owned_by(A), CheckpointPointer("x", A, LogPosition(0, 9))),
+    "called off without a request": lambda: rules.split_called_off(
+        owned_by(A), "", end=LogPosition(0, 50)
+    ),
+    "checkpoint by a stranger": lambda: rules.advance_checkpoint(
+        owned_by(A), CheckpointPointer("x", B, LogPosition(9, 0))
+    ),
+    "checkpoint going back": lambda: rules.advance_checkpoint(
+        owned_by(A), CheckpointPointer("x", A, LogPosition(0, 9))
+    ),
     "checkpoint without an owner": lambda: rules.advance_checkpoint(
         rules.assign(None, A, ""), CheckpointPointer("x", A, LogPosition(0, 9))
     ),
@@ -158,18 +234,24 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_rules_refuse(case: str) -> None:
     """Each is a typed error that names the field."""
-    with pytest.raises(TransitionRefused, match=r"^(state|incarnation|destination|epoch|end|owner|checkpoint)"):
+    with pytest.raises(
+        TransitionRefused, match=r"^(state|incarnation|destination|epoch|end|owner|checkpoint)"
+    ):
         REFUSED[case]()
 
 
 def pinned_to_b() -> BundleRecord:
-    return rules.released(rules.release(owned_by(A), B, "by hand", pinned_until_ms=90), B, end=LogPosition(0, 50))
+    return rules.released(
+        rules.release(owned_by(A), B, "by hand", pinned_until_ms=90), B, end=LogPosition(0, 50)
+    )
 
 
 ENDS_OF_PINS = {
     "the next move": lambda owned: rules.release(owned, C, "drain"),
     "a move to nowhere": lambda owned: rules.release(owned, "", "broker stops", pinned_until_ms=90),
-    "the death of its broker": lambda owned: rules.override(owned, C, owner_is_dead=True, reason="b is gone"),
+    "the death of its broker": lambda owned: rules.override(
+        owned, C, owner_is_dead=True, reason="b is gone"
+    ),
     "being taken back": lambda owned: rules.pin(owned, 0),
     "a split called off": lambda owned: rules.split_called_off(
         rules.split(owned, PARENT, (1 << 30,), "test"), "full", end=LogPosition(0, 70)
@@ -179,18 +261,22 @@ ENDS_OF_PINS = {
 
 @pytest.mark.parametrize("end", sorted(ENDS_OF_PINS))
 def test_a_pin_ends_with(end: str) -> None:
-    """It holds through the move that brought it, checkpoints and a split, until the time that it names."""
+    """It holds through the move that brought it, checkpoints and a split, until the time that it
+    names."""
     owned = rules.own(pinned_to_b(), B, epoch=9, start=LogPosition(0, 60))
     kept = rules.advance_checkpoint(owned, CheckpointPointer("x", B, LogPosition(0, 60)))
     assert rules.is_pinned(kept, 89)
     assert not rules.is_pinned(kept, 90)
-    _, children = rules.divided(rules.split(kept, PARENT, (1 << 30,), "test"), PARENT, epoch=10, end=LogPosition(0, 70))
+    _, children = rules.divided(
+        rules.split(kept, PARENT, (1 << 30,), "test"), PARENT, epoch=10, end=LogPosition(0, 70)
+    )
     assert all(rules.is_pinned(child, 89) for child in children.values())
     assert ENDS_OF_PINS[end](owned).pinned_until_ms == 0
 
 
 def test_a_pin_is_to_the_broker_that_was_named() -> None:
-    """One that is gone when the bundle goes on its way, or does not take it over, is replaced: its successor holds nothing by hand."""
+    """One that is gone when the bundle goes on its way, or does not take it over, is replaced:
+    its successor holds nothing by hand."""
     releasing = rules.release(owned_by(A), B, "by hand", pinned_until_ms=90)
     assert rules.released(releasing, C, end=LogPosition(0, 50)).pinned_until_ms == 0
     assert rules.released(releasing, "", end=LogPosition(0, 50)).pinned_until_ms == 0
@@ -236,25 +322,41 @@ class History:
             raise TransitionRefused("the other calls take a record")
         if name == "own":
             last = self.record.chain[-1] if self.record.chain else None
-            sealed = self.position(last.incarnation, grow) if last is not None and last.end is None else None
-            return rules.own(self.record, who, epoch=self.revision, start=self.position(who, grow), sealed_end=sealed)
+            sealed = (
+                self.position(last.incarnation, grow)
+                if last is not None and last.end is None
+                else None
+            )
+            return rules.own(
+                self.record,
+                who,
+                epoch=self.revision,
+                start=self.position(who, grow),
+                sealed_end=sealed,
+            )
         if name == "release":
             return rules.release(self.record, who, "test", pinned_until_ms=grow % 2)
         if name == "pin":
             return rules.pin(self.record, grow % 2)
         if name == "released":
-            return rules.released(self.record, who if grow % 3 else "", end=self.position(owner, grow))
+            return rules.released(
+                self.record, who if grow % 3 else "", end=self.position(owner, grow)
+            )
         if name == "override":
             return rules.override(self.record, who, owner_is_dead=grow % 4 > 0, reason="test")
         if name == "reassign":
             return rules.reassign(self.record, who, "test")
-        return rules.advance_checkpoint(self.record, CheckpointPointer("x", owner, self.position(owner, grow)))
+        return rules.advance_checkpoint(
+            self.record, CheckpointPointer("x", owner, self.position(owner, grow))
+        )
 
     def check_step(self, name: str, before: BundleRecord | None, after: BundleRecord) -> None:
         state = before.state if before is not None else None
         if name in ("release", "pin"):
             self.pinned_to = after.destination or after.incarnation
-        assert not after.pinned_until_ms or self.pinned_to == (after.destination or after.incarnation), "nobody inherits a pin"
+        assert not after.pinned_until_ms or self.pinned_to == (
+            after.destination or after.incarnation
+        ), "nobody inherits a pin"
         if name in ("advance_checkpoint", "pin"):
             assert after.state is state
         elif name == "override":
@@ -263,17 +365,27 @@ class History:
         elif name == "reassign":
             assert state is after.state is BundleState.ASSIGNING
             assert before is not None
-            assert (after.chain, after.epochs, after.source) == (before.chain, before.epochs, before.source)
+            assert (after.chain, after.epochs, after.source) == (
+                before.chain,
+                before.epochs,
+                before.source,
+            )
             assert after.incarnation != before.incarnation
         else:
             assert after.state in rules.TRANSITIONS[state]
         if after.state is BundleState.OWNED and name == "own":
-            assert after.epoch > (before.epoch if before is not None else 0), "epochs strictly increase"
+            assert after.epoch > (before.epoch if before is not None else 0), (
+                "epochs strictly increase"
+            )
         else:
-            assert before is None or after.epoch == before.epoch, "only a new term changes the epoch"
+            assert before is None or after.epoch == before.epoch, (
+                "only a new term changes the epoch"
+            )
         assert len(after.chain) == len(after.epochs)
         assert list(after.epochs) == sorted(set(after.epochs))
-        assert all(known.end is not None for known in after.chain[:-1]), "only the last range is open"
+        assert all(known.end is not None for known in after.chain[:-1]), (
+            "only the last range is open"
+        )
         if after.state in rules.SERVING:
             assert after.chain[-1].incarnation == after.incarnation
             assert after.chain[-1].end is None
@@ -284,24 +396,44 @@ class History:
                 if known.incarnation == incarnation
                 for place in (known.start, known.end or LogPosition(1 << 60, 0))
             ]
-            assert bounds == sorted(bounds, key=lambda place: (place.file, place.offset)), "ranges never overlap"
+            assert bounds == sorted(bounds, key=lambda place: (place.file, place.offset)), (
+                "ranges never overlap"
+            )
         if before is not None and name != "advance_checkpoint":
-            assert [known.start for known in after.chain[: len(before.chain)]] == [known.start for known in before.chain]
+            assert [known.start for known in after.chain[: len(before.chain)]] == [
+                known.start for known in before.chain
+            ]
             assert after.checkpoint == before.checkpoint
 
 
-CALLS = ["assign", "own", "own", "release", "released", "override", "reassign", "advance_checkpoint", "pin"]
+CALLS = [
+    "assign",
+    "own",
+    "own",
+    "release",
+    "released",
+    "override",
+    "reassign",
+    "advance_checkpoint",
+    "pin",
+]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_course_keeps_the_invariants(seed: int) -> None:
-    """One owner per epoch, growing epochs, a chain that can be recovered, no transition outside the table."""
+    """One owner per epoch, growing epochs, a chain that can be recovered, no transition outside
+    the table."""
     history, chance, seen = History(), random.Random(seed), set()
     for _ in range(500):
         if history.call(chance.choice(CALLS), chance.choice((A, B, C)), chance.randint(1, 60)):
             assert history.record is not None
             seen.add(history.record.state)
-    assert seen == {BundleState.ASSIGNING, BundleState.OWNED, BundleState.RELEASING, BundleState.FREE}
+    assert seen == {
+        BundleState.ASSIGNING,
+        BundleState.OWNED,
+        BundleState.RELEASING,
+        BundleState.FREE,
+    }
     assert len(history.owners) >= 10, "a course of mostly refused calls would prove nothing"
 
 

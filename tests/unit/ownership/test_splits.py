@@ -1,4 +1,5 @@
-"""Where bundles are divided: Pulsar's vectors, and a namespace that is split, moved and overridden at random."""
+"""Where bundles are divided: Pulsar's vectors, and a namespace that is split, moved and
+overridden at random."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from magnetar.errors import InvalidRequest, NotAllowed
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer, LogPosition
-from magnetar.names import FULL_RANGE_END, BundleName, NamespaceName, bundle_of, bundles_of, initial_boundaries
+from magnetar.names import (
+    FULL_RANGE_END,
+    BundleName,
+    NamespaceName,
+    bundle_of,
+    bundles_of,
+    initial_boundaries,
+)
 from magnetar.ownership import rules as rules
 from magnetar.ownership import splits
 
@@ -46,7 +54,9 @@ def test_a_split_layout_covers_what_it_covered() -> None:
     """Vector R3: [0, 8000, FFFF] split at 4000."""
     after = splits.with_boundaries((0, 0x8000, 0xFFFF), bundle(0, 0x8000), (0x4000,))
     assert after == (0, 0x4000, 0x8000, 0xFFFF)
-    assert splits.with_boundaries((0, 0x8000, 0xFFFF), bundle(0, 0x4000), (0x2000,)) is None, "#25031: it does not exist any more"
+    assert splits.with_boundaries((0, 0x8000, 0xFFFF), bundle(0, 0x4000), (0x2000,)) is None, (
+        "#25031: it does not exist any more"
+    )
 
 
 def test_specified_positions_divide() -> None:
@@ -60,7 +70,11 @@ def test_specified_positions_divide() -> None:
 def test_what_is_asked_for_by_name() -> None:
     """Each refusal names what would be accepted."""
     whole = bundle(0, 0x40000000)
-    assert splits.boundaries_of(whole, "") == splits.boundaries_of(whole, "range_equally_divide") == (0x20000000,)
+    assert (
+        splits.boundaries_of(whole, "")
+        == splits.boundaries_of(whole, "range_equally_divide")
+        == (0x20000000,)
+    )
     assert splits.boundaries_of(whole, "specified_positions_divide", [3, 5]) == (3, 5)
     with pytest.raises(InvalidRequest, match="range_equally_divide, specified_positions_divide"):
         splits.boundaries_of(whole, "topic_count_equally_divide")
@@ -82,7 +96,14 @@ def test_initial_layouts(count: int) -> None:
 def test_initial_layouts_with_a_remainder() -> None:
     """Vectors N2: the last bundle takes it."""
     assert initial_boundaries(3) == (0, 0x55555555, 0xAAAAAAAA, FULL_RANGE_END)
-    assert initial_boundaries(7)[1:-1] == (0x24924924, 0x49249248, 0x6DB6DB6C, 0x92492490, 0xB6DB6DB4, 0xDB6DB6D8)
+    assert initial_boundaries(7)[1:-1] == (
+        0x24924924,
+        0x49249248,
+        0x6DB6DB6C,
+        0x92492490,
+        0xB6DB6DB4,
+        0xDB6DB6D8,
+    )
 
 
 HASHES = (0, 1, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFE, FULL_RANGE_END)
@@ -90,9 +111,11 @@ BROKERS = ("a-1", "b-1", "c-1")
 
 
 class Namespace(RuleBasedStateMachine):
-    """Bundles of one namespace that are assigned, owned, moved, overridden, shortened and split, each call with any of them.
+    """Bundles of one namespace that are assigned, owned, moved, overridden, shortened and split,
+    each call with any of them.
 
-    Each hash of HASHES gets a mark in every term, and a model of what its records must still recover: all marks of all terms.
+    Each hash of HASHES gets a mark in every term, and a model of what its records must still
+    recover: all marks of all terms.
     """
 
     def __init__(self) -> None:
@@ -119,10 +142,14 @@ class Namespace(RuleBasedStateMachine):
         self.records[name] = record
 
     def began(self, name: BundleName, record: BundleRecord) -> None:
-        assert self.owners.setdefault((record.epoch, name), record.incarnation) == record.incarnation
+        assert (
+            self.owners.setdefault((record.epoch, name), record.incarnation) == record.incarnation
+        )
         for position in HASHES:
             if name.contains_hash(position):
-                assert not self.terms[position] or record.epoch > self.terms[position][-1], "epochs of a topic strictly increase"
+                assert not self.terms[position] or record.epoch > self.terms[position][-1], (
+                    "epochs of a topic strictly increase"
+                )
                 self.terms[position].append(record.epoch)
 
     @rule(pick=st.integers(0, 99), broker=st.sampled_from(BROKERS))
@@ -135,7 +162,9 @@ class Namespace(RuleBasedStateMachine):
             last = record.chain[-1] if record.chain else None
             sealed = self.place(last.incarnation) if last is not None and last.end is None else None
             owner = record.incarnation
-            owned = rules.own(record, owner, epoch=self.revision, start=self.place(owner), sealed_end=sealed)
+            owned = rules.own(
+                record, owner, epoch=self.revision, start=self.place(owner), sealed_end=sealed
+            )
             self.write(name, owned)
             self.began(name, owned)
 
@@ -143,7 +172,11 @@ class Namespace(RuleBasedStateMachine):
     def move(self, pick: int, broker: str) -> None:
         name = self.current(pick)
         record = self.records.get(name)
-        if record is not None and record.state is BundleState.OWNED and broker != record.incarnation:
+        if (
+            record is not None
+            and record.state is BundleState.OWNED
+            and broker != record.incarnation
+        ):
             self.write(name, rules.release(record, broker, "test"))
         elif record is not None and record.state is BundleState.RELEASING:
             to = record.destination if pick % 2 else ""
@@ -153,7 +186,11 @@ class Namespace(RuleBasedStateMachine):
     def override(self, pick: int, broker: str) -> None:
         name = self.current(pick)
         record = self.records.get(name)
-        if record is not None and record.state in rules.OVERRIDABLE and broker not in rules.former_owners(record):
+        if (
+            record is not None
+            and record.state in rules.OVERRIDABLE
+            and broker not in rules.former_owners(record)
+        ):
             self.write(name, rules.override(record, broker, owner_is_dead=True, reason="test"))
 
     @rule(pick=st.integers(0, 99))
@@ -162,8 +199,14 @@ class Namespace(RuleBasedStateMachine):
         record = self.records.get(name)
         if record is not None and record.state is BundleState.OWNED:
             self.checkpoints += 1
-            pointer = CheckpointPointer(f"{name}/{self.checkpoints}", record.incarnation, self.place(record.incarnation))
-            known = self.covered.get(record.checkpoint.object, set()) if record.checkpoint is not None else set()
+            pointer = CheckpointPointer(
+                f"{name}/{self.checkpoints}", record.incarnation, self.place(record.incarnation)
+            )
+            known = (
+                self.covered.get(record.checkpoint.object, set())
+                if record.checkpoint is not None
+                else set()
+            )
             self.covered[pointer.object] = known | set(record.epochs)
             self.write(name, rules.advance_checkpoint(record, pointer))
 
@@ -175,14 +218,22 @@ class Namespace(RuleBasedStateMachine):
         if record is not None and record.state is BundleState.OWNED and found:
             self.write(name, rules.split(record, name, found, "test"))
 
-    @precondition(lambda self: any(record.state is BundleState.SPLITTING for record in self.records.values()))
+    @precondition(
+        lambda self: any(record.state is BundleState.SPLITTING for record in self.records.values())
+    )
     @rule(pick=st.integers(0, 99))
     def end_split(self, pick: int) -> None:
-        name, record = next(item for item in self.records.items() if item[1].state is BundleState.SPLITTING)
+        name, record = next(
+            item for item in self.records.items() if item[1].state is BundleState.SPLITTING
+        )
         if pick % 5 == 0:
-            self.write(name, rules.split_called_off(record, "test", end=self.place(record.incarnation)))
+            self.write(
+                name, rules.split_called_off(record, "test", end=self.place(record.incarnation))
+            )
             return
-        deleted, children = rules.divided(record, name, epoch=self.revision, end=self.place(record.incarnation))
+        deleted, children = rules.divided(
+            record, name, epoch=self.revision, end=self.place(record.incarnation)
+        )
         after = splits.with_boundaries(self.boundaries, name, record.boundaries)
         assert after is not None
         self.boundaries = after
@@ -194,7 +245,9 @@ class Namespace(RuleBasedStateMachine):
 
     @invariant()
     def every_hash_falls_into_one_live_bundle(self) -> None:
-        live = [name for name, record in self.records.items() if record.state is not BundleState.DELETED]
+        live = [
+            name for name, record in self.records.items() if record.state is not BundleState.DELETED
+        ]
         for position in HASHES:
             assert bundle_of(NAMESPACE, self.boundaries, position).contains_hash(position)
             assert sum(name.contains_hash(position) for name in live) <= 1
@@ -206,7 +259,11 @@ class Namespace(RuleBasedStateMachine):
             if record is None:
                 assert not terms
                 continue
-            held = self.covered.get(record.checkpoint.object, set()) if record.checkpoint is not None else set()
+            held = (
+                self.covered.get(record.checkpoint.object, set())
+                if record.checkpoint is not None
+                else set()
+            )
             assert held | set(record.epochs) >= set(terms), "checkpoint and chain hold every term"
             assert len(record.chain) == len(record.epochs)
             assert all(span.end is not None for span in record.chain[:-1])

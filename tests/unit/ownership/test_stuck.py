@@ -19,7 +19,8 @@ def record(state: BundleState, incarnation: str = "a.1") -> BundleRecord:
 
 
 def test_a_destination_is_replaced_and_a_source_is_fenced() -> None:
-    """After the patience, by state; what is owned or free, or whose party is gone, is nobody's fault."""
+    """After the patience, by state; what is owned or free, or whose party is gone, is nobody's
+    fault."""
     states = {
         "assigning": record(BundleState.ASSIGNING),
         "releasing": record(BundleState.RELEASING),
@@ -32,7 +33,11 @@ def test_a_destination_is_replaced_and_a_source_is_fenced() -> None:
     assert watched.look(0.0, records, LIVE) == []
     assert watched.look(PATIENCE_S - 0.1, records, LIVE) == []
     found = {stuck.bundle: stuck.remedy for stuck in watched.look(PATIENCE_S, records, LIVE)}
-    assert found == {"assigning": Remedy.REPLACE, "releasing": Remedy.FENCE, "splitting": Remedy.FENCE}
+    assert found == {
+        "assigning": Remedy.REPLACE,
+        "releasing": Remedy.FENCE,
+        "splitting": Remedy.FENCE,
+    }
 
 
 def test_any_progress_begins_the_wait_anew() -> None:
@@ -45,7 +50,9 @@ def test_any_progress_begins_the_wait_anew() -> None:
     assert watched.look(420.0, {"b": (releasing, 21)}, LIVE) == []
     assert watched.look(440.0, {"b": (releasing, 21)}, {"b.1"}) == []
     assert watched.look(441.0, {"b": (releasing, 21)}, LIVE) == []
-    assert [stuck.seconds for stuck in watched.look(471.0, {"b": (releasing, 21)}, LIVE)] == [PATIENCE_S]
+    assert [stuck.seconds for stuck in watched.look(471.0, {"b": (releasing, 21)}, LIVE)] == [
+        PATIENCE_S
+    ]
 
 
 def test_what_nobody_can_recover_does_not_wander() -> None:
@@ -63,14 +70,26 @@ def test_what_nobody_can_recover_does_not_wander() -> None:
     assert waits[-1] <= PATIENCE_S * (1 << REPLACEMENTS_MAX) + PATIENCE_S
     watched.look(now, {"b": (record(BundleState.OWNED), revision)}, LIVE)
     assert watched.look(now, {"b": (record(BundleState.ASSIGNING), revision + 1)}, LIVE) == []
-    assert watched.look(now + PATIENCE_S, {"b": (record(BundleState.ASSIGNING), revision + 1)}, LIVE)
+    assert watched.look(
+        now + PATIENCE_S, {"b": (record(BundleState.ASSIGNING), revision + 1)}, LIVE
+    )
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.1, 20.0), st.sampled_from(list(BundleState)), st.booleans(), st.sampled_from(["a.1", "gone.1"])))
+    st.lists(
+        st.tuples(
+            st.floats(0.1, 20.0),
+            st.sampled_from(list(BundleState)),
+            st.booleans(),
+            st.sampled_from(["a.1", "gone.1"]),
+        )
+    )
 )
-def test_nothing_is_stuck_that_was_not_seen_unchanged_for_so_long(course: list[tuple[float, BundleState, bool, str]]) -> None:
-    """Whatever the course: the same record of the same revision, in hands that live, for the whole patience."""
+def test_nothing_is_stuck_that_was_not_seen_unchanged_for_so_long(
+    course: list[tuple[float, BundleState, bool, str]],
+) -> None:
+    """Whatever the course: the same record of the same revision, in hands that live, for the
+    whole patience."""
     watched, now, revision, since, before = StuckStates(PATIENCE_S), 0.0, 1, 0.0, None
     for step, state, changes, holder in course:
         now += step
@@ -80,12 +99,15 @@ def test_nothing_is_stuck_that_was_not_seen_unchanged_for_so_long(course: list[t
         before = (state, holder)
         for stuck in watched.look(now, {"b": (record(state, holder), revision)}, LIVE):
             assert now - since >= PATIENCE_S - 1e-6
-            assert stuck.remedy is (Remedy.REPLACE if state is BundleState.ASSIGNING else Remedy.FENCE)
+            assert stuck.remedy is (
+                Remedy.REPLACE if state is BundleState.ASSIGNING else Remedy.FENCE
+            )
             assert holder in LIVE
 
 
 def test_what_is_overdue_stays_so_until_it_gets_on() -> None:
-    """Also between two replacements; a bundle that has just begun to change hands, and one that serves again, is not."""
+    """Also between two replacements; a bundle that has just begun to change hands, and one that
+    serves again, is not."""
     watched, assigning = StuckStates(PATIENCE_S), record(BundleState.ASSIGNING)
     watched.look(0.0, {"old": (assigning, 5)}, LIVE)
     assert watched.overdue(PATIENCE_S - 0.1) == frozenset()
@@ -94,5 +116,7 @@ def test_what_is_overdue_stays_so_until_it_gets_on() -> None:
     watched.replaced("old")
     watched.look(PATIENCE_S + 1, {"old": (assigning, 7), "new": (assigning, 6)}, LIVE)
     assert watched.overdue(PATIENCE_S + 1) == {"old"}
-    watched.look(PATIENCE_S + 2, {"old": (record(BundleState.OWNED), 8), "new": (assigning, 6)}, LIVE)
+    watched.look(
+        PATIENCE_S + 2, {"old": (record(BundleState.OWNED), 8), "new": (assigning, 6)}, LIVE
+    )
     assert watched.overdue(PATIENCE_S + 2) == frozenset()

@@ -70,18 +70,32 @@ def test_generated_definitions_match_the_models() -> None:
         ({"xyzzy": 1}, "docs/settings.md"),
         ({"drain_timeout_s": 20}, "comes from spec.drainTimeoutSeconds"),
         ({"volume": "/elsewhere"}, "comes from spec.storage"),
-        ({"keep_alive_s": 0}, "spec.config.keep_alive_s: Input should be greater than or equal to 1 (got 0)"),
+        (
+            {"keep_alive_s": 0},
+            "spec.config.keep_alive_s: Input should be greater than or equal to 1 (got 0)",
+        ),
         ({"keep_alive_s": "20"}, "spec.config.keep_alive_s: Input should be a valid number"),
         ({"partitions_max": 1.5}, "spec.config.partitions_max: Input should be a valid integer"),
-        ({"max_message_bytes": 16 << 20}, "spec.config.max_message_bytes: Input should be less than or equal to 15728640"),
+        (
+            {"max_message_bytes": 16 << 20},
+            "spec.config.max_message_bytes: Input should be less than or equal to 15728640",
+        ),
         ({"log_file_bytes": 1 << 20}, "at least 4 times max_message_bytes"),
     ],
 )
-def test_a_setting_that_will_not_do_is_refused_with_what_would(config: dict[str, Any], said: str) -> None:
-    """Names and values are checked here, so that no broker is restarted only to refuse its settings."""
+def test_a_setting_that_will_not_do_is_refused_with_what_would(
+    config: dict[str, Any], said: str
+) -> None:
+    """Names and values are checked here, so that no broker is restarted only to refuse its
+    settings."""
     with pytest.raises(InvalidRequest) as refused:
         parse_manifest(
-            {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {"config": config}}
+            {
+                "apiVersion": API_VERSION,
+                "kind": "BrokerCluster",
+                "metadata": {"name": "main"},
+                "spec": {"config": config},
+            }
         )
     assert said in str(refused.value)
 
@@ -104,7 +118,11 @@ def test_every_field_has_a_description_and_a_default(kind: str) -> None:
         assert schema.get("description"), f"{path} has no description"
         if path.startswith(SETTING):
             continue
-        if not required and path not in NO_DEFAULT_ON_PURPOSE and not schema["description"].endswith(NOT_OWNED):
+        if (
+            not required
+            and path not in NO_DEFAULT_ON_PURPOSE
+            and not schema["description"].endswith(NOT_OWNED)
+        ):
             assert "default" in schema, f"{path} has no default"
 
 
@@ -112,11 +130,23 @@ def test_a_status_has_no_field_that_says_nothing() -> None:
     """Neither written by the operator nor filled in by the API server."""
     for kind, model in KINDS.items():
         status = root_schema(model)["properties"]["status"]
-        assert not [path for path, schema, _ in fields(status, "status") if "default" in schema], kind
-    spec = {"clusterRef": {"name": "main"}, "compaction": {"topic": "persistent://public/default/prices"}}
+        assert not [path for path, schema, _ in fields(status, "status") if "default" in schema], (
+            kind
+        )
+    spec = {
+        "clusterRef": {"name": "main"},
+        "compaction": {"topic": "persistent://public/default/prices"},
+    }
     run = {"run": "once", "state": "Pending", "result": {"keys": "", "topics": "0"}, "message": ""}
-    manifest = {"apiVersion": API_VERSION, "kind": "DataJob", "metadata": {"name": "prices"}, "spec": spec}
-    found = parse_manifest({**manifest, "status": {"history": [run], "driverPod": "", "run": "once"}})
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": "DataJob",
+        "metadata": {"name": "prices"},
+        "spec": spec,
+    }
+    found = parse_manifest(
+        {**manifest, "status": {"history": [run], "driverPod": "", "run": "once"}}
+    )
     assert isinstance(found, DataJob)
     written = as_manifest(found.status)
     assert written == {
@@ -134,7 +164,9 @@ def test_a_status_has_no_field_that_says_nothing() -> None:
 def test_permissions_are_said_to_be_checked() -> None:
     """Brokers do, since they know who clients are."""
     texts = [
-        schema["description"] for kind in KINDS.values() for _, schema, _ in fields(root_schema(kind)["properties"]["spec"], "spec")
+        schema["description"]
+        for kind in KINDS.values()
+        for _, schema, _ in fields(root_schema(kind)["properties"]["spec"], "spec")
     ]
     told = [text for text in texts if "spec.auth with authorization" in text]
     assert len(told) == 2
@@ -142,7 +174,8 @@ def test_permissions_are_said_to_be_checked() -> None:
 
 
 def test_definitions_are_structural() -> None:
-    """No reference, no null type, no title, and no closed object: the API server would refuse the whole definition."""
+    """No reference, no null type, no title, and no closed object: the API server would refuse
+    the whole definition."""
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict):
@@ -162,14 +195,27 @@ def test_definitions_are_structural() -> None:
 
 def test_a_typing_error_is_named() -> None:
     """An unknown field is refused with its path and file."""
-    wrong = {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {"replica": 3}}
-    with pytest.raises(InvalidRequest, match=r"cluster\.yaml: BrokerCluster/main: spec\.replica: is not a field of this kind"):
+    wrong = {
+        "apiVersion": API_VERSION,
+        "kind": "BrokerCluster",
+        "metadata": {"name": "main"},
+        "spec": {"replica": 3},
+    }
+    with pytest.raises(
+        InvalidRequest,
+        match=r"cluster\.yaml: BrokerCluster/main: spec\.replica: is not a field of this kind",
+    ):
         parse_manifest(wrong, "cluster.yaml")
 
 
-@pytest.mark.parametrize("document", [{"kind": "Pod", "apiVersion": "v1"}, {"apiVersion": API_VERSION, "kind": "Cluster"}, {}])
+@pytest.mark.parametrize(
+    "document",
+    [{"kind": "Pod", "apiVersion": "v1"}, {"apiVersion": API_VERSION, "kind": "Cluster"}, {}],
+)
 def test_foreign_kinds_are_refused_with_those_that_are_known(document: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob"):
+    with pytest.raises(
+        InvalidRequest, match="BrokerCluster, TransactionCoordinator, TopicNamespace, DataJob"
+    ):
         parse_manifest(document)
 
 
@@ -181,5 +227,8 @@ def test_checking_a_manifest_needs_no_kubernetes_library() -> None:
         "for name in ('kopf', 'kubernetes', 'aiohttp'): sys.modules[name] = None\n"
         "from magnetar.resources import parse_manifest"
     )
-    environment = {**os.environ, "PYTHONPATH": ":".join(str(crds.ROOT / part) for part in ("broker_image", "operator"))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": ":".join(str(crds.ROOT / part) for part in ("broker_image", "operator")),
+    }
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)

@@ -32,15 +32,24 @@ def test_the_manifest_has_every_policy_that_brokers_honour() -> None:
 
 
 def test_the_namespace_of_the_brokers_is_no_resources() -> None:
-    """The operator refuses it as well, for definitions may be older; other namespaces of the tenant are anybody's."""
+    """The operator refuses it as well, for definitions may be older; other namespaces of the
+    tenant are anybody's."""
     with pytest.raises(InvalidRequest, match="namespace pulsar/system belongs to the brokers"):
-        topic_namespace(tenant="pulsar", namespace="system", policies={"message_ttl_in_seconds": 1}, deletionPolicy="Delete")
+        topic_namespace(
+            tenant="pulsar",
+            namespace="system",
+            policies={"message_ttl_in_seconds": 1},
+            deletionPolicy="Delete",
+        )
     assert topic_namespace(tenant="pulsar", namespace="mine").spec.name != SYSTEM_NAMESPACE
 
 
 def test_policies_keep_pulsars_names_and_only_what_is_set_is_owned() -> None:
     resource = topic_namespace(
-        policies={"message_ttl_in_seconds": 0, "backlog_quota_map": {"message_age": {"limitTime": 9}}},
+        policies={
+            "message_ttl_in_seconds": 0,
+            "backlog_quota_map": {"message_age": {"limitTime": 9}},
+        },
         permissions={"alice": ["produce", "consume"]},
         properties={"team.name": "blue"},
     )
@@ -53,14 +62,15 @@ def test_policies_keep_pulsars_names_and_only_what_is_set_is_owned() -> None:
         "properties.team.name": "blue",
     }  # fmt: skip
     assert resource.spec.tenant_fields() == {}
-    assert topic_namespace(tenantConfig={"allowedClusters": [CLUSTER_NAME]}).spec.tenant_fields() == {
-        "tenantConfig.allowedClusters": (CLUSTER_NAME,)
-    }
+    assert topic_namespace(
+        tenantConfig={"allowedClusters": [CLUSTER_NAME]}
+    ).spec.tenant_fields() == {"tenantConfig.allowedClusters": (CLUSTER_NAME,)}
 
 
 @given(policies())
 def test_brokers_read_every_policy_that_a_manifest_may_have(chosen: dict[str, Any]) -> None:
-    """What passes the model passes the broker's check, and is effective under the name that it has."""
+    """What passes the model passes the broker's check, and is effective under the name that it
+    has."""
     stored = with_fields({}, topic_namespace(policies=chosen).spec.fields())
     broker_policies.check(stored)
     assert set(stored) == {key for key, value in chosen.items() if value != {}}
@@ -71,9 +81,9 @@ def test_limits_of_a_list_that_would_be_those_of_a_text_are_noticed() -> None:
     """The API server would ignore them."""
 
     class Wrong(Model):
-        names: Annotated[tuple[str, ...], AfterValidator(lambda value: value), Field(max_length=3)] = Field(
-            default=(), description="x"
-        )
+        names: Annotated[
+            tuple[str, ...], AfterValidator(lambda value: value), Field(max_length=3)
+        ] = Field(default=(), description="x")
 
     with pytest.raises(ValueError, match=r"Wrong\.names has the limits of a text"):
         structural_schema(Wrong)
@@ -87,13 +97,26 @@ def test_limits_of_a_list_that_would_be_those_of_a_text_are_noticed() -> None:
             "set both retentionTimeInMinutes and retentionSizeInMB",
         ),
         ({"policies": {"message_ttl_in_seconds": -1}}, "message_ttl_in_seconds"),
-        ({"policies": {"publishMaxMessageRate": {}}}, "publishMaxMessageRate: is not a field of this kind"),
+        (
+            {"policies": {"publishMaxMessageRate": {}}},
+            "publishMaxMessageRate: is not a field of this kind",
+        ),
         ({"policies": {"backlog_quota_map": {"destination_storage": {}}}}, "limitSize"),
         (
-            {"policies": {"autoTopicCreationOverride": {"allowAutoTopicCreation": True, "defaultNumPartitions": 3}}},
+            {
+                "policies": {
+                    "autoTopicCreationOverride": {
+                        "allowAutoTopicCreation": True,
+                        "defaultNumPartitions": 3,
+                    }
+                }
+            },
             "defaultNumPartitions is for topicType partitioned",
         ),
-        ({"policies": {"subscription_types_enabled": ["Shared", "Shared"]}}, 'Duplicate value: "Shared"; write each once'),
+        (
+            {"policies": {"subscription_types_enabled": ["Shared", "Shared"]}},
+            'Duplicate value: "Shared"; write each once',
+        ),
         ({"policies": {"subscription_types_enabled": []}}, "at least 1"),
         ({"permissions": {"alice": ["write"]}}, "'produce', 'consume'"),
         ({"permissions": {"alice": []}}, "at least 1"),
@@ -102,6 +125,8 @@ def test_limits_of_a_list_that_would_be_those_of_a_text_are_noticed() -> None:
         ({"tenantConfig": {}}, "set adminRoles, allowedClusters or both"),
     ],
 )
-def test_a_wrong_manifest_is_refused_with_what_to_write(spec: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_manifest_is_refused_with_what_to_write(
+    spec: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         topic_namespace(**spec)

@@ -1,4 +1,5 @@
-"""Fields that only newer definitions have: skipped where a default may have put them, told once, and never where somebody must have set them."""
+"""Fields that only newer definitions have: skipped where a default may have put them, told once,
+and never where somebody must have set them."""
 
 from __future__ import annotations
 
@@ -24,15 +25,29 @@ def resource(kind: str, **spec: Any) -> dict[str, Any]:
 def test_a_field_of_newer_definitions_is_skipped_and_told_once() -> None:
     """At the top, in a part, in an item of a list; what is known is read as ever."""
     listeners = [{"name": "known"}, {"name": "other", "novelB": 1}]
-    found = resource("BrokerCluster", replicas=5, novelA={"x": 1}, listeners=listeners, podTemplate={"novelC": "y"})
+    found = resource(
+        "BrokerCluster",
+        replicas=5,
+        novelA={"x": 1},
+        listeners=listeners,
+        podTemplate={"novelC": "y"},
+    )
     before = json.dumps(found)
     with capture_logs() as told:
         for _ in range(2):
-            for cluster in (parsed(found, BrokerCluster), parsed_json(json.dumps(found).encode(), BrokerCluster)):
-                assert (cluster.spec.replicas, [listener.name for listener in cluster.spec.listeners]) == (5, ["known", "other"])
+            for cluster in (
+                parsed(found, BrokerCluster),
+                parsed_json(json.dumps(found).encode(), BrokerCluster),
+            ):
+                assert (
+                    cluster.spec.replicas,
+                    [listener.name for listener in cluster.spec.listeners],
+                ) == (5, ["known", "other"])
     assert json.dumps(found) == before
     fields = ["spec.novelA", "spec.listeners.*.novelB", "spec.podTemplate.novelC"]
-    assert sorted(entry["field"] for entry in told if entry["event"] == "field.unknown") == sorted(fields)
+    assert sorted(entry["field"] for entry in told if entry["event"] == "field.unknown") == sorted(
+        fields
+    )
 
 
 def test_what_is_wrong_beside_it_is_named() -> None:
@@ -43,23 +58,37 @@ def test_what_is_wrong_beside_it_is_named() -> None:
 
 
 def test_a_policy_that_this_operator_does_not_know_is_refused() -> None:
-    """It has no default, so somebody set it; a newer operator owns it in the record, and without it this one would remove it there."""
+    """It has no default, so somebody set it; a newer operator owns it in the record, and without
+    it this one would remove it there."""
     spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
     for part in ({"policies": {"novel": 1}}, {"tenantConfig": {"adminRoles": ["a"], "novel": 1}}):
         with pytest.raises(InvalidResource, match=r"\.novel: is not a field of this kind"):
             parsed(resource("TopicNamespace", **spec, **part), TopicNamespace)
-    assert parsed(resource("TopicNamespace", **spec, novel=1), TopicNamespace).spec.namespace == "orders"
+    assert (
+        parsed(resource("TopicNamespace", **spec, novel=1), TopicNamespace).spec.namespace
+        == "orders"
+    )
 
 
 def test_a_reference_with_a_field_that_this_operator_does_not_know_is_refused() -> None:
-    """Without it another cluster might be addressed, one of the resource's own namespace for instance."""
+    """Without it another cluster might be addressed, one of the resource's own namespace for
+    instance."""
     reference = {"name": "main", "novel": "elsewhere"}
-    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
-        parsed(resource("TopicNamespace", clusterRef=reference, tenant="acme", namespace="orders"), TopicNamespace)
-    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
+    with pytest.raises(
+        InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"
+    ):
+        parsed(
+            resource("TopicNamespace", clusterRef=reference, tenant="acme", namespace="orders"),
+            TopicNamespace,
+        )
+    with pytest.raises(
+        InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"
+    ):
         parsed(resource("TransactionCoordinator", clusterRef=reference), TransactionCoordinator)
     compaction = {"topic": "persistent://acme/orders/all"}
-    with pytest.raises(InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"):
+    with pytest.raises(
+        InvalidResource, match=r"spec\.clusterRef\.novel: is not a field of this kind"
+    ):
         parsed(resource("DataJob", clusterRef=reference, compaction=compaction), DataJob)
 
 

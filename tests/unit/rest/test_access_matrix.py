@@ -1,4 +1,5 @@
-"""Every route, asked by every kind of role: complete by construction, for a route without a row of expectation fails."""
+"""Every route, asked by every kind of role: complete by construction, for a route without a row
+of expectation fails."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from starlette.routing import Route
 from magnetar.coordinator.probes import coordinator_application
 from magnetar.hosting.security.rest import RestGate
 from magnetar.security.authorization import Right
-from tests.support.access_matrix import ANONYMOUS, GRANTED, NAME, TENANT, TENANT_RECORD, UNKNOWN, Server, secured_server, spelled
+from tests.support.access_matrix import (
+    ANONYMOUS,
+    GRANTED,
+    NAME,
+    TENANT,
+    TENANT_RECORD,
+    UNKNOWN,
+    Server,
+    secured_server,
+    spelled,
+)
 from tests.support.access_rows import COORDINATOR_ROWS, ROUTE_ROWS, RouteRow
 
 VALUES = {
@@ -53,7 +64,9 @@ def routes(application: FastAPI) -> set[tuple[str, str]]:
     return {*walk(application.routes)}
 
 
-async def _wrong(server: Server, role: str, method: str, path: str, row: RouteRow, rights: set[Right]) -> str:
+async def _wrong(
+    server: Server, role: str, method: str, path: str, row: RouteRow, rights: set[Right]
+) -> str:
     """What is not as the row says; "" if all is."""
     place = re.sub(r"{(\w+)}", lambda found: VALUES.get(found[1], "7"), path)
     if row.right in rights and "{topic}" in path:  # a request before this one may have unloaded it
@@ -70,7 +83,8 @@ async def _wrong(server: Server, role: str, method: str, path: str, row: RouteRo
 
 
 async def _check(server: Server, roles: Collection[str]) -> None:
-    """Refusals come first, and change nothing in the store; then every operation is carried out, or refused for reasons of its own."""
+    """Refusals come first, and change nothing in the store; then every operation is carried out,
+    or refused for reasons of its own."""
     granted, before = {role: GRANTED[role] for role in roles}, await server.stored()
     refused = [
         _wrong(server, role, *route, row, rights)
@@ -89,8 +103,11 @@ async def _check(server: Server, roles: Collection[str]) -> None:
     assert "\n".join(filter(None, found)) == ""
 
 
-def test_every_route_answers_exactly_the_roles_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A route without a row fails, and a row without a route; a refused role has changed nothing, and no body was read before."""
+def test_every_route_answers_exactly_the_roles_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A route without a row fails, and a row without a route; a refused role has changed
+    nothing, and no body was read before."""
 
     async def run() -> None:
         async with secured_server(tmp_path, monkeypatch) as server:
@@ -100,7 +117,9 @@ def test_every_route_answers_exactly_the_roles_of_its_row(tmp_path: Path, monkey
     asyncio.run(run())
 
 
-def test_the_anonymous_role_has_the_rights_of_a_known_role_without_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_anonymous_role_has_the_rights_of_a_known_role_without_grants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And wrong credentials are not taken for none."""
 
     async def run() -> None:
@@ -110,7 +129,9 @@ def test_the_anonymous_role_has_the_rights_of_a_known_role_without_grants(tmp_pa
     asyncio.run(run())
 
 
-def test_every_route_of_a_coordinator_refuses_whom_its_row_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_route_of_a_coordinator_refuses_whom_its_row_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         async with secured_server(tmp_path, monkeypatch) as server:
             security, port = server.process.security, None  # nobody gets as far as that here

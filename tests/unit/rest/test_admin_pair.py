@@ -1,4 +1,5 @@
-"""REST of two brokers that ask each other: what concerns bundles of both, and bundles that move meanwhile."""
+"""REST of two brokers that ask each other: what concerns bundles of both, and bundles that move
+meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from magnetar.hosting.http import HttpListener
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.election import LeaderRecord
-from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, LogPosition, LogRange
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    IncarnationRecord,
+    LogPosition,
+    LogRange,
+)
 from magnetar.names import NamespaceName, TopicName
 from magnetar.rest.application import create_application
 from tests.support.brokers import CLOCK, HOST, SETTINGS, Node, open_peer, volume_in
@@ -36,7 +43,9 @@ DEFAULT = NamespaceName("public", "default")
 class Pair:
     """Two brokers with their REST on real ports; nobody evens out bundles."""
 
-    def __init__(self, brokers: list[Broker], ports: list[BrokerAdminPort], store: MemoryStore) -> None:
+    def __init__(
+        self, brokers: list[Broker], ports: list[BrokerAdminPort], store: MemoryStore
+    ) -> None:
         self.first, self.second = brokers
         self.port, self.other_port = ports
         self.store = store
@@ -52,12 +61,16 @@ class Pair:
             await source.ownership.move(str(bundle), wanted.incarnation, "test")
         await until(lambda: str(bundle) in wanted.ownership.owned)
         await until(
-            lambda: all(broker.views.bundles.items[str(bundle)].record.incarnation == wanted.incarnation for broker in both)
+            lambda: all(
+                broker.views.bundles.items[str(bundle)].record.incarnation == wanted.incarnation
+                for broker in both
+            )
         )
         return str(bundle)
 
     async def partitioned(self) -> list[TopicName]:
-        """Two partitions of one topic in different bundles, the first served by the first broker, the second by the second."""
+        """Two partitions of one topic in different bundles, the first served by the first
+        broker, the second by the second."""
         for number in itertools.count():
             topic = TopicName.parse(f"persistent://{DEFAULT}/many{number}")
             parts = [topic.with_partition(index) for index in range(2)]
@@ -78,7 +91,9 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
         brokers, ports = [], []
         for name in ("first", "second"):
             number = free_port()
-            broker = await Node(store, volume, name, settings, http_url=f"http://{HOST}:{number}").start()
+            broker = await Node(
+                store, volume, name, settings, http_url=f"http://{HOST}:{number}"
+            ).start()
             stack.push_async_callback(broker.close)
             port = BrokerAdminPort(cast(BrokerProcess, Process(directory, broker)))
             listener = HttpListener(create_application(port), HOST, number)
@@ -91,7 +106,8 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
 
 
 def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
-    """Of a namespace and of a partitioned topic: the other bundles go there, whoever has them; again it is nothing at all."""
+    """Of a namespace and of a partitioned topic: the other bundles go there, whoever has them;
+    again it is nothing at all."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as two:
@@ -100,13 +116,17 @@ def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
             here, there = [str(await two.first.ownership.bundle_of(part)) for part in parts]
             await two.port.unload_topic(topic, "second")
             await until(lambda: {here, there} <= set(target.ownership.owned))
-            await until(lambda: two.first.views.bundles.items[here].record.incarnation == target.incarnation)
+            await until(
+                lambda: two.first.views.bundles.items[here].record.incarnation == target.incarnation
+            )
             await two.port.unload_topic(topic, "second")
             assert {here, there} <= set(target.ownership.owned)
             with pytest.raises(NotAllowed, match="owns the bundle already"):
                 await two.other_port.unload_topic(parts[0], "second")
             await two.place(parts[0], two.first)
-            await two.other_port.unload_namespace(DEFAULT, two.first.context.http_url.removeprefix("http://"))
+            await two.other_port.unload_namespace(
+                DEFAULT, two.first.context.http_url.removeprefix("http://")
+            )
             await until(lambda: {here, there} <= set(two.first.ownership.owned))
 
     asyncio.run(scenario())
@@ -146,7 +166,9 @@ def test_a_request_follows_a_bundle_that_has_moved(tmp_path: Path) -> None:
             await two.place(topic, two.second)
             await two.other_port.create_topic(topic, {"a": "b"})
             path = f"/admin/v2/persistent/{DEFAULT}/t/properties?authoritative=false"
-            assert await ask_broker(two.second.context, two.first.context.http_url, "GET", path) == {"a": "b"}
+            assert await ask_broker(
+                two.second.context, two.first.context.http_url, "GET", path
+            ) == {"a": "b"}
 
     asyncio.run(scenario())
 
@@ -157,7 +179,12 @@ def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pair(tmp_path) as two:
             record = IncarnationRecord(
-                "third", "pulsar+ssl://h:1", "https://third.example:8443", 0, "1", http_url_tls="https://third.example:8443"
+                "third",
+                "pulsar+ssl://h:1",
+                "https://third.example:8443",
+                0,
+                "1",
+                http_url_tls="https://third.example:8443",
             )
             await two.store.put(keys.incarnation("third.1"), record.encode())
             await until(lambda: two.first.views.incarnations.get("third.1") is not None)
@@ -174,7 +201,9 @@ def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_who_asks_for_the_leader_waits_for_the_election(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_the_leader_waits_for_the_election(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While there is none, and while the one there is, is not in sight yet; not for ever."""
 
     async def scenario() -> None:
@@ -187,7 +216,10 @@ def test_who_asks_for_the_leader_waits_for_the_election(tmp_path: Path, monkeypa
             await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
             assert not asked.done()
             await two.store.put(keys.incarnation("third.1"), ghost.encode())
-            assert await asked == {"serviceUrl": "http://third.example:8080", "brokerId": "third.example:8080"}
+            assert await asked == {
+                "serviceUrl": "http://third.example:8080",
+                "brokerId": "third.example:8080",
+            }
             await two.store.delete(keys.LEADER)
             asked = asyncio.create_task(two.other_port.leader_broker())
             await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
@@ -203,16 +235,24 @@ def test_who_asks_for_the_leader_waits_for_the_election(tmp_path: Path, monkeypa
 
 
 def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> None:
-    """Whoever has the bundle of the check's topic is registered and answers nothing: this broker is healthy, and checks its own parts."""
+    """Whoever has the bundle of the check's topic is registered and answers nothing: this broker
+    is healthy, and checks its own parts."""
 
     async def scenario() -> None:
         silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
         async with silent, pair(tmp_path) as two:
-            brokers, topic = (two.first, two.second), TopicName.parse("persistent://pulsar/system/healthcheck-first")
+            brokers, topic = (
+                (two.first, two.second),
+                TopicName.parse("persistent://pulsar/system/healthcheck-first"),
+            )
             url = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
             hanging = IncarnationRecord("third", f"pulsar://{url}", f"http://{url}", 0, "1")
             await two.store.put(keys.incarnation("third.1"), hanging.encode())
-            await until(lambda: all(broker.views.incarnations.get("third.1") is not None for broker in brokers))
+            await until(
+                lambda: all(
+                    broker.views.incarnations.get("third.1") is not None for broker in brokers
+                )
+            )
             chain = (LogRange("third.1", LogPosition(1, 0), None),)
             record = BundleRecord(BundleState.OWNED, 2, "third.1", chain=chain, epochs=(2,))
             bundle = await two.first.ownership.bundle_of(topic)

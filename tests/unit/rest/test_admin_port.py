@@ -58,8 +58,15 @@ def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         assert status["leader"] == status["incarnation"] == broker.incarnation
         [row] = status["brokers"]
-        assert (row["broker"], row["state"], row["bundles"], row["service_url"]) == ("broker-0", "serving", 1, broker.service_url)
-        assert [(bundle["state"], bundle["owner"]) for bundle in status["bundles"]] == [("Owned", broker.incarnation)]
+        assert (row["broker"], row["state"], row["bundles"], row["service_url"]) == (
+            "broker-0",
+            "serving",
+            1,
+            broker.service_url,
+        )
+        assert [(bundle["state"], bundle["owner"]) for bundle in status["bundles"]] == [
+            ("Owned", broker.incarnation)
+        ]
         assert port.ready()
         assert b"magnetar_bundles_owned 1.0" in port.metrics()
 
@@ -75,7 +82,10 @@ def test_stats_tell_what_happened(tmp_path: Path) -> None:
         assert (await peer.subscribe(subscription="s")).type == Type.SUCCESS
         stats = await port.stats(NAME)
         assert (stats["msgInCounter"], len(stats["publishers"])) == (3, 1)
-        assert (stats["subscriptions"]["s"]["msgBacklog"], stats["subscriptions"]["s"]["type"]) == (3, "Exclusive")
+        assert (stats["subscriptions"]["s"]["msgBacklog"], stats["subscriptions"]["s"]["type"]) == (
+            3,
+            "Exclusive",
+        )
         assert len(stats["subscriptions"]["s"]["consumers"]) == 1
 
     play(tmp_path, script)
@@ -90,7 +100,10 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
         assert await port.topics(name) == []
         await port.create_partitions(many, 3)
         assert await port.partitions(many, may_create=False) == 3
-        for again in (port.create_namespace(name, initial_boundaries(8), {}), port.create_partitions(many, 3)):
+        for again in (
+            port.create_namespace(name, initial_boundaries(8), {}),
+            port.create_partitions(many, 3),
+        ):
             with pytest.raises(MagnetarError) as refused:
                 await again
             assert refused.value.http_status == 409
@@ -124,13 +137,16 @@ def test_refusals_have_the_status_that_admin_clients_expect(
         with pytest.raises(MagnetarError) as refused:
             await ask(port)
         assert refused.value.http_status == status, refused.value
-        assert not isinstance(refused.value, InvalidRequest) or ":" in str(refused.value), "names the field"
+        assert not isinstance(refused.value, InvalidRequest) or ":" in str(refused.value), (
+            "names the field"
+        )
 
     play(tmp_path, script)
 
 
 def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
-    """The only broker frees the bundle, clients are sent away, and the next lookup brings it back with everything in it."""
+    """The only broker frees the bundle, clients are sent away, and the next lookup brings it
+    back with everything in it."""
 
     async def script(port: BrokerAdminPort, broker: Broker, peer: Peer) -> None:
         await peer.send(b"x")
@@ -144,7 +160,8 @@ def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
 
 
 def test_nothing_is_answered_before_the_broker_is_ready_or_after_it_failed(tmp_path: Path) -> None:
-    """503 and not ready, but alive: an orchestrator must not kill a process that is about to serve again."""
+    """503 and not ready, but alive: an orchestrator must not kill a process that is about to
+    serve again."""
 
     async def script(port: BrokerAdminPort, broker: Broker, _peer: Peer) -> None:
         broker.fail("test")

@@ -1,4 +1,5 @@
-"""What REST answers about messages, subscriptions, brokers and stored documents, over a real broker."""
+"""What REST answers about messages, subscriptions, brokers and stored documents, over a real
+broker."""
 
 from __future__ import annotations
 
@@ -42,13 +43,16 @@ async def publish(peer: Peer, count: int = 3) -> None:
     """`m0`, `m1`, ... published at 1000, 2000, ... ms."""
     await peer.produce()
     for number in range(count):
-        metadata = api.MessageMetadata(producer_name="p", sequence_id=number, publish_time=1000 * (number + 1))
+        metadata = api.MessageMetadata(
+            producer_name="p", sequence_id=number, publish_time=1000 * (number + 1)
+        )
         metadata.properties.add(key="n", value=str(number))
         await send_entry(peer, encode_entry(metadata, f"m{number}".encode()), number)
 
 
 def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
-    """By place before a subscription, from either end, by id and by time; nothing is acknowledged by it."""
+    """By place before a subscription, from either end, by id and by time; nothing is
+    acknowledged by it."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer)
@@ -60,7 +64,10 @@ def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
         assert int(entry) == 1
         assert json.loads(peeked.headers["x-pulsar-property"]) == {"n": "1"}
         assert peeked.headers["x-pulsar-publish-time"] == "1970-01-01T00:00:02.000Z"
-        assert (peeked.headers["x-pulsar-producer-name"], peeked.headers["x-pulsar-sequence-id"]) == ("p", "1")
+        assert (
+            peeked.headers["x-pulsar-producer-name"],
+            peeked.headers["x-pulsar-sequence-id"],
+        ) == ("p", "1")
         assert "x-pulsar-num-batch-message" not in peeked.headers
         await rest("POST", f"{S}/skip/1")
         assert (await rest.ask("GET", f"{S}/position/1")).content == b"m1"
@@ -71,22 +78,40 @@ def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
             ("latest", "m2"),
             ("latest&messagePosition=9", "m0"),
         ):
-            assert (await rest.ask("GET", f"{T}/examinemessage?initialPosition={query}")).content == payload.encode()
+            assert (
+                await rest.ask("GET", f"{T}/examinemessage?initialPosition={query}")
+            ).content == payload.encode()
         assert (await rest.ask("GET", f"{T}/ledger/{ledger}/entry/2")).content == b"m2"
         for time, found in ((0, 0), (2000, 1), (2001, 2), (9000, 3)):
-            assert (await rest.get(f"{T}/messageid/{time}")) == {"ledgerId": int(ledger), "entryId": found, "partitionIndex": -1}
-        assert (await rest("PUT", f"{T}/backlogSize", {"ledgerId": int(ledger), "entryId": 2}, status=200)) == 0
-        assert (await rest("PUT", f"{T}/backlogSize", {"ledgerId": -1, "entryId": -1}, status=200)) > 0
+            assert (await rest.get(f"{T}/messageid/{time}")) == {
+                "ledgerId": int(ledger),
+                "entryId": found,
+                "partitionIndex": -1,
+            }
+        assert (
+            await rest(
+                "PUT", f"{T}/backlogSize", {"ledgerId": int(ledger), "entryId": 2}, status=200
+            )
+        ) == 0
+        assert (
+            await rest("PUT", f"{T}/backlogSize", {"ledgerId": -1, "entryId": -1}, status=200)
+        ) > 0
 
     play(tmp_path, script)
 
 
 def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
-    """Its headers tell how many messages it has; what a client wrote into its names cannot break the answer's head."""
+    """Its headers tell how many messages it has; what a client wrote into its names cannot break
+    the answer's head."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
-        batch = encode_batch([BatchMessage(api.SingleMessageMetadata(payload_size=1), value) for value in (b"a", b"b")])
+        batch = encode_batch(
+            [
+                BatchMessage(api.SingleMessageMetadata(payload_size=1), value)
+                for value in (b"a", b"b")
+            ]
+        )
         metadata = api.MessageMetadata(
             producer_name="p\r\nX-Evil: 1 ü",
             sequence_id=0,
@@ -98,7 +123,10 @@ def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
         await send_entry(peer, encode_entry(metadata, zlib.compress(batch)), 0, 2)
         found = await rest.ask("GET", f"{T}/examinemessage")
         assert (found.status_code, found.content) == (200, batch)
-        assert (found.headers["x-pulsar-num-batch-message"], found.headers["x-pulsar-compression"]) == ("2", "ZLIB")
+        assert (
+            found.headers["x-pulsar-num-batch-message"],
+            found.headers["x-pulsar-compression"],
+        ) == ("2", "ZLIB")
         assert "x-evil" not in found.headers
         assert found.headers["x-pulsar-producer-name"].startswith("p??X-Evil: 1")
         assert found.headers["x-pulsar-publish-time"] == str((1 << 63) - 1)
@@ -138,7 +166,9 @@ def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
         ("DELETE", f"{NAMESPACE}/permissions/s/nobody", 404),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, path: str, status: int) -> None:
+def test_what_is_wrong_is_refused_with_a_reason(
+    tmp_path: Path, method: str, path: str, status: int
+) -> None:
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer, 1)
         await rest("PUT", S, {"ledgerId": -1, "entryId": -1})
@@ -150,33 +180,62 @@ def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, pat
     play(tmp_path, script)
 
 
-def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties(tmp_path: Path) -> None:
+def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties(
+    tmp_path: Path,
+) -> None:
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         many = f"{TOPICS}/many"
         await rest("PUT", f"{many}/partitions", {"partitions": 2, "properties": {"a": "b"}})
-        assert await rest.get(f"{many}/partitions") == {"partitions": 2, "deleted": False, "properties": {"a": "b"}}
-        await rest("PUT", f"{many}/subscription/s", {"ledgerId": LATEST, "entryId": LATEST, "properties": {"k": "v"}})
+        assert await rest.get(f"{many}/partitions") == {
+            "partitions": 2,
+            "deleted": False,
+            "properties": {"a": "b"},
+        }
+        await rest(
+            "PUT",
+            f"{many}/subscription/s",
+            {"ledgerId": LATEST, "entryId": LATEST, "properties": {"k": "v"}},
+        )
         assert await rest.get(f"{many}-partition-1/subscription/s/properties") == {"k": "v"}
         await rest("PUT", f"{many}/subscription/s/properties", {"k": "w"})
         assert await rest.get(f"{many}/subscription/s/properties") == {"k": "w"}
         await rest("POST", f"{many}/createMissedPartitions")
         found = await rest.get(f"{many}/partitioned-internalStats")
-        assert sorted(found["partitions"]) == [f"persistent://public/default/many-partition-{number}" for number in (0, 1)]
+        assert sorted(found["partitions"]) == [
+            f"persistent://public/default/many-partition-{number}" for number in (0, 1)
+        ]
 
     play(tmp_path, script)
 
 
-def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_create(tmp_path: Path) -> None:
-    """A plain topic, the partitions that auto-creation makes, or 404 and nothing at all where it is forbidden; a number too high is none."""
+def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_create(
+    tmp_path: Path,
+) -> None:
+    """A plain topic, the partitions that auto-creation makes, or 404 and nothing at all where it
+    is forbidden; a number too high is none."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
-        await rest("PUT", f"{TOPICS}/plain/subscription/s", {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}})
+        await rest(
+            "PUT",
+            f"{TOPICS}/plain/subscription/s",
+            {"ledgerId": -1, "entryId": -1, "properties": {"k": "v"}},
+        )
         await peer.produce(topic="persistent://public/default/plain")
-        await send_entry(peer, encode_entry(api.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1), b"m"), 0)
+        await send_entry(
+            peer,
+            encode_entry(
+                api.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1), b"m"
+            ),
+            0,
+        )
         assert (await rest.ask("GET", f"{TOPICS}/plain/subscription/s/position/1")).content == b"m"
         await rest("PUT", f"{TOPICS}/plain/subscription/s", {}, status=409)
         policy = f"{NAMESPACE}/autoTopicCreation"
-        await rest("POST", policy, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3})
+        await rest(
+            "POST",
+            policy,
+            {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
+        )
         await rest("PUT", f"{TOPICS}/many/subscription/s", {})
         assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 3
         for number in range(3):
@@ -184,7 +243,10 @@ def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_cr
         await rest("PUT", f"{TOPICS}/many-partition-3/subscription/s", {}, status=409)
         await rest("POST", policy, {"allowAutoTopicCreation": False})
         before = await rest.get(TOPICS)
-        assert "absent" in (await rest("PUT", f"{TOPICS}/absent/subscription/s", {}, status=404))["reason"]
+        assert (
+            "absent"
+            in (await rest("PUT", f"{TOPICS}/absent/subscription/s", {}, status=404))["reason"]
+        )
         assert await rest.get(TOPICS) == before
         await rest("PUT", f"{TOPICS}/plain/subscription/other", {})
         assert await rest.get(f"{TOPICS}/plain/subscriptions") == ["other", "s"]
@@ -192,7 +254,9 @@ def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_cr
     play(tmp_path, script)
 
 
-def test_health_is_a_message_that_was_published_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_a_message_that_was_published_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Concurrent checks share one round trip; a broker that cannot do it says so with 503."""
 
     async def failing() -> None:
@@ -200,7 +264,9 @@ def test_health_is_a_message_that_was_published_and_read(tmp_path: Path, monkeyp
 
     async def script(broker: Broker, rest: Rest, _peer: Peer) -> None:
         before = broker.metrics.messages_out
-        answers = await asyncio.gather(*(rest.ask("GET", "/admin/v2/brokers/health?topicVersion=V2") for _ in range(5)))
+        answers = await asyncio.gather(
+            *(rest.ask("GET", "/admin/v2/brokers/health?topicVersion=V2") for _ in range(5))
+        )
         assert {(found.status_code, found.text) for found in answers} == {(200, "ok")}
         assert broker.metrics.messages_out == before + 1
         assert await rest.get("/admin/v2/namespaces/pulsar") == ["pulsar/system"]
@@ -214,23 +280,34 @@ def test_health_is_a_message_that_was_published_and_read(tmp_path: Path, monkeyp
 def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer)
-        leader = await rest.get("/admin/v2/brokers/leaderBroker")  # from the start: an election that settles is waited for
+        # from the start: an election that settles is waited for
+        leader = await rest.get("/admin/v2/brokers/leaderBroker")
         [address] = await rest.get("/admin/v2/brokers/standalone")
         assert await rest.get("/admin/v2/brokers") == [address] == [leader["brokerId"]]
         [bundle] = await rest.get(f"/admin/v2/brokers/standalone/{address}/ownedNamespaces")
         namespace, _, span = bundle.rpartition("/")
         assert namespace == "public/default"
         topics = await rest.get("/admin/v2/broker-stats/topics")
-        assert topics[namespace][span]["persistent"]["persistent://public/default/t"]["msgInCounter"] == 3
+        assert (
+            topics[namespace][span]["persistent"]["persistent://public/default/t"]["msgInCounter"]
+            == 3
+        )
         assert (await rest.get("/admin/v2/broker-stats/metrics"))[0]["metrics"]["brk_msg_in"] == 3
         assert (await rest.get("/admin/v2/broker-stats/load-report"))["bundles"] == [bundle]
         assert (await rest.get("/admin/v2/brokers/configuration/runtime"))["lease_ttl_s"] == "30.0"
-        assert (await rest.get("/admin/v2/brokers/configuration"), await rest.get("/admin/v2/brokers/configuration/values")) == (
+        assert (
+            await rest.get("/admin/v2/brokers/configuration"),
+            await rest.get("/admin/v2/brokers/configuration/values"),
+        ) == (
             [],
             {},
         )
-        assert (await rest.get("/admin/v2/brokers/internal-configuration"))["metadataStoreUrl"] == "memory"
-        assert (await rest.ask("GET", "/lookup/v2/topic/persistent/public/default/t/bundle")).text == span
+        assert (await rest.get("/admin/v2/brokers/internal-configuration"))[
+            "metadataStoreUrl"
+        ] == "memory"
+        assert (
+            await rest.ask("GET", "/lookup/v2/topic/persistent/public/default/t/bundle")
+        ).text == span
         await rest("GET", "/admin/v2/brokers/backlog-quota-check")
 
     play(tmp_path, script)
@@ -243,7 +320,10 @@ def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
         await publish(peer)
         await rest("PUT", S, {"ledgerId": -1, "entryId": -1})
         found = await rest.get(f"{NAMESPACE}/bundles")
-        assert (found["numBundles"], len(found["boundaries"])) == (len(found["boundaries"]) - 1, found["numBundles"] + 1)
+        assert (found["numBundles"], len(found["boundaries"])) == (
+            len(found["boundaries"]) - 1,
+            found["numBundles"] + 1,
+        )
         span = (await rest.ask("GET", "/lookup/v2/topic/persistent/public/default/t/bundle")).text
         assert await rest.get(f"{TOPICS}?bundle={span}") == ["persistent://public/default/t"]
         positions = await rest.get(f"{NAMESPACE}/{span}/topicHashPositions")
@@ -263,7 +343,8 @@ def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
 
 
 def test_what_is_only_stored_comes_back_as_it_came(tmp_path: Path) -> None:
-    """Peers, domains, isolation policies, groups and quotas, each by name; removed again they are gone."""
+    """Peers, domains, isolation policies, groups and quotas, each by name; removed again they
+    are gone."""
 
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         base = "/admin/v2/clusters/standalone"

@@ -1,4 +1,5 @@
-"""REST routes over an admin port in memory: statuses, bodies, and {"reason": ...} for everything that is refused."""
+"""REST routes over an admin port in memory: statuses, bodies, and {"reason": ...} for everything
+that is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from magnetar.errors import InvalidRequest, NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, TopicExists, TopicNotFound
+from magnetar.errors import (
+    InvalidRequest,
+    NamespaceNotFound,
+    NotOwner,
+    ServiceNotReady,
+    StorageError,
+    TopicExists,
+    TopicNotFound,
+)
 from magnetar.names import NamespaceName, TopicName
 from magnetar.rest.answers import BODY_BYTES_MAX
 from magnetar.rest.application import create_application
@@ -30,7 +39,9 @@ class MemoryPort:
     def __init__(self) -> None:
         self.is_ready = True
         self.boundaries: tuple[int, ...] = ()
-        self.created: dict[NamespaceName, tuple[int, dict[str, Any]]] = {NamespaceName("public", "default"): (4, {})}
+        self.created: dict[NamespaceName, tuple[int, dict[str, Any]]] = {
+            NamespaceName("public", "default"): (4, {})
+        }
         self.partitioned: dict[TopicName, int] = {}
         self.unloaded: list[tuple[TopicName, str]] = []
         self.failure: Exception | None = None
@@ -82,7 +93,9 @@ class MemoryPort:
         bundles, policies = self.created[name]
         return {**policies, "bundles": {"numBundles": bundles}}
 
-    async def create_namespace(self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]) -> None:
+    async def create_namespace(
+        self, name: NamespaceName, boundaries: tuple[int, ...], policies: dict[str, Any]
+    ) -> None:
         if name in self.created:
             raise TopicExists(f"namespace {name} already exists")
         self.boundaries = boundaries
@@ -91,7 +104,11 @@ class MemoryPort:
     async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
         if name not in self.created:
             raise NamespaceNotFound(f"namespace {name} does not exist")
-        domains = {"PERSISTENT": ["persistent"], "NON_PERSISTENT": ["non-persistent"], "ALL": ["non-persistent", "persistent"]}
+        domains = {
+            "PERSISTENT": ["persistent"],
+            "NON_PERSISTENT": ["non-persistent"],
+            "ALL": ["non-persistent", "persistent"],
+        }
         return [f"{domain}://{name}/t" for domain in domains[mode]]
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
@@ -101,7 +118,9 @@ class MemoryPort:
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
         if not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidRequest(f"partitions: {partitions} is out of range; use 1..{PARTITIONS_MAX}")
+            raise InvalidRequest(
+                f"partitions: {partitions} is out of range; use 1..{PARTITIONS_MAX}"
+            )
         if topic in self.partitioned:
             raise TopicExists(f"topic {topic} already exists")
         self.partitioned[topic] = partitions
@@ -124,7 +143,8 @@ class MemoryPort:
 
 
 class CurrentPort:
-    """The port of the test that runs: one application, which takes a fifth of a second to make, serves them all."""
+    """The port of the test that runs: one application, which takes a fifth of a second to make,
+    serves them all."""
 
     def __init__(self) -> None:
         self.port = MemoryPort()
@@ -189,19 +209,28 @@ def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
     assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
     assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
     assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": port.damage(), "short_of_space": ""}
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {
+        "damage": port.damage(),
+        "short_of_space": "",
+    }
 
 
 def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
-    """204 without a body, then 409; bundles and policies arrive; without a body the defaults are taken."""
-    created = ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": {"numBundles": 8}, "retention": 5})
+    """204 without a body, then 409; bundles and policies arrive; without a body the defaults are
+    taken."""
+    created = ask(
+        port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": {"numBundles": 8}, "retention": 5}
+    )
     assert (created.status_code, created.content) == (204, b"")
     assert port.created[NamespaceName("a", "b")] == (8, {"retention": 5})
     assert "already exists" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={}), 409)
     assert ask(port, "PUT", f"{NAMESPACES}/a/c").status_code == 204
     assert port.created[NamespaceName("a", "c")] == (4, {})
     assert ask(port, "GET", f"{NAMESPACES}/a").json() == ["a/b", "a/c"]
-    assert ask(port, "GET", f"{NAMESPACES}/a/b").json() == {"bundles": {"numBundles": 8}, "retention": 5}
+    assert ask(port, "GET", f"{NAMESPACES}/a/b").json() == {
+        "bundles": {"numBundles": 8},
+        "retention": 5,
+    }
     assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
 
 
@@ -219,24 +248,38 @@ NO_BUNDLES: list[tuple[Any, str]] = [
     ({"boundaries": ["0x00000000", "0x80000000"]}, "do not span the whole ring"),
     ({"boundaries": ["0x40000000", "0xffffffff"]}, "do not span the whole ring"),
     ({"boundaries": ["0x00000000"]}, "do not span the whole ring"),
-    ({"boundaries": [*(f"0x{position:08x}" for position in range(4097)), "0xffffffff"]}, "4097 bundles are too many"),
+    (
+        {"boundaries": [*(f"0x{position:08x}" for position in range(4097)), "0xffffffff"]},
+        "4097 bundles are too many",
+    ),
 ]
 
 
 def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
     """400 names the field, whatever is wrong with a number of bundles or with boundaries."""
     for bundles, said in NO_BUNDLES:
-        assert said in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400)
+        assert said in refused(
+            ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400
+        )
     assert NamespaceName("a", "b") not in port.created
 
 
 def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
-    """In any order, once each, and whatever number stands beside them: what GET tells of one namespace makes another like it."""
+    """In any order, once each, and whatever number stands beside them: what GET tells of one
+    namespace makes another like it."""
     boundaries = ["0x00000000", "0x10000000", "0xffffffff", "0x1", "0x10000000"]
     body = {"bundles": {"boundaries": boundaries, "numBundles": 4}}
     assert ask(port, "PUT", f"{NAMESPACES}/a/b", json=body).status_code == 204
     assert list(port.boundaries) == [0, 1, 0x10000000, 0xFFFFFFFF]
-    assert ask(port, "PUT", f"{NAMESPACES}/a/c", json={"bundles": {"boundaries": None, "numBundles": 2}}).status_code == 204
+    assert (
+        ask(
+            port,
+            "PUT",
+            f"{NAMESPACES}/a/c",
+            json={"bundles": {"boundaries": None, "numBundles": 2}},
+        ).status_code
+        == 204
+    )
     assert list(port.boundaries) == [0, 0x80000000, 0xFFFFFFFF]
 
 
@@ -252,7 +295,12 @@ def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
     assert (created.status_code, created.content) == (204, b"")
     assert "already exists" in refused(ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409)
     assert ask(port, "GET", f"{TOPICS}/many/partitions").json()["partitions"] == 3
-    assert ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true").json()["partitions"] == 0
+    assert (
+        ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true").json()[
+            "partitions"
+        ]
+        == 0
+    )
     refused(ask(port, "GET", f"{TOPICS}/single/partitions"), 404)
 
 
@@ -263,7 +311,11 @@ def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
         "persistent://public/default/t",
         "non-persistent://public/default/t",
     )
-    assert ask(port, "GET", base).json() == ask(port, "GET", f"{base}?mode=PERSISTENT").json() == [durable]
+    assert (
+        ask(port, "GET", base).json()
+        == ask(port, "GET", f"{base}?mode=PERSISTENT").json()
+        == [durable]
+    )
     assert ask(port, "GET", f"{base}?mode=NON_PERSISTENT").json() == [volatile]
     assert ask(port, "GET", f"{base}?mode=ALL").json() == [volatile, durable]
     refused(ask(port, "GET", f"{base}?mode=SOME"), 400)
@@ -274,12 +326,32 @@ def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
 @pytest.mark.parametrize("content", [b"0", b"11", b'"three"', b"null", b"{}", b"3.5", b"", b"{"])
 def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: bytes) -> None:
     """400 with a reason, whatever is wrong with it."""
-    answer = ask(port, "PUT", f"{TOPICS}/many/partitions", content=content, headers={"content-type": "application/json"})
+    answer = ask(
+        port,
+        "PUT",
+        f"{TOPICS}/many/partitions",
+        content=content,
+        headers={"content-type": "application/json"},
+    )
     assert refused(answer, 400)
     assert not port.partitioned
 
 
-@pytest.mark.parametrize("local", ["plain", "with space", "ümlaut", "100%", "a%41b", "a/b", "a+b", "q?x", "#1", "x:y-partition-0"])
+@pytest.mark.parametrize(
+    "local",
+    [
+        "plain",
+        "with space",
+        "ümlaut",
+        "100%",
+        "a%41b",
+        "a/b",
+        "a+b",
+        "q?x",
+        "#1",
+        "x:y-partition-0",
+    ],
+)
 def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -> None:
     """Percent-encoded once by the client, decoded once here."""
     encoded = "".join(f"%{byte:02X}" for byte in local.encode())
@@ -307,13 +379,22 @@ def test_an_invalid_name_is_412(port: MemoryPort, method: str, path: str) -> Non
 def test_unload_takes_a_destination(port: MemoryPort) -> None:
     topic = TopicName.parse("persistent://public/default/t")
     assert ask(port, "PUT", f"{TOPICS}/t/unload").status_code == 204
-    assert ask(port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false").status_code == 204
+    assert (
+        ask(
+            port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false"
+        ).status_code
+        == 204
+    )
     assert port.unloaded == [(topic, ""), (topic, "broker-1")]
 
 
 def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> None:
-    assert ask(port, "POST", f"{TOPICS}/t/roll").json() == {"position": {"ledgerId": 7, "entryId": 41}}
-    assert ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t").json() == {"brokerUrl": "pulsar://host/t"}
+    assert ask(port, "POST", f"{TOPICS}/t/roll").json() == {
+        "position": {"ledgerId": 7, "entryId": 41}
+    }
+    assert ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t").json() == {
+        "brokerUrl": "pulsar://host/t"
+    }
 
 
 @pytest.mark.parametrize(
@@ -326,9 +407,15 @@ def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> Non
         (InvalidRequest("field: x is not valid"), 400),
     ],
 )
-def test_errors_leave_with_their_declared_status_and_their_text(port: MemoryPort, failure: Exception, status: int) -> None:
+def test_errors_leave_with_their_declared_status_and_their_text(
+    port: MemoryPort, failure: Exception, status: int
+) -> None:
     port.failure = failure
-    for method, path in (("GET", f"{TOPICS}/t/stats"), ("PUT", f"{TOPICS}/t/unload"), ("POST", f"{TOPICS}/t/roll")):
+    for method, path in (
+        ("GET", f"{TOPICS}/t/stats"),
+        ("PUT", f"{TOPICS}/t/unload"),
+        ("POST", f"{TOPICS}/t/roll"),
+    ):
         assert refused(ask(port, method, path), status) == str(failure)
 
 
@@ -340,7 +427,9 @@ def test_errors_leave_with_their_declared_status_and_their_text(port: MemoryPort
         ("DELETE", f"{TOPICS}/t/stats", 405),
     ],
 )
-def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method: str, path: str, status: int) -> None:
+def test_what_is_not_offered_says_so_in_the_same_shape(
+    port: MemoryPort, method: str, path: str, status: int
+) -> None:
     """Admin clients parse `reason` for these, too."""
     assert refused(ask(port, method, path), status)
 
@@ -348,9 +437,18 @@ def test_what_is_not_offered_says_so_in_the_same_shape(port: MemoryPort, method:
 def test_the_description_lists_every_route(port: MemoryPort) -> None:
     """OpenAPI is complete enough to generate a client from: every operation says what it does."""
     paths = ask(port, "GET", "/openapi.json").json()["paths"]
-    for path in ("/ready", "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}", "/magnetar/v1/status"):
+    for path in (
+        "/ready",
+        "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}",
+        "/magnetar/v1/status",
+    ):
         assert path in paths
-    silent = [(method, path) for path, methods in paths.items() for method, said in methods.items() if not said.get("description")]
+    silent = [
+        (method, path)
+        for path, methods in paths.items()
+        for method, said in methods.items()
+        if not said.get("description")
+    ]
     assert silent == []
 
 
@@ -363,7 +461,11 @@ def test_the_description_names_every_policy(port: MemoryPort) -> None:
     ):
         assert set(paths[path]) == {"get", "put", "post", "delete"}
         for method, described in paths[path].items():
-            [named] = [found["schema"]["enum"] for found in described["parameters"] if found["name"] == "policy"]
+            [named] = [
+                found["schema"]["enum"]
+                for found in described["parameters"]
+                if found["name"] == "policy"
+            ]
             assert named == list(table), (method, path)
 
 
@@ -380,14 +482,19 @@ def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> No
 
 
 def test_the_description_of_the_routes_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It and its page are open to every peer, and take tens of milliseconds of the event loop to write."""
+    """It and its page are open to every peer, and take tens of milliseconds of the event loop to
+    write."""
     application = FastAPI(openapi_url=None)
     written: list[str] = []
-    monkeypatch.setattr("magnetar.rest.pages.page", lambda document: written.append(document["openapi"]) or "page")
+    monkeypatch.setattr(
+        "magnetar.rest.pages.page", lambda document: written.append(document["openapi"]) or "page"
+    )
     add_docs(application)
 
     async def run() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=application), base_url="http://test"
+        ) as client:
             documents = [(await client.get("/openapi.json")).json() for _ in range(3)]
             assert documents == [application.openapi()] * 3
             assert [(await client.get("/docs")).text for _ in range(2)] == ["page"] * 2
@@ -401,7 +508,10 @@ def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:
     asked = {"accept-encoding": "gzip"}
     assert ask(port, "GET", "/openapi.json", headers=asked).headers["content-encoding"] == "gzip"
     assert "content-encoding" not in ask(port, "GET", "/ready", headers=asked).headers
-    assert "content-encoding" not in ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"}).headers
+    assert (
+        "content-encoding"
+        not in ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"}).headers
+    )
 
 
 def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
@@ -426,8 +536,11 @@ def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
         ("GET", "/admin/v2/broker-stats/allocator-stats/default", 405),
     ],
 )
-def test_what_is_not_offered_yet_is_refused_by_name(port: MemoryPort, method: str, path: str, status: int) -> None:
-    """Tools that ask for it get the status that Pulsar's clients understand, not "no such route"."""
+def test_what_is_not_offered_yet_is_refused_by_name(
+    port: MemoryPort, method: str, path: str, status: int
+) -> None:
+    """Tools that ask for it get the status that Pulsar's clients understand, not "no such
+    route"."""
     assert "GET /docs lists" not in refused(ask(port, method, path), status)
 
 

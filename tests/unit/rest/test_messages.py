@@ -1,4 +1,5 @@
-"""Messages over REST: large ones are sent in parts, and those that peers do not read hold a bounded amount of memory."""
+"""Messages over REST: large ones are sent in parts, and those that peers do not read hold a
+bounded amount of memory."""
 
 from __future__ import annotations
 
@@ -47,8 +48,19 @@ class SlowPeer:
 
     async def ask(self) -> None:
         path, query = PATH, b""
-        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query, "headers": []}
-        await self._application(scope | {"scheme": "http", "server": ("test", 80), "client": ("x", 1)}, self._receive, self._send)
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query,
+            "headers": [],
+        }
+        await self._application(
+            scope | {"scheme": "http", "server": ("test", 80), "client": ("x", 1)},
+            self._receive,
+            self._send,
+        )
 
     async def _receive(self) -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -61,7 +73,8 @@ class SlowPeer:
 
 
 def test_payloads_that_are_not_read_leave_no_room_for_more() -> None:
-    """The next large one is refused for now; once the slow peer has read, or has gone, there is room again."""
+    """The next large one is refused for now; once the slow peer has read, or has gone, there is
+    room again."""
 
     async def run() -> None:
         port = LargeMessages()

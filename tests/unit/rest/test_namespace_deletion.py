@@ -64,7 +64,8 @@ async def opened(directory: Path) -> AsyncIterator[tuple[Port, Broker, Peer, Mem
 
 
 async def retired(store: MemoryStore) -> None:
-    """Wait until no bundle of the namespace is anybody's; what is left of them is for the collector."""
+    """Wait until no bundle of the namespace is anybody's; what is left of them is for the
+    collector."""
     async with asyncio.timeout(120):
         while True:
             items = (await store.range(keys.bundles_in(NAME))).items
@@ -72,7 +73,10 @@ async def retired(store: MemoryStore) -> None:
                 break
             await asyncio.sleep(0.01)
     for item in items:
-        assert await store.get(keys.manifest(BundleName.parse(item.key.removeprefix(keys.BUNDLES)))) is None
+        assert (
+            await store.get(keys.manifest(BundleName.parse(item.key.removeprefix(keys.BUNDLES))))
+            is None
+        )
 
 
 async def record(store: MemoryStore) -> NamespaceRecord | None:
@@ -80,8 +84,11 @@ async def record(store: MemoryStore) -> NamespaceRecord | None:
     return NamespaceRecord.decode(item.value) if item is not None else None
 
 
-def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(tmp_path: Path) -> None:
-    """Producers return as soon as their topic is gone and others are left; they are told to wait, and in the end that there is nothing."""
+def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(
+    tmp_path: Path,
+) -> None:
+    """Producers return as soon as their topic is gone and others are left; they are told to
+    wait, and in the end that there is nothing."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, _broker, peer, store):
@@ -94,13 +101,19 @@ def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(tmp
             async def come_back(topic: TopicName) -> None:
                 if topic.partition < 0:
                     await peer.answer(Type.CLOSE_PRODUCER)
-                    returned.append(await peer.ask("producer", topic=str(topic), producer_id=100 + len(returned)))
+                    returned.append(
+                        await peer.ask(
+                            "producer", topic=str(topic), producer_id=100 + len(returned)
+                        )
+                    )
 
             port.deleted = come_back
             await port.delete_namespace(NAME, force=True)
             assert [answer.type for answer in returned] == [Type.ERROR] * 3
             assert {answer.error.error for answer in returned} == {WireCode.SERVICE_NOT_READY}
-            assert all("is being unloaded" in answer.error.message for answer in returned), "what makes the C++ client try again"
+            assert all("is being unloaded" in answer.error.message for answer in returned), (
+                "what makes the C++ client try again"
+            )
             assert await record(store) is None
             assert not (await store.range(keys.partitioned_topics_in(NAME))).items
             await retired(store)
@@ -114,12 +127,17 @@ def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(tmp
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_topic_born_while_its_namespace_is_deleted_is_found(tmp_path: Path, force: bool) -> None:
-    """At a broker that has not seen the mark, behind the list: it goes by force, and keeps the namespace, which is as before, without."""
+    """At a broker that has not seen the mark, behind the list: it goes by force, and keeps the
+    namespace, which is as before, without."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
             await peer.lookup(TOPICS[0])
-            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            [owned] = [
+                found
+                for name, found in broker.ownership.owned.items()
+                if name.startswith(f"{NAME}/")
+            ]
             listed = 0
 
             async def come() -> None:
@@ -147,13 +165,20 @@ def test_a_topic_born_while_its_namespace_is_deleted_is_found(tmp_path: Path, fo
     asyncio.run(scenario())
 
 
-def test_a_mark_goes_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused deletion cannot take its mark back, nor can the next look; the one after it does. The mark of a deletion that runs stays."""
+def test_a_mark_goes_when_the_store_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused deletion cannot take its mark back, nor can the next look; the one after it
+    does. The mark of a deletion that runs stays."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
             await peer.lookup(TOPICS[0])
-            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            [owned] = [
+                found
+                for name, found in broker.ownership.owned.items()
+                if name.startswith(f"{NAME}/")
+            ]
             transact, listed, failed = broker.context.store.transact, 0, 0
 
             async def come() -> None:
@@ -166,7 +191,9 @@ def test_a_mark_goes_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.
                     assert found.deleting == broker.incarnation, "its deletion runs"
                     assert await owned.topic(TopicName.parse(TOPICS[0]), create=True) is not None
 
-            async def away_twice(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+            async def away_twice(
+                compares: Sequence[Compare], operations: Sequence[Operation]
+            ) -> TxnResult:
                 nonlocal failed
                 unmarks = any(
                     isinstance(found, Put)
@@ -193,13 +220,16 @@ def test_a_mark_goes_when_the_store_is_back(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> None:
-    """Its deletion ended with it: topics come into being again, and the namespace can be deleted."""
+    """Its deletion ended with it: topics come into being again, and the namespace can be
+    deleted."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
             found = await record(store)
             assert found is not None
-            revision = await store.put(keys.namespace(NAME), replace(found, deleting="broker-9-1").encode())
+            revision = await store.put(
+                keys.namespace(NAME), replace(found, deleting="broker-9-1").encode()
+            )
             await broker.views.namespaces.reach(revision)
             await peer.lookup(TOPICS[0])
             await peer.produce(1, TOPICS[0])
@@ -250,23 +280,35 @@ async def gone_for_good(port: Port, broker: Broker, peer: Peer, store: MemorySto
     await peer.lookup(TOPICS[1])
     await peer.produce(300, TOPICS[1])
     assert [str(topic) for topic in (await port._entered(NAME))[1]] == [TOPICS[1]]
-    [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+    [owned] = [
+        found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")
+    ]
     assert list(owned.topics) == [TOPICS[1]]
 
 
 def enters(operations: Sequence[Operation]) -> bool:
     """Whether a transaction enters a plain topic."""
-    return any(isinstance(operation, Put) and operation.key.startswith(keys.TOPICS) for operation in operations)
+    return any(
+        isinstance(operation, Put) and operation.key.startswith(keys.TOPICS)
+        for operation in operations
+    )
 
 
 @pytest.mark.parametrize("behind", ["barrier", "entry"])
-def test_no_topic_is_born_into_a_namespace_that_is_gone(tmp_path: Path, behind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is deleted while a topic is being created: before that is durable, or before it is entered, when a second client uses it already."""
+def test_no_topic_is_born_into_a_namespace_that_is_gone(
+    tmp_path: Path, behind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted while a topic is being created: before that is durable, or before it is
+    entered, when a second client uses it already."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store), open_peer(broker) as second:
             await peer.lookup(TOPICS[0])
-            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            [owned] = [
+                found
+                for name, found in broker.ownership.owned.items()
+                if name.startswith(f"{NAME}/")
+            ]
             reached, go_on = asyncio.Event(), asyncio.Event()
             barrier, transact = broker.context.log.barrier, broker.context.store.transact
 
@@ -275,7 +317,9 @@ def test_no_topic_is_born_into_a_namespace_that_is_gone(tmp_path: Path, behind: 
                 await go_on.wait()
                 await barrier()
 
-            async def slow_entry(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+            async def slow_entry(
+                compares: Sequence[Compare], operations: Sequence[Operation]
+            ) -> TxnResult:
                 if enters(operations):
                     reached.set()
                     await go_on.wait()
@@ -302,17 +346,26 @@ def test_no_topic_is_born_into_a_namespace_that_is_gone(tmp_path: Path, behind: 
     asyncio.run(scenario())
 
 
-def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store was away when it was created, and it has been in use since then: its clients are sent away."""
+def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was away when it was created, and it has been in use since then: its clients are
+    sent away."""
     monkeypatch.setattr(topic_registry, "REGISTRATION_WAIT_S", 0.05)
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
             await peer.lookup(TOPICS[0])
-            [owned] = [found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")]
+            [owned] = [
+                found
+                for name, found in broker.ownership.owned.items()
+                if name.startswith(f"{NAME}/")
+            ]
             transact = broker.context.store.transact
 
-            async def away(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+            async def away(
+                compares: Sequence[Compare], operations: Sequence[Operation]
+            ) -> TxnResult:
                 if enters(operations):
                     raise StoreUnavailable("the store is away")
                 return await transact(compares, operations)
@@ -350,7 +403,8 @@ def test_no_partitioned_topic_comes_into_a_namespace_that_is_gone(tmp_path: Path
 def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to its release was lost, and the leader was quick: that is no takeover, and its other bundles are served on."""
+    """The answer to its release was lost, and the leader was quick: that is no takeover, and its
+    other bundles are served on."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
@@ -358,11 +412,19 @@ def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobod
             await peer.produce(1, TOPICS[0])
             transact, lost = broker.context.store.transact, 0
 
-            async def unheard(compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+            async def unheard(
+                compares: Sequence[Compare], operations: Sequence[Operation]
+            ) -> TxnResult:
                 nonlocal lost
                 result = await transact(compares, operations)
-                puts = [put for put in operations if isinstance(put, Put) and put.key.startswith(keys.bundles_in(NAME))]
-                if result.succeeded and any(BundleRecord.decode(put.value).state is BundleState.FREE for put in puts):
+                puts = [
+                    put
+                    for put in operations
+                    if isinstance(put, Put) and put.key.startswith(keys.bundles_in(NAME))
+                ]
+                if result.succeeded and any(
+                    BundleRecord.decode(put.value).state is BundleState.FREE for put in puts
+                ):
                     lost += 1
                     await retired(store)
                     raise StoreUnavailable("the answer was lost")
@@ -371,7 +433,10 @@ def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobod
             monkeypatch.setattr(broker.context.store, "transact", unheard)
             await port.delete_namespace(NAME, force=True)
             async with asyncio.timeout(120):
-                while any(str(owned.name.namespace) == str(NAME) for owned in broker.ownership.owned.values()):
+                while any(
+                    str(owned.name.namespace) == str(NAME)
+                    for owned in broker.ownership.owned.values()
+                ):
                     assert broker.ready, "its incarnation has ended"
                     await asyncio.sleep(0.01)
             assert lost == 1

@@ -1,4 +1,5 @@
-"""Routes for operators: cordons, damage of the whole cluster, policies in one request, explanations; what is malformed is 4xx with a reason."""
+"""Routes for operators: cordons, damage of the whole cluster, policies in one request,
+explanations; what is malformed is 4xx with a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class OperationsInMemory:
     async def uncordon(self, broker: str) -> None:
         del self.cordons[broker]
 
-    async def edit_policies(self, target: NamespaceName, edit: Callable[[dict[str, Any]], None]) -> None:
+    async def edit_policies(
+        self, target: NamespaceName, edit: Callable[[dict[str, Any]], None]
+    ) -> None:
         if target.tenant == "no":
             raise NamespaceNotFound(f"Namespace {target} does not exist")
         edit(self.stored)
@@ -68,13 +71,17 @@ def test_a_cordon_drains_unless_it_says_otherwise() -> None:
     port = OperationsInMemory()
     assert ask(port, "PUT", CORDON).status_code == 204
     assert port.cordons == {"broker-1": (True, "cordoned by REST", False)}
-    assert ask(port, "PUT", CORDON, {"drain": False, "reason": "r", "force": True}).status_code == 204
+    assert (
+        ask(port, "PUT", CORDON, {"drain": False, "reason": "r", "force": True}).status_code == 204
+    )
     assert port.cordons == {"broker-1": (False, "r", True)}
     assert ask(port, "DELETE", CORDON).status_code == 204
     assert port.cordons == {}
 
 
-@pytest.mark.parametrize("body", [{"drain": 1}, {"force": "yes"}, {"reason": 5}, {"reason": "x" * 501}, [1]])
+@pytest.mark.parametrize(
+    "body", [{"drain": 1}, {"force": "yes"}, {"reason": 5}, {"reason": "x" * 501}, [1]]
+)
 def test_a_malformed_cordon_is_refused(body: Any) -> None:
     """400 with a reason that names the field; nothing is written."""
     port = OperationsInMemory()
@@ -86,25 +93,46 @@ def test_a_malformed_cordon_is_refused(body: Any) -> None:
 
 def test_damage_is_one_brokers_or_everybodys() -> None:
     port = OperationsInMemory()
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {"damage": [{"what": "read"}], "short_of_space": "no room"}
-    assert ask(port, "GET", "/magnetar/v1/damage?cluster=true").json()["unreachable"] == ["broker-2"]
+    assert ask(port, "GET", "/magnetar/v1/damage").json() == {
+        "damage": [{"what": "read"}],
+        "short_of_space": "no room",
+    }
+    assert ask(port, "GET", "/magnetar/v1/damage?cluster=true").json()["unreachable"] == [
+        "broker-2"
+    ]
 
 
 def test_policies_change_together_and_others_stay() -> None:
     """A merge: what is named is replaced, null is handed on as such, the rest is untouched."""
     port = OperationsInMemory()
     path = "/magnetar/v1/namespaces/public/default/policies"
-    assert ask(port, "PATCH", path, {"message_ttl_in_seconds": 7, "retention_policies": None}).status_code == 204
-    assert port.stored == {"message_ttl_in_seconds": 7, "deduplicationEnabled": True, "retention_policies": None}
+    assert (
+        ask(
+            port, "PATCH", path, {"message_ttl_in_seconds": 7, "retention_policies": None}
+        ).status_code
+        == 204
+    )
+    assert port.stored == {
+        "message_ttl_in_seconds": 7,
+        "deduplicationEnabled": True,
+        "retention_policies": None,
+    }
     assert ask(port, "PATCH", "/magnetar/v1/namespaces/no/where/policies", {}).status_code == 404
     assert ask(port, "PATCH", path, [1]).status_code == 400
 
 
 def test_explanations_are_of_a_topic_or_a_bundle() -> None:
-    """Names are parsed before the broker is asked; from broker to broker the bundle must be named."""
+    """Names are parsed before the broker is asked; from broker to broker the bundle must be
+    named."""
     port = OperationsInMemory()
-    assert ask(port, "GET", "/magnetar/v1/explain?topic=t").json() == {"topic": "persistent://public/default/t", "bundle": None}
-    assert ask(port, "GET", f"/magnetar/v1/explain?bundle={BUNDLE}").json() == {"topic": None, "bundle": BUNDLE}
+    assert ask(port, "GET", "/magnetar/v1/explain?topic=t").json() == {
+        "topic": "persistent://public/default/t",
+        "bundle": None,
+    }
+    assert ask(port, "GET", f"/magnetar/v1/explain?bundle={BUNDLE}").json() == {
+        "topic": None,
+        "bundle": BUNDLE,
+    }
     assert ask(port, "GET", f"/magnetar/v1/explain/owned?bundle={BUNDLE}").json()["serving"] is True
     for query in ("explain?topic=x://y", "explain?bundle=a/b/c", "explain/owned"):
         answer = ask(port, "GET", f"/magnetar/v1/{query}")

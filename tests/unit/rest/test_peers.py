@@ -1,4 +1,5 @@
-"""Admin requests from broker to broker: the answer, a refusal with its reason, a peer that is not there or says something else."""
+"""Admin requests from broker to broker: the answer, a refusal with its reason, a peer that is
+not there or says something else."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
     """The name is encoded once; no content is None."""
     found, asked = exchange(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"ledgerId":3}')
     assert found == {"ledgerId": 3}
-    assert asked.startswith(b"POST /admin/v2/persistent/public/default/a%20b-partition-1/terminate HTTP/1.1\r\n")
+    assert asked.startswith(
+        b"POST /admin/v2/persistent/public/default/a%20b-partition-1/terminate HTTP/1.1\r\n"
+    )
     assert exchange(b"HTTP/1.1 204 No Content\r\n\r\n")[0] is None
 
 
@@ -74,13 +77,16 @@ def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
         (b"", ServiceNotReady, "before its answer"),
     ],
 )
-def test_a_refusal_keeps_its_status_and_reason(answer: bytes, error: type[MagnetarError], text: str) -> None:
+def test_a_refusal_keeps_its_status_and_reason(
+    answer: bytes, error: type[MagnetarError], text: str
+) -> None:
     with pytest.raises(error, match=text):
         exchange(answer)
 
 
 def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
-    """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is one that sends us in circles asked for ever."""
+    """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is
+    one that sends us in circles asked for ever."""
     visited = 0
 
     async def main() -> None:
@@ -90,12 +96,17 @@ def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
             nonlocal visited
             visited += 1
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(f"HTTP/1.1 307 Temporary Redirect\r\nLOCATION: {stranger_url}/again\r\n\r\n".encode())
+            writer.write(
+                f"HTTP/1.1 307 Temporary Redirect\r\nLOCATION: {stranger_url}/again\r\n\r\n".encode()
+            )
             writer.close()
 
         stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
         stranger_url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
-        moved = f"HTTP/1.1 307 Temporary Redirect\r\nlocation: {stranger_url}/admin/v2/x?y=1\r\ncontent-length: 0\r\n\r\n".encode()
+        moved = (
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: "
+            f"{stranger_url}/admin/v2/x?y=1\r\ncontent-length: 0\r\n\r\n"
+        ).encode()
 
         async def ask(url: str) -> Any:
             return await ask_peer(Caller(), url, "PUT", TOPIC, "/unload")

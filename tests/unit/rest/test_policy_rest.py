@@ -1,4 +1,5 @@
-"""Policies, tenants and clusters over REST and a real broker: every row of the table, what is refused, and that it acts at once and lasts."""
+"""Policies, tenants and clusters over REST and a real broker: every row of the table, what is
+refused, and that it acts at once and lasts."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ VALUES: dict[str, Any] = {
     },
     "subscription_types_enabled": ["Exclusive", "Shared"],
     "autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False},
-    "autoTopicCreationOverride": {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2},
+    "autoTopicCreationOverride": {
+        "allowAutoTopicCreation": True,
+        "topicType": "partitioned",
+        "defaultNumPartitions": 2,
+    },
     "deduplicationEnabled": True,
     "encryption_required": True,
     "replication_clusters": ["standalone"],
@@ -66,7 +71,8 @@ NUMBERS = frozenset(
 
 
 def value_of(key: str) -> Any:
-    """Something that can be stored under a key: what it means, a number, or anything at all where nothing reads it."""
+    """Something that can be stored under a key: what it means, a number, or anything at all
+    where nothing reads it."""
     return VALUES.get(key, 7 if key in NUMBERS else {"stored": [key]})
 
 
@@ -79,7 +85,8 @@ def play(directory: Path, script: Script, **settings: Any) -> None:
 
 
 def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path) -> None:
-    """PUT and POST set, GET returns what was given, DELETE brings back what an unset policy answers: a value or 204."""
+    """PUT and POST set, GET returns what was given, DELETE brings back what an unset policy
+    answers: a value or 204."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
@@ -129,7 +136,9 @@ def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path)
         ("DELETE", "/admin/v2/namespaces/no/where", None, 404),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, path: str, body: Any, status: int) -> None:
+def test_what_is_wrong_is_refused_with_a_reason(
+    tmp_path: Path, method: str, path: str, body: Any, status: int
+) -> None:
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         await rest(method, path, body, status=status)
 
@@ -149,7 +158,8 @@ def test_what_is_wrong_is_refused_with_a_reason(tmp_path: Path, method: str, pat
     ids=["nan", "infinity", "overflow", "surrogate", "surrogate-key", "nested"],
 )
 def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
-    """Python reads more than JSON is: a policy, a property or a document of that kind would be an error for whoever asks for it afterwards."""
+    """Python reads more than JSON is: a policy, a property or a document of that kind would be
+    an error for whoever asks for it afterwards."""
 
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
@@ -173,7 +183,9 @@ def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(tmp_path:
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
         service = broker.service
-        [topic] = [found for owned in broker.ownership.owned.values() for found in owned.topics.values()]
+        [topic] = [
+            found for owned in broker.ownership.owned.values() for found in owned.topics.values()
+        ]
         await rest("POST", f"{NAMESPACE}/deduplication", True)
         await rest("POST", f"{NAMESPACE}/messageTTL", 60)
         assert topic.policies.deduplication_enabled
@@ -195,15 +207,28 @@ def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
         await peer.produce()
-        [topic] = [found for owned in broker.ownership.owned.values() for found in owned.topics.values()]
+        [topic] = [
+            found for owned in broker.ownership.owned.values() for found in owned.topics.values()
+        ]
         for base in (NAMESPACE, f"{TOPICS}/t"):
             await rest("POST", f"{base}/backlogQuota", {"limit": 1000, "policy": REFUSE})
-            await rest("POST", f"{base}/backlogQuota?backlogQuotaType=message_age", {"limitTime": 60, "policy": REFUSE})
+            await rest(
+                "POST",
+                f"{base}/backlogQuota?backlogQuotaType=message_age",
+                {"limitTime": 60, "policy": REFUSE},
+            )
             found = await rest.get(f"{base}/backlogQuotaMap")
-            assert found["destination_storage"] == {"limit": 1000, "limitSize": 1000, "limitTime": -1, "policy": REFUSE}
+            assert found["destination_storage"] == {
+                "limit": 1000,
+                "limitSize": 1000,
+                "limitTime": -1,
+                "policy": REFUSE,
+            }
             await rest("DELETE", f"{base}/backlogQuota?backlogQuotaType=message_age")
             assert list(await rest.get(f"{base}/backlogQuotaMap")) == ["destination_storage"]
-            assert topic.policies.backlog_quotas == {DESTINATION_STORAGE: BacklogQuota(1000, -1, REFUSE)}
+            assert topic.policies.backlog_quotas == {
+                DESTINATION_STORAGE: BacklogQuota(1000, -1, REFUSE)
+            }
             await rest("DELETE", f"{base}/backlogQuota")
             assert await rest.get(f"{base}/backlogQuotaMap") == {}
             await rest("PUT", f"{base}/properties", {"a": "1", "b": "2"})
@@ -223,7 +248,8 @@ def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
 
 
 def test_policies_survive_a_restart(tmp_path: Path) -> None:
-    """Those of a namespace and of a partitioned topic are in the store, those of a topic in its log."""
+    """Those of a namespace and of a partitioned topic are in the store, those of a topic in its
+    log."""
 
     async def main() -> None:
         store = MemoryStore(SystemClock())
@@ -236,7 +262,11 @@ def test_policies_survive_a_restart(tmp_path: Path) -> None:
                         if life == 0:
                             await peer.produce()
                             await rest("PUT", f"{TOPICS}/many/partitions", 2)
-                            for path in (f"{NAMESPACE}/messageTTL", f"{TOPICS}/t/maxProducers", f"{TOPICS}/many/maxConsumers"):
+                            for path in (
+                                f"{NAMESPACE}/messageTTL",
+                                f"{TOPICS}/t/maxProducers",
+                                f"{TOPICS}/many/maxConsumers",
+                            ):
                                 await rest("POST", path, 9)
                             await rest("PUT", f"{TOPICS}/t/properties", {"mine": "yes"})
                         assert await rest.get(f"{NAMESPACE}/messageTTL") == 9
@@ -246,8 +276,15 @@ def test_policies_survive_a_restart(tmp_path: Path) -> None:
                         partition = f"{TOPIC[:-1]}many-partition-0"
                         await peer.lookup(partition)
                         await peer.produce(producer_id=2, topic=partition)
-                        found = {name: host for owned in broker.ownership.owned.values() for name, host in owned.topics.items()}
-                        assert (found[partition].policies.max_consumers, found[partition].policies.message_ttl_s) == (9, 9)
+                        found = {
+                            name: host
+                            for owned in broker.ownership.owned.values()
+                            for name, host in owned.topics.items()
+                        }
+                        assert (
+                            found[partition].policies.max_consumers,
+                            found[partition].policies.message_ttl_s,
+                        ) == (9, 9)
                         assert found[TOPIC].policies.max_producers == 9
                 finally:
                     await broker.close()
@@ -266,10 +303,21 @@ def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
         assert await rest.get("/admin/v2/clusters/other") == {"serviceUrl": "http://p"}
         assert await rest.get("/admin/v2/clusters") == ["other", "standalone"]
         await rest("DELETE", "/admin/v2/clusters/other")
-        await rest("PUT", "/admin/v2/tenants/mine", {"adminRoles": ["me"], "allowedClusters": ["standalone"]})
+        await rest(
+            "PUT",
+            "/admin/v2/tenants/mine",
+            {"adminRoles": ["me"], "allowedClusters": ["standalone"]},
+        )
         await rest("PUT", "/admin/v2/tenants/mine", {}, status=409)
-        assert await rest.get("/admin/v2/tenants/mine") == {"adminRoles": ["me"], "allowedClusters": ["standalone"]}
-        await rest("PUT", "/admin/v2/namespaces/mine/ns", {"message_ttl_in_seconds": 4, "replication_clusters": ["standalone"]})
+        assert await rest.get("/admin/v2/tenants/mine") == {
+            "adminRoles": ["me"],
+            "allowedClusters": ["standalone"],
+        }
+        await rest(
+            "PUT",
+            "/admin/v2/namespaces/mine/ns",
+            {"message_ttl_in_seconds": 4, "replication_clusters": ["standalone"]},
+        )
         assert (await rest.get("/admin/v2/namespaces/mine/ns"))["message_ttl_in_seconds"] == 4
         assert await rest.get("/admin/v2/namespaces/mine") == ["mine/ns"]
         await rest("DELETE", "/admin/v2/tenants/mine", status=409)
@@ -285,20 +333,32 @@ def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
 
 
 def test_who_asks_another_broker_is_sent_to_the_owner(tmp_path: Path) -> None:
-    """307 with the whole path and query, as Pulsar's admin clients follow it; what is in the store is answered anywhere."""
+    """307 with the whole path and query, as Pulsar's admin clients follow it; what is in the
+    store is answered anywhere."""
 
     async def main() -> None:
         store = MemoryStore(SystemClock())
         async with running_broker(tmp_path, store=store) as first, open_peer(first) as peer:
             await peer.lookup()
             await peer.produce()
-            async with running_broker(tmp_path, store=store, name="broker-1") as second, rest_over(tmp_path, second) as rest:
+            async with (
+                running_broker(tmp_path, store=store, name="broker-1") as second,
+                rest_over(tmp_path, second) as rest,
+            ):
                 path = f"{TOPICS}/t/stats?getPreciseBacklog=true"
                 found = await rest.ask("GET", path)
-                assert (found.status_code, found.headers["location"]) == (307, first.context.http_url + path)
+                assert (found.status_code, found.headers["location"]) == (
+                    307,
+                    first.context.http_url + path,
+                )
                 await rest("POST", f"{NAMESPACE}/messageTTL", 5)
                 async with asyncio.timeout(120):
-                    while first.service.namespace_policies(NamespaceName("public", "default")).message_ttl_s != 5:
+                    while (
+                        first.service.namespace_policies(
+                            NamespaceName("public", "default")
+                        ).message_ttl_s
+                        != 5
+                    ):
                         await asyncio.sleep(0.01)
         await store.close()
 

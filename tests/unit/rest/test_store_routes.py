@@ -32,19 +32,25 @@ def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> 
     asyncio.run(main())
 
 
-def client_of(application: FastAPI, host: str = "127.0.0.1", headers: dict[str, str] = INTERNAL) -> httpx.AsyncClient:
+def client_of(
+    application: FastAPI, host: str = "127.0.0.1", headers: dict[str, str] = INTERNAL
+) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=application, client=(host, 1234))
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
 def test_a_transaction_commits_once() -> None:
-    """Compare, put and delete in one: the second time the comparison fails and tells what is there."""
+    """Compare, put and delete in one: the second time the comparison fails and tells what is
+    there."""
 
     async def script(store: MemoryStore, application: FastAPI) -> None:
         value = base64.b64encode(b"\x00\xff").decode()
         body = {
             "compares": [{"key": "a", "target": "mod", "operator": "=", "operand": 0}],
-            "operations": [{"kind": "put", "key": "a", "value": value}, {"kind": "delete", "key": "b"}],
+            "operations": [
+                {"kind": "put", "key": "a", "value": value},
+                {"kind": "delete", "key": "b"},
+            ],
         }
         await store.put("b", b"old")
         async with client_of(application) as client:
@@ -53,7 +59,10 @@ def test_a_transaction_commits_once() -> None:
             second = (await client.post(f"{ROUTES}/transact", json=body)).json()
             assert (second["succeeded"], second["current"][0]["value"]) == (False, value)
             read = (await client.post(f"{ROUTES}/get", json={"key": "a"})).json()
-            assert (read["item"]["value"], read["item"]["mod_revision"]) == (value, first["revision"])
+            assert (read["item"]["value"], read["item"]["mod_revision"]) == (
+                value,
+                first["revision"],
+            )
             assert (await client.post(f"{ROUTES}/get", json={"key": "b"})).json() == {"item": None}
             found = (await client.post(f"{ROUTES}/range", json={"prefix": ""})).json()
             assert [item["key"] for item in found["items"]] == ["a"]
@@ -62,7 +71,13 @@ def test_a_transaction_commits_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "headers"), [("10.0.0.7", INTERNAL), ("127.0.0.1", {}), ("::ffff:10.0.0.7", INTERNAL), ("testclient", INTERNAL)]
+    ("host", "headers"),
+    [
+        ("10.0.0.7", INTERNAL),
+        ("127.0.0.1", {}),
+        ("::ffff:10.0.0.7", INTERNAL),
+        ("testclient", INTERNAL),
+    ],
 )
 def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
     """Another machine, and a web page in a browser of this one (which cannot send the header)."""
@@ -80,12 +95,21 @@ def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"compares": [{"key": "a", "target": "value", "operator": "=", "operand": 1}], "operations": []},
-        {"compares": [{"key": "a", "target": "mod", "operator": "=", "operand": "YQ=="}], "operations": []},
+        {
+            "compares": [{"key": "a", "target": "value", "operator": "=", "operand": 1}],
+            "operations": [],
+        },
+        {
+            "compares": [{"key": "a", "target": "mod", "operator": "=", "operand": "YQ=="}],
+            "operations": [],
+        },
         {"compares": [], "operations": [{"kind": "put", "key": "a", "value": "no base64!"}]},
         {"compares": [], "operations": [{"kind": "drop", "key": "a"}]},
         {"compares": [], "operations": [], "extra": 1},
-        {"compares": [], "operations": [{"kind": "put", "key": f"k{number}"} for number in range(129)]},
+        {
+            "compares": [],
+            "operations": [{"kind": "put", "key": f"k{number}"} for number in range(129)],
+        },
     ],
 )
 def test_malformed_requests_change_nothing(body: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""Topics and subscriptions over a real broker: made, moved and deleted over REST, and what a namespace's policy lets clients make."""
+"""Topics and subscriptions over a real broker: made, moved and deleted over REST, and what a
+namespace's policy lets clients make."""
 
 from __future__ import annotations
 
@@ -11,35 +12,54 @@ from tests.support.topic_lives import PATH, Lives, play
 
 
 def test_subscriptions_are_made_moved_and_deleted_over_rest(tmp_path: Path) -> None:
-    """Create at a position, skip, reset by id and by time, delete; what is in the way says so; all of it is durable."""
+    """Create at a position, skip, reset by id and by time, delete; what is in the way says so;
+    all of it is durable."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=True) as life:
             await life.peer.produce()
             positions = await life.publish(5)
             ledger, number = positions[2]
-            await life.rest("PUT", f"{PATH}/subscription/at", {"ledgerId": ledger, "entryId": number})
+            await life.rest(
+                "PUT", f"{PATH}/subscription/at", {"ledgerId": ledger, "entryId": number}
+            )
             await life.rest("PUT", f"{PATH}/subscription/at", {}, status=409)
             await life.rest(
-                "PUT", f"{PATH}/subscription/first", {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1, "properties": {"a": "b"}}
+                "PUT",
+                f"{PATH}/subscription/first",
+                {"ledgerId": 2**64 - 1, "entryId": 2**64 - 1, "properties": {"a": "b"}},
             )
-            await life.rest("PUT", f"{PATH}/subscription/last", {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1})
+            await life.rest(
+                "PUT", f"{PATH}/subscription/last", {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}
+            )
             assert await life.rest.get(f"{PATH}/subscriptions") == ["at", "first", "last"]
             stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
-            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 3, "first": 5, "last": 0}
+            assert {name: found["msgBacklog"] for name, found in stats.items()} == {
+                "at": 3,
+                "first": 5,
+                "last": 0,
+            }
             assert stats["first"]["subscriptionProperties"] == {"a": "b"}
             await life.rest("POST", f"{PATH}/subscription/first/skip/2")
             await life.rest(
-                "POST", f"{PATH}/subscription/last/resetcursor", {"ledgerId": ledger, "entryId": number, "isExcluded": True}
+                "POST",
+                f"{PATH}/subscription/last/resetcursor",
+                {"ledgerId": ledger, "entryId": number, "isExcluded": True},
             )
             await life.rest("POST", f"{PATH}/subscription/at/resetcursor/0")
             await life.rest("POST", f"{PATH}/subscription/none/skip_all", status=404)
-            await life.rest("POST", f"{PATH}/subscription/at/resetcursor", {"ledgerId": "x"}, status=400)
+            await life.rest(
+                "POST", f"{PATH}/subscription/at/resetcursor", {"ledgerId": "x"}, status=400
+            )
             assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
             await life.rest("DELETE", f"{PATH}/subscription/first", status=412)
         async with lives.one() as life:
             stats = (await life.rest.get(f"{PATH}/stats"))["subscriptions"]
-            assert {name: found["msgBacklog"] for name, found in stats.items()} == {"at": 5, "first": 3, "last": 2}
+            assert {name: found["msgBacklog"] for name, found in stats.items()} == {
+                "at": 5,
+                "first": 3,
+                "last": 2,
+            }
             assert (await life.peer.subscribe(1, subscription="first")).type == Type.SUCCESS
             await life.rest("DELETE", f"{PATH}/subscription/first?force=true")
             await life.peer.answer(Type.CLOSE_CONSUMER)
@@ -49,7 +69,8 @@ def test_subscriptions_are_made_moved_and_deleted_over_rest(tmp_path: Path) -> N
 
 
 def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path) -> None:
-    """409 for what is there, 404 for what is not, 412 for what has clients; a namespace with topics goes only by force."""
+    """409 for what is there, 404 for what is not, 412 for what has clients; a namespace with
+    topics goes only by force."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -64,19 +85,29 @@ def test_topics_and_partitions_are_created_and_deleted_over_rest(tmp_path: Path)
             assert await rest.get(f"{TOPICS}/many/subscriptions") == ["s"]
             assert await rest.get(f"{TOPICS}/partitioned") == ["persistent://public/default/many"]
             total = await rest.get(f"{TOPICS}/many/partitioned-stats")
-            assert (total["metadata"]["partitions"], len(total["partitions"]), list(total["subscriptions"])) == (3, 3, ["s"])
+            assert (
+                total["metadata"]["partitions"],
+                len(total["partitions"]),
+                list(total["subscriptions"]),
+            ) == (3, 3, ["s"])
             await rest("POST", f"{TOPICS}/many/partitions", 4)
             await life.peer.lookup(f"{TOPIC[:-1]}many-partition-2")
             await life.peer.subscribe(1, f"{TOPIC[:-1]}many-partition-2")
-            assert "consumers connected to s" in (await rest("DELETE", f"{TOPICS}/many/partitions", status=412))["reason"]
+            assert (
+                "consumers connected to s"
+                in (await rest("DELETE", f"{TOPICS}/many/partitions", status=412))["reason"]
+            )
             assert (await rest.get(f"{TOPICS}/many/partitions"))["partitions"] == 4
             assert len(await rest.get(TOPICS)) == 5, "a refused deletion has deleted nothing"
-            assert await rest.get(f"{TOPICS}/many-partition-0/subscriptions") == ["s"], "not even what nobody uses"
+            assert await rest.get(f"{TOPICS}/many-partition-0/subscriptions") == ["s"], (
+                "not even what nobody uses"
+            )
             await rest("DELETE", f"{TOPICS}/many/partitions?force=true")
             await life.peer.answer(Type.CLOSE_CONSUMER)
             await rest("DELETE", f"{TOPICS}/many/partitions", status=404)
             assert await rest.get(TOPICS) == [TOPIC]
-            await rest("PUT", f"{PATH}/subscription/idle", {})  # goes with its topic, as Pulsar's administration has it
+            # goes with its topic, as Pulsar's administration has it
+            await rest("PUT", f"{PATH}/subscription/idle", {})
             await rest("DELETE", PATH)
             assert await rest.get(TOPICS) == []
             await rest("PUT", "/admin/v2/namespaces/a/b")
@@ -94,7 +125,9 @@ def test_clients_create_topics_only_where_the_policy_lets_them(tmp_path: Path) -
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
-            await life.rest("POST", f"{NAMESPACE}/autoTopicCreation", {"allowAutoTopicCreation": False})
+            await life.rest(
+                "POST", f"{NAMESPACE}/autoTopicCreation", {"allowAutoTopicCreation": False}
+            )
             refused = await life.peer.ask("producer", topic=TOPIC, producer_id=1)
             assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.TOPIC_NOT_FOUND)
             await life.rest("PUT", PATH)

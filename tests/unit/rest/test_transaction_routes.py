@@ -22,25 +22,34 @@ class ManyTransactions:
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
         assert (tcid, older_ms) in ((None, 0), (None, 5), (0, 5))
-        rows = [{"txn": f"(0,{number})", "status": "OPEN", "owner": ""} for number in range(min(self.count, limit))]
+        rows = [
+            {"txn": f"(0,{number})", "status": "OPEN", "owner": ""}
+            for number in range(min(self.count, limit))
+        ]
         return {"transactions": rows, "more": self.count > limit, "unreachable": []}
 
     def get(self, path: str) -> httpx.Response:
         async def run() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.application), base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(self.application), base_url="http://test"
+            ) as client:
                 return await client.get(path)
 
         return asyncio.run(run())
 
 
 def test_slow_transactions_are_all_of_them_or_a_refusal() -> None:
-    """Pulsar's shape is a map without a place for "and more": beyond the bound it says what to ask instead."""
+    """Pulsar's shape is a map without a place for "and more": beyond the bound it says what to
+    ask instead."""
     answer = ManyTransactions(LISTED + 1).get(f"{PULSAR}/5")
     assert answer.status_code == 200
     assert len(answer.json()) == LISTED + 1
     refused = ManyTransactions(LISTED_MAX + 1).get(f"{PULSAR}/5?coordinatorId=0")
     assert refused.status_code == 400
-    assert all(word in refused.json()["reason"] for word in ("timeout", str(LISTED_MAX), "coordinatorId", OURS))
+    assert all(
+        word in refused.json()["reason"]
+        for word in ("timeout", str(LISTED_MAX), "coordinatorId", OURS)
+    )
 
 
 def test_our_list_says_that_there_are_more() -> None:

@@ -7,13 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.names import TopicName
-from magnetar.security.authorization import INTERNAL, Grants, Place, Principal, Right, Rules, allowed
+from magnetar.security.authorization import (
+    INTERNAL,
+    Grants,
+    Place,
+    Principal,
+    Right,
+    Rules,
+    allowed,
+)
 
 TOPIC = TopicName.parse("persistent://acme/orders/t")
 OTHER = TopicName.parse("persistent://acme/orders/u")
 POLICIES = {
     "auth_policies": {
-        "namespace_auth": {"writer": ["produce"], "reader": ["consume"], "both": ["produce", "consume"]},
+        "namespace_auth": {
+            "writer": ["produce"],
+            "reader": ["consume"],
+            "both": ["produce", "consume"],
+        },
         "destination_auth": {str(TOPIC): {"guest": ["consume"]}},
         "subscription_auth_roles": {"billing": ["reader"], "empty": []},
     }
@@ -23,7 +35,13 @@ ROLES = st.sampled_from(["admin", "chief", "writer", "reader", "both", "guest", 
 RIGHTS = st.sampled_from(list(Right))
 
 
-def may(role: str, right: Right, topic: TopicName | None = TOPIC, subscription: str = "", rules: Rules = RULES) -> bool:
+def may(
+    role: str,
+    right: Right,
+    topic: TopicName | None = TOPIC,
+    subscription: str = "",
+    rules: Rules = RULES,
+) -> bool:
     return allowed(Principal(role), right, rules, Place(topic, subscription))
 
 
@@ -57,7 +75,9 @@ def test_a_subscription_may_be_limited_to_roles() -> None:
 
 
 def test_a_namespace_may_want_subscriptions_named_after_their_role() -> None:
-    rules = Rules(frozenset(), frozenset(), Grants.of({**POLICIES, "subscription_auth_mode": "Prefix"}))
+    rules = Rules(
+        frozenset(), frozenset(), Grants.of({**POLICIES, "subscription_auth_mode": "Prefix"})
+    )
     assert may("reader", Right.CONSUME, subscription="reader-1", rules=rules)
     assert not may("reader", Right.CONSUME, subscription="x-reader", rules=rules)
 
@@ -79,18 +99,25 @@ def test_a_role_that_is_called_like_an_internal_one_is_not() -> None:
 
 @given(
     st.recursive(
-        st.none() | st.text(max_size=5) | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner)
+        st.none() | st.text(max_size=5) | st.integers(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
     )
 )
 def test_permissions_of_another_shape_grant_nothing(stored: object) -> None:
     """Records may have been written by others."""
     rules = Rules(frozenset(), frozenset(), Grants.of({"auth_policies": stored}))
-    assert not any(may("reader", right, rules=rules) for right in (Right.PRODUCE, Right.CONSUME, Right.USE))
+    assert not any(
+        may("reader", right, rules=rules) for right in (Right.PRODUCE, Right.CONSUME, Right.USE)
+    )
 
 
 @given(ROLES, RIGHTS, st.booleans())
-def test_taking_a_permission_away_never_gives_a_right(role: str, right: Right, of_topic: bool) -> None:
+def test_taking_a_permission_away_never_gives_a_right(
+    role: str, right: Right, of_topic: bool
+) -> None:
     stored = POLICIES["auth_policies"]
     part = "destination_auth" if of_topic else "namespace_auth"
-    fewer = Rules(RULES.super_users, RULES.administrators, Grants.of({"auth_policies": {**stored, part: {}}}))
+    fewer = Rules(
+        RULES.super_users, RULES.administrators, Grants.of({"auth_policies": {**stored, part: {}}})
+    )
     assert may(role, right) or not may(role, right, rules=fewer)

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import InvalidRequest
-from magnetar.security.document import DOCUMENT_BYTES_MAX, SecurityDocument, TokenOptions, parse_document
+from magnetar.security.document import (
+    DOCUMENT_BYTES_MAX,
+    SecurityDocument,
+    TokenOptions,
+    parse_document,
+)
 
 FULL = """
 authentication:
@@ -40,7 +45,11 @@ def test_every_field_arrives_where_it_belongs() -> None:
 def test_what_is_left_out_is_the_strict_choice() -> None:
     """Authorization is on, nobody is anonymous, nobody is a super user."""
     found = parse_document("authentication: {token: {publicKeyFile: /k}}")
-    assert (found.authorization, found.anonymous_role, found.super_user_roles) == (True, "", frozenset())
+    assert (found.authorization, found.anonymous_role, found.super_user_roles) == (
+        True,
+        "",
+        frozenset(),
+    )
     assert found.token == TokenOptions(public_key_file="/k")
 
 
@@ -52,14 +61,29 @@ def test_what_is_left_out_is_the_strict_choice() -> None:
         ("authentication: {token: {secretKeyFile: /a, publicKeyFile: /b}}", "authentication.token"),
         ("authentication: {token: {roleClaim: sub}}", "authentication.token"),
         ("authentication: {token: {secretKeyFile: [/a]}}", "authentication.token.secretKeyFile"),
-        ("authentication: {token: {secretKeyFile: /a, roleClaim: ''}}", "authentication.token.roleClaim"),
+        (
+            "authentication: {token: {secretKeyFile: /a, roleClaim: ''}}",
+            "authentication.token.roleClaim",
+        ),
         ("authentication: {token: {secretkeyfile: /a}}", "authentication.token.secretkeyfile"),
         ("authentication: {tls: 'yes'}", "authentication.tls"),
         ("authentication: {tls: true}\nauthorization: {enabled: 1}", "authorization.enabled"),
-        ("authentication: {tls: true}\nauthorization: {superUserRoles: admin}", "authorization.superUserRoles"),
-        ("authentication: {tls: true}\nauthorization: {superUserRoles: ['']}", "authorization.superUserRoles"),
-        ("authentication: {tls: true}\nauthorization: {superUserRoles: [a], proxyRoles: [a]}", "authorization.proxyRoles"),
-        ("authentication: {anonymousRole: a}\nauthorization: {superUserRoles: [a]}", "authentication.anonymousRole"),
+        (
+            "authentication: {tls: true}\nauthorization: {superUserRoles: admin}",
+            "authorization.superUserRoles",
+        ),
+        (
+            "authentication: {tls: true}\nauthorization: {superUserRoles: ['']}",
+            "authorization.superUserRoles",
+        ),
+        (
+            "authentication: {tls: true}\nauthorization: {superUserRoles: [a], proxyRoles: [a]}",
+            "authorization.proxyRoles",
+        ),
+        (
+            "authentication: {anonymousRole: a}\nauthorization: {superUserRoles: [a]}",
+            "authentication.anonymousRole",
+        ),
         ("authentication: {}", "authentication"),
         ("{", "not YAML"),
         ("x" * (DOCUMENT_BYTES_MAX + 1), "bytes"),
@@ -73,7 +97,11 @@ def test_a_mistake_is_refused_by_the_name_of_its_field(text: str, named: str) ->
 
 def test_a_secret_in_the_wrong_place_is_not_repeated() -> None:
     """Somebody who writes the key itself into the document does not find it in the log."""
-    for text in ("authentication: {token: hunter2}", "authentication: {token: {secretKeyFile: {hunter2: x}}}", "a: [hunter2"):
+    for text in (
+        "authentication: {token: hunter2}",
+        "authentication: {token: {secretKeyFile: {hunter2: x}}}",
+        "a: [hunter2",
+    ):
         with pytest.raises(InvalidRequest) as refused:
             parse_document(text)
         assert "hunter2" not in str(refused.value)

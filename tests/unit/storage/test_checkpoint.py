@@ -35,14 +35,29 @@ GOLDEN = (
 )
 CURSOR = CursorCheckpoint((15, -1), ((15, 1, 2),), ((17, 0, (-2,)),), {"k": "v"})
 TOPIC = TopicCheckpoint(
-    5, ((15, 3), (17, 0)), {"s": CURSOR}, {"p": "q"}, (("r", 8),), (10, 99, 4), ((15, 2, 1000, 60),), (("q", 3, 0, 77, 15, 2),)
+    5,
+    ((15, 3), (17, 0)),
+    {"s": CURSOR},
+    {"p": "q"},
+    (("r", 8),),
+    (10, 99, 4),
+    ((15, 2, 1000, 60),),
+    (("q", 3, 0, 77, 15, 2),),
 )
-CHECKPOINT = Checkpoint("a/b/0x00000000_0x40000000", 7, "broker-0.5f", LogPosition(2, 8192), {"persistent://a/b/c": TOPIC})
+CHECKPOINT = Checkpoint(
+    "a/b/0x00000000_0x40000000",
+    7,
+    "broker-0.5f",
+    LogPosition(2, 8192),
+    {"persistent://a/b/c": TOPIC},
+)
 
 
 def encoder_of(checkpoint: Checkpoint) -> CheckpointEncoder:
     """With all topics of a checkpoint."""
-    made = CheckpointEncoder(checkpoint.bundle, checkpoint.epoch, checkpoint.incarnation, checkpoint.position)
+    made = CheckpointEncoder(
+        checkpoint.bundle, checkpoint.epoch, checkpoint.incarnation, checkpoint.position
+    )
     for name, topic in sorted(checkpoint.topics.items()):
         made.add(name, topic)
     return made
@@ -59,7 +74,9 @@ CURSORS = st.builds(
     CursorCheckpoint,
     st.tuples(NUMBER, NUMBER),
     st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=3).map(tuple),
-    st.lists(st.tuples(NUMBER, NUMBER, st.lists(NUMBER, max_size=2).map(tuple)), max_size=2).map(tuple),
+    st.lists(st.tuples(NUMBER, NUMBER, st.lists(NUMBER, max_size=2).map(tuple)), max_size=2).map(
+        tuple
+    ),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
 )
 TOPICS = st.builds(

@@ -41,8 +41,12 @@ from tests.support.logs import CLOCK, run_on_volume
 
 BUNDLE = BundleName.parse("a/b/0x00000000_0x40000000")
 TOPIC = "persistent://a/b/c"
-SEGMENT = SegmentReference("segments/a/b/0x00000000_0x40000000/1.seg", 1000, 10, 900, (3, 0), (3, 9), 64)
-NEWER = dataclasses.replace(SEGMENT, object="segments/a/b/0x00000000_0x40000000/2.seg", first=(3, 10), last=(5, 1))
+SEGMENT = SegmentReference(
+    "segments/a/b/0x00000000_0x40000000/1.seg", 1000, 10, 900, (3, 0), (3, 9), 64
+)
+NEWER = dataclasses.replace(
+    SEGMENT, object="segments/a/b/0x00000000_0x40000000/2.seg", first=(3, 10), last=(5, 1)
+)
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","covered":[7,3],"generation":4,"kind":"manifest","level0":[{"epochs":[7],"file":2,"incarnation":"broker-0.5f",'
     b'"length":4096}],"parent":null,"topics":{"persistent://a/b/c":{"compacted":{"generation":1,"horizon":[3,9],"segments":[]},"level1":'
@@ -61,7 +65,9 @@ def decoded(data: bytes) -> Manifest:
 
 def golden_manifest() -> Manifest:
     topic = TopicSegments((SEGMENT,), Compacted(1, (3, 9), ()), (1, 5))
-    return Manifest(str(BUNDLE), 4, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3))
+    return Manifest(
+        str(BUNDLE), 4, (LevelZero("broker-0.5f", 2, 4096, (7,)),), {TOPIC: topic}, (7, 3)
+    )
 
 
 def test_golden_manifest() -> None:
@@ -78,19 +84,26 @@ WITH_TRANSACTIONS = (
 
 
 def test_how_far_a_topic_is_complete_stands_where_brokers_of_before_pass_it_over() -> None:
-    """Version 1 as well: a broker that is rolled back finds the fields that it knows, under a name that it gives to no topic."""
-    manifest = Manifest(str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3))
+    """Version 1 as well: a broker that is rolled back finds the fields that it knows, under a
+    name that it gives to no topic."""
+    manifest = Manifest(
+        str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3)
+    )
     data = encoded(manifest)
     assert data == WITH_TRANSACTIONS
     assert decoded(data) == manifest
     body = decode_document(KIND, VERSION, data, "m")
-    assert all(found.keys() == {"level1", "compacted", "trimmed"} for found in body["topics"].values())
+    assert all(
+        found.keys() == {"level1", "compacted", "trimmed"} for found in body["topics"].values()
+    )
     del body["topics"][TOPIC]  # a broker of before has deleted the topic, or trimmed it away
     left = decoded(encode_document(KIND, VERSION, body))
     assert left.topics == manifest.topics
 
 
-@pytest.mark.parametrize("data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"])
+@pytest.mark.parametrize(
+    "data", [b"", GOLDEN[:-1], GOLDEN.replace(b"900", b"901"), GOLDEN[:-9] + b"00000000\n"]
+)
 def test_damage_is_found(data: bytes) -> None:
     with pytest.raises(CorruptData, match="m: "):
         decoded(data)
@@ -118,12 +131,18 @@ def test_whole_bytes_that_hold_no_manifest_are_named_as_such(change: dict[str, A
 
 
 def many_topics(topics: int, segments: int) -> Manifest:
-    """Each with as many segments, listed and of a compacted view; some have been used with transactions, of some nothing is left."""
+    """Each with as many segments, listed and of a compacted view; some have been used with
+    transactions, of some nothing is left."""
     found = {}
     for number in range(topics):
-        listed = tuple(dataclasses.replace(SEGMENT, first=(3, 10 * at), last=(3, 10 * at + 9)) for at in range(segments))
+        listed = tuple(
+            dataclasses.replace(SEGMENT, first=(3, 10 * at), last=(3, 10 * at + 9))
+            for at in range(segments)
+        )
         view = Compacted(number + 1, (3, 9), listed) if number % 3 else None
-        found[f"{TOPIC}-{topics - number}"] = TopicSegments(listed, view, (1, 5), (2, 4) if number % 4 == 0 else None)
+        found[f"{TOPIC}-{topics - number}"] = TopicSegments(
+            listed, view, (1, 5), (2, 4) if number % 4 == 0 else None
+        )
     return dataclasses.replace(golden_manifest(), topics=found)
 
 
@@ -132,7 +151,11 @@ def in_one_go(manifest: Manifest) -> bytes:
     body = dataclasses.asdict(manifest)
     for name, found in list(body["topics"].items()):
         if (complete := found.pop("complete")) is not None:
-            body["topics"][f"{name}/_txnlog"] = {"level1": [], "compacted": None, "trimmed": complete}
+            body["topics"][f"{name}/_txnlog"] = {
+                "level1": [],
+                "compacted": None,
+                "trimmed": complete,
+            }
     return encode_document(KIND, VERSION, {**body, "parent": None})
 
 
@@ -140,7 +163,8 @@ def in_one_go(manifest: Manifest) -> bytes:
 def test_others_have_turns_while_a_manifest_is_written_and_parsed(
     topics: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many topics, or many segments of one: the bytes and the lists are those of one go, and there is a pause for each part of them."""
+    """Many topics, or many segments of one: the bytes and the lists are those of one go, and
+    there is a pause for each part of them."""
     pauses = 0
 
     class Paused:
@@ -166,7 +190,8 @@ def test_others_have_turns_while_a_manifest_is_written_and_parsed(
 
 
 def test_a_list_that_refers_to_another_bundles_is_not_read_as_whole() -> None:
-    """The field stands in version 1 and was never used; whoever passed a value over would miss messages."""
+    """The field stands in version 1 and was never used; whoever passed a value over would miss
+    messages."""
     body = {**decode_document(KIND, VERSION, GOLDEN, "m"), "parent": "manifests/a/b/1-0.json"}
     with pytest.raises(CorruptData, match="m: parent has a value"):
         decoded(encode_document(KIND, VERSION, body))
@@ -177,7 +202,8 @@ def with_segment(segment: SegmentReference) -> Rewrite:
 
 
 def test_concurrent_commits_all_take_effect(tmp_path: Path) -> None:
-    """Ten writers, one pointer: every edit is in the last manifest, generations have no gap, superseded objects stay readable."""
+    """Ten writers, one pointer: every edit is in the last manifest, generations have no gap,
+    superseded objects stay readable."""
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
@@ -185,7 +211,11 @@ def test_concurrent_commits_all_take_effect(tmp_path: Path) -> None:
         async def add(number: int) -> CommitResult:
             entry = LevelZero("broker-0.5f", number, 4096, (1,))
             return await commit_manifest(
-                store, volume, CLOCK, BUNDLE, lambda found: dataclasses.replace(found, level0=(*found.level0, entry))
+                store,
+                volume,
+                CLOCK,
+                BUNDLE,
+                lambda found: dataclasses.replace(found, level0=(*found.level0, entry)),
             )
 
         results = await asyncio.gather(*(add(number) for number in range(10)))
@@ -216,7 +246,9 @@ class LostAnswers:
         self._inner = inner
         self.get = inner.get
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         await self._inner.transact(compares, operations)
         raise StoreUnavailable("the answer was lost")
 
@@ -225,15 +257,20 @@ def test_a_commit_whose_answer_was_lost_is_recognised(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
         await store.put(keys.intent("job-1"), b"")
-        result = await commit_rewrite(LostAnswers(store), volume, CLOCK, BUNDLE, with_segment(SEGMENT))  # type: ignore[arg-type]
+        result = await commit_rewrite(
+            LostAnswers(store), volume, CLOCK, BUNDLE, with_segment(SEGMENT)
+        )  # type: ignore[arg-type]
         assert result.outcome == Outcome.COMMITTED
         assert (await load_manifest(store, volume, BUNDLE))[0].topic(TOPIC).level1 == (SEGMENT,)
 
     run_on_volume(tmp_path, script)
 
 
-def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails the store's answer may fail a read of the volume as well; and if the store says nothing at all, the outcome is unknown."""
+def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails the store's answer may fail a read of the volume as well; and if the store says
+    nothing at all, the outcome is unknown."""
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
@@ -246,7 +283,9 @@ def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(tmp_p
         assert await store.get(keys.manifest(BUNDLE)) is None, "so that nothing is read before"
         with monkeypatch.context() as patch:
             patch.setattr(volume, "read", unreadable)
-            assert (await commit_rewrite(lost, volume, CLOCK, BUNDLE, with_segment(SEGMENT))).outcome == Outcome.COMMITTED  # type: ignore[arg-type]
+            assert (
+                await commit_rewrite(lost, volume, CLOCK, BUNDLE, with_segment(SEGMENT))
+            ).outcome == Outcome.COMMITTED  # type: ignore[arg-type]
 
         async def refuses(key: str) -> None:
             raise StoreError(f"{key}: not now")
@@ -262,32 +301,45 @@ def test_a_commit_whose_answer_was_lost_is_recognised_by_its_pointer_alone(tmp_p
 
 
 def test_no_intent_no_commit(tmp_path: Path) -> None:
-    """The intent is compared and removed by the commit itself: a collected intent refuses, and a second commit finds none."""
+    """The intent is compared and removed by the commit itself: a collected intent refuses, and a
+    second commit finds none."""
 
     async def script(volume: PosixVolume) -> None:
         store = MemoryStore(CLOCK)
         refused = await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(SEGMENT))
         assert refused.outcome == Outcome.REFUSED
         await store.put(keys.intent("job-1"), b"")
-        assert (await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(SEGMENT))).outcome == Outcome.COMMITTED
+        assert (
+            await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(SEGMENT))
+        ).outcome == Outcome.COMMITTED
         assert await store.get(keys.intent("job-1")) is None
-        assert (await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(NEWER))).outcome == Outcome.REFUSED
+        assert (
+            await commit_rewrite(store, volume, CLOCK, BUNDLE, with_segment(NEWER))
+        ).outcome == Outcome.REFUSED
 
     run_on_volume(tmp_path, script)
 
 
 def test_a_rewrite_replaces_only_what_is_still_there() -> None:
-    """Inputs that are gone, or another compaction in between, decline; everything else of the manifest stays."""
+    """Inputs that are gone, or another compaction in between, decline; everything else of the
+    manifest stays."""
     base = golden_manifest()
     compaction = Rewrite(
-        TOPIC, "i", 1, level0=(("broker-0.5f", 2),), segments=(SEGMENT.object,), compacted=Compacted(2, (5, 1), (NEWER,))
+        TOPIC,
+        "i",
+        1,
+        level0=(("broker-0.5f", 2),),
+        segments=(SEGMENT.object,),
+        compacted=Compacted(2, (5, 1), (NEWER,)),
     )
     complete = base.with_topic(TOPIC, dataclasses.replace(base.topic(TOPIC), complete=(5, 1)))
     assert (kept := compaction.apply(complete)) is not None
     assert kept.topic(TOPIC).complete == (5, 1)
     compacted = compaction.apply(base)
     assert compacted is not None
-    assert compacted.topic(TOPIC) == TopicSegments((SEGMENT,), Compacted(2, (5, 1), (NEWER,)), (1, 5))
+    assert compacted.topic(TOPIC) == TopicSegments(
+        (SEGMENT,), Compacted(2, (5, 1), (NEWER,)), (1, 5)
+    )
     assert compacted.level0 == base.level0
     assert compaction.apply(compacted) is None, "the generation has moved on"
     assert dataclasses.replace(compaction, segments=("gone",)).apply(base) is None

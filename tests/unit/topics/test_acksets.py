@@ -21,7 +21,8 @@ def test_words_are_little_endian_and_signed() -> None:
 
 
 class Counted(int):
-    """A number that counts the bits which operations on it read and write, wherever their results go."""
+    """A number that counts the bits which operations on it read and write, wherever their
+    results go."""
 
     bits = 0
 
@@ -62,7 +63,8 @@ def word_by_word(words: Sequence[int]) -> int:
 
 
 def test_a_long_ack_set_costs_what_its_words_cost() -> None:
-    """A peer says how many there are: each is looked at a few times (word by word into one number it would be the square of their count)."""
+    """A peer says how many there are: each is looked at a few times (word by word into one
+    number it would be the square of their count)."""
     words = [Counted((1 << 63) + number) for number in range(1, 1001)]
     signed = tuple(word - (1 << 64) for word in map(int, words))
     mask = mask_of_words(words)

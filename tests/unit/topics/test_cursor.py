@@ -40,7 +40,11 @@ class Model:
 
     def acknowledge(self, ordinals: range) -> None:
         self.acknowledged |= {ordinal for ordinal in ordinals if ordinal < ENTRIES}
-        self.partial = {ordinal: mask for ordinal, mask in self.partial.items() if ordinal not in self.acknowledged}
+        self.partial = {
+            ordinal: mask
+            for ordinal, mask in self.partial.items()
+            if ordinal not in self.acknowledged
+        }
 
     def acknowledge_partial(self, ordinal: int, mask: int) -> None:
         if ordinal < ENTRIES and ordinal not in self.acknowledged:
@@ -73,10 +77,14 @@ def apply(cursor: Cursor, model: Model, step: tuple[str, int, int]) -> None:
 
 
 def check_equal(cursor: Cursor, model: Model) -> None:
-    assert {ordinal for ordinal in range(ENTRIES) if cursor.is_acknowledged(ordinal)} == model.acknowledged
+    assert {
+        ordinal for ordinal in range(ENTRIES) if cursor.is_acknowledged(ordinal)
+    } == model.acknowledged
     assert cursor.partial == model.partial
     assert cursor.backlog == ENTRIES - len(model.acknowledged)
-    gap = next((ordinal for ordinal in range(ENTRIES) if ordinal not in model.acknowledged), ENTRIES)
+    gap = next(
+        (ordinal for ordinal in range(ENTRIES) if ordinal not in model.acknowledged), ENTRIES
+    )
     assert cursor.mark_delete == gap, "mark-delete is exactly at the first unacknowledged entry"
     touched = model.acknowledged | set(model.partial)
     assert cursor.acknowledged_end >= max((ordinal + 1 for ordinal in touched), default=0)
@@ -85,7 +93,8 @@ def check_equal(cursor: Cursor, model: Model) -> None:
 
 @given(STEPS)
 def test_agrees_with_a_set(steps: list[tuple[str, int, int]]) -> None:
-    """After any steps the cursor knows what a plain set knows, and mark-delete never passes an unacknowledged entry."""
+    """After any steps the cursor knows what a plain set knows, and mark-delete never passes an
+    unacknowledged entry."""
     cursor, model = Cursor(LedgerTable(LEDGERS), 0), Model()
     for step in steps:
         apply(cursor, model, step)
@@ -93,8 +102,11 @@ def test_agrees_with_a_set(steps: list[tuple[str, int, int]]) -> None:
 
 
 @given(STEPS, st.data())
-def test_deltas_and_checkpoints_restore_the_same_cursor(steps: list[tuple[str, int, int]], data: st.DataObject) -> None:
-    """A checkpoint plus the deltas since, replayed from any earlier moment on, equals the live cursor."""
+def test_deltas_and_checkpoints_restore_the_same_cursor(
+    steps: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    """A checkpoint plus the deltas since, replayed from any earlier moment on, equals the live
+    cursor."""
     live, model = Cursor(LedgerTable(LEDGERS), 0), Model()
     deltas: list[CursorDelta] = []
     states = []
@@ -118,9 +130,16 @@ def test_deltas_and_checkpoints_restore_the_same_cursor(steps: list[tuple[str, i
 
 
 @given(STEPS, st.lists(st.booleans(), max_size=40))
-def test_a_delta_has_a_size_and_may_fail_to_be_written(steps: list[tuple[str, int, int]], fails: list[bool]) -> None:
-    """Whatever was acknowledged between two writes comes in pieces of two ranges or two masks; a piece that is put back comes again."""
-    live, model, restored = Cursor(LedgerTable(LEDGERS), 0), Model(), Cursor(LedgerTable(LEDGERS), ENTRIES)
+def test_a_delta_has_a_size_and_may_fail_to_be_written(
+    steps: list[tuple[str, int, int]], fails: list[bool]
+) -> None:
+    """Whatever was acknowledged between two writes comes in pieces of two ranges or two masks; a
+    piece that is put back comes again."""
+    live, model, restored = (
+        Cursor(LedgerTable(LEDGERS), 0),
+        Model(),
+        Cursor(LedgerTable(LEDGERS), ENTRIES),
+    )
     outcomes = iter(fails)
     for step in [*steps, ("log", 0, 0)]:
         apply(live, model, step)
@@ -141,26 +160,42 @@ def test_a_delta_has_a_size_and_may_fail_to_be_written(steps: list[tuple[str, in
 
 
 def test_ranges_of_a_delta_are_counted() -> None:
-    """A record of the log has a greatest size, and a consumer may open holes faster than they are written."""
+    """A record of the log has a greatest size, and a consumer may open holes faster than they
+    are written."""
     cursor = Cursor(LedgerTable([(9, 20)]), 0)
     for ordinal in (2, 4, 6, 8, 10):
         cursor.acknowledge(ordinal, ordinal + 1)
     cursor.acknowledge_partial(12, 0b10)
     taken = [cursor.take_delta(2 * RANGE_BYTES) for _ in range(3)]
-    assert [[span[1] for span in delta.ranges] for delta in taken if delta is not None] == [[2, 4], [6, 8], [10]]
-    assert [(delta.reset, len(delta.partial)) for delta in taken if delta is not None] == [(True, 0), (False, 0), (False, 1)]
+    assert [[span[1] for span in delta.ranges] for delta in taken if delta is not None] == [
+        [2, 4],
+        [6, 8],
+        [10],
+    ]
+    assert [(delta.reset, len(delta.partial)) for delta in taken if delta is not None] == [
+        (True, 0),
+        (False, 0),
+        (False, 1),
+    ]
     assert not cursor.dirty
 
 
 def test_a_crowded_cursor_takes_what_fills_holes() -> None:
-    """Beyond twice the bound of holes nothing is taken that opens one more; the oldest, and neighbours of what is acknowledged, always are."""
+    """Beyond twice the bound of holes nothing is taken that opens one more; the oldest, and
+    neighbours of what is acknowledged, always are."""
     cursor = Cursor(LedgerTable([(9, 40)]), 0, acknowledged_ranges_max=2)
     for ordinal in (2, 4, 6):
         cursor.acknowledge(ordinal, ordinal + 1)
     assert (cursor.saturated, cursor.crowded) == (True, False)
     cursor.acknowledge(8, 9)
     assert cursor.crowded
-    assert [cursor.admits(ordinal, ordinal + 1) for ordinal in (0, 3, 6, 9, 11)] == [True, True, True, True, False]
+    assert [cursor.admits(ordinal, ordinal + 1) for ordinal in (0, 3, 6, 9, 11)] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert cursor.admits(0, 30)
     cursor.acknowledge(0, 1)
     cursor.acknowledge(1, 2)
@@ -168,13 +203,18 @@ def test_a_crowded_cursor_takes_what_fills_holes() -> None:
 
 
 def test_masks_take_so_much_memory() -> None:
-    """A peer says how long they are; what was taken is given back when the batch is acknowledged, or forgotten by a seek."""
+    """A peer says how long they are; what was taken is given back when the batch is
+    acknowledged, or forgotten by a seek."""
     with mock.patch.multiple(cursors, MASK_BITS_MAX=100):
         cursor = Cursor(LedgerTable([(9, 40)]), 0)
         cursor.acknowledge_partial(3, 1 << 59)
         assert not cursor.crowded
         cursor.acknowledge_partial(4, 1 << 59)
-        assert (cursor.crowded, cursor.admits_partial(4), cursor.admits_partial(5)) == (True, True, False)
+        assert (cursor.crowded, cursor.admits_partial(4), cursor.admits_partial(5)) == (
+            True,
+            True,
+            False,
+        )
         cursor.acknowledge(4, 5)
         assert not cursor.crowded
         cursor.acknowledge_partial(3, 0)
@@ -188,7 +228,8 @@ def test_masks_take_so_much_memory() -> None:
 
 
 def test_a_cursor_crowded_by_masks_takes_what_frees_one() -> None:
-    """Clients acknowledge the whole entry with the last message of a batch, wherever it lies; but not beyond the bound of holes."""
+    """Clients acknowledge the whole entry with the last message of a batch, wherever it lies;
+    but not beyond the bound of holes."""
     cursor = Cursor(LedgerTable([(9, 40)]), 0, acknowledged_ranges_max=2)
     for ordinal in (10, 20, 21, 30):
         cursor.acknowledge_partial(ordinal, 0b10)
@@ -199,11 +240,16 @@ def test_a_cursor_crowded_by_masks_takes_what_frees_one() -> None:
     assert not cursor.crowded
     for ordinal in (2, 4, 6):
         cursor.acknowledge(ordinal, ordinal + 1)
-    assert (cursor.range_count, cursor.admits(10, 11), cursor.admits_partial(10)) == (4, False, True)
+    assert (cursor.range_count, cursor.admits(10, 11), cursor.admits_partial(10)) == (
+        4,
+        False,
+        True,
+    )
 
 
 def test_a_delta_carries_only_what_changed() -> None:
-    """The log's record holds new ranges per ledger; a contiguous acknowledgement is just a new mark-delete."""
+    """The log's record holds new ranges per ledger; a contiguous acknowledgement is just a new
+    mark-delete."""
     cursor = Cursor(LedgerTable(LEDGERS), 0)
     assert cursor.take_delta() == CursorDelta(Position(3, -1), reset=True)
     cursor.acknowledge(5, 10)

@@ -1,4 +1,5 @@
-"""Deduplication: verdicts, memory, and a whole life of sends, repetitions and crashes against a plain model of the log."""
+"""Deduplication: verdicts, memory, and a whole life of sends, repetitions and crashes against a
+plain model of the log."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from magnetar.topics.deduplication import NO_SEQUENCE, RETURN_MS, Deduplication, DeduplicationLimits, Verdict
+from magnetar.topics.deduplication import (
+    NO_SEQUENCE,
+    RETURN_MS,
+    Deduplication,
+    DeduplicationLimits,
+    Verdict,
+)
 
 LIMITS = DeduplicationLimits(remembered_max=3, inactive_ms=100)
 
@@ -19,7 +26,12 @@ def test_between_pushed_and_persisted_nobody_knows() -> None:
     known.push("p", 9)
     known.persist("p", 9)
     known.push("p", 12)
-    assert [known.judge("p", n) for n in (9, 10, 12, 13)] == [Verdict.DUPLICATE, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.NEW]
+    assert [known.judge("p", n) for n in (9, 10, 12, 13)] == [
+        Verdict.DUPLICATE,
+        Verdict.UNKNOWN,
+        Verdict.UNKNOWN,
+        Verdict.NEW,
+    ]
     assert (known.last_sequence("p"), known.settled("p")) == (9, False)
     assert (known.last_sequence("other"), known.judge("other", 0)) == (-1, Verdict.NEW)
 
@@ -42,7 +54,9 @@ def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
         known.persist(name, 7)
         if name != "a":
             known.disconnected(name, number)
-    assert [known.last_sequence(name) for name in "abcde"] == [7, -1, 7, 7, 7], "b was away longest, a never"
+    assert [known.last_sequence(name) for name in "abcde"] == [7, -1, 7, 7, 7], (
+        "b was away longest, a never"
+    )
     known.disconnected("a", 110)
     assert [known.last_sequence(name) for name in "acde"] == [7, -1, -1, -1]
     known.connected("a", 209)
@@ -52,7 +66,8 @@ def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
 
 
 def test_a_checkpoint_and_the_log_after_it_bring_it_back() -> None:
-    """Chunks before the last do not count; a name that begins anew in the log begins anew in memory."""
+    """Chunks before the last do not count; a name that begins anew in the log begins anew in
+    memory."""
     known = Deduplication()
     for name, sequence in (("a", 3), ("b", 5)):
         known.push(name, sequence)
@@ -75,8 +90,12 @@ def test_a_checkpoint_and_the_log_after_it_bring_it_back() -> None:
 
 
 def test_recovery_forgets_nobody_who_may_still_be_connected() -> None:
-    """Neither by the limit while the log is replayed, whatever it is, nor before producers have had the time to come back."""
-    names, limits = [f"p-{number}" for number in range(20_000)], DeduplicationLimits(remembered_max=15_000, inactive_ms=10**9)
+    """Neither by the limit while the log is replayed, whatever it is, nor before producers have
+    had the time to come back."""
+    names, limits = (
+        [f"p-{number}" for number in range(20_000)],
+        DeduplicationLimits(remembered_max=15_000, inactive_ms=10**9),
+    )
     known = Deduplication()
     for name in names:
         known.apply(name, (7,))
@@ -85,7 +104,13 @@ def test_recovery_forgets_nobody_who_may_still_be_connected() -> None:
     assert len(known) == 20_000
     known.connected(names[0], 2000)  # it was here all the time, and sent nothing for long
     known.connected("late", 1000 + RETURN_MS)
-    assert [known.last_sequence(names[at]) for at in (0, 1, 4_999, 5_000, 19_999)] == [7, -1, -1, 7, 7]
+    assert [known.last_sequence(names[at]) for at in (0, 1, 4_999, 5_000, 19_999)] == [
+        7,
+        -1,
+        -1,
+        7,
+        7,
+    ]
     assert len(known) == 15_001, "besides the one that is connected"
 
 
@@ -98,7 +123,8 @@ class Client:
 
 
 class Life(RuleBasedStateMachine):
-    """Clients send batches, repeat them after losing receipts, brokers crash with what is not flushed; the log is a plain list."""
+    """Clients send batches, repeat them after losing receipts, brokers crash with what is not
+    flushed; the log is a plain list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +194,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(overlap=st.integers(0, 5), lost=st.integers(0, 10))
     def crash(self, overlap: int, lost: int) -> None:
-        """Some of what was on its way is durable without anybody having heard of it. Replay may begin before the checkpoint's moment."""
+        """Some of what was on its way is durable without anybody having heard of it. Replay may
+        begin before the checkpoint's moment."""
         self.log += self.flying[: max(0, len(self.flying) - lost)]
         self.flying.clear()
         start, names = self.checkpoint
@@ -184,8 +211,12 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def no_duplicates_and_in_order(self) -> None:
         for name in self.clients:
-            ids = [n for found, low, high in self.log if found == name for n in range(low, high + 1)]
-            assert ids == list(range(len(ids))), "nothing twice, nothing missing before it, nothing out of order"
+            ids = [
+                n for found, low, high in self.log if found == name for n in range(low, high + 1)
+            ]
+            assert ids == list(range(len(ids))), (
+                "nothing twice, nothing missing before it, nothing out of order"
+            )
 
     @invariant()
     def nothing_acknowledged_is_lost(self) -> None:

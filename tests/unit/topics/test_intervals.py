@@ -13,7 +13,9 @@ from magnetar.topics import intervals as module
 from magnetar.topics.intervals import IntervalSet
 
 
-@pytest.fixture(autouse=True, scope="module", params=[module.BLOCK_MAX, 4], ids=["one block", "many blocks"])
+@pytest.fixture(
+    autouse=True, scope="module", params=[module.BLOCK_MAX, 4], ids=["one block", "many blocks"]
+)
 def _block_size(request: pytest.FixtureRequest) -> Iterator[None]:
     """Blocks of a few intervals show on few numbers what large sets do."""
     with pytest.MonkeyPatch.context() as patch:
@@ -28,7 +30,10 @@ SHORT = st.builds(
     NUMBERS,
     st.integers(0, 2),
 )
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "remove", "remove_below"]), NUMBERS, NUMBERS) | SHORT, max_size=80)
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "remove_below"]), NUMBERS, NUMBERS) | SHORT,
+    max_size=80,
+)
 
 
 def apply(operations: list[tuple[str, int, int]]) -> tuple[IntervalSet, set[int]]:
@@ -56,7 +61,9 @@ def test_holds_the_same_integers_as_a_set(operations: list[tuple[str, int, int]]
     assert {number for start, end in intervals for number in range(start, end)} == model
     assert intervals.size == len(model)
     assert bool(intervals) == bool(model)
-    assert [number in intervals for number in range(-1, 45)] == [number in model for number in range(-1, 45)]
+    assert [number in intervals for number in range(-1, 45)] == [
+        number in model for number in range(-1, 45)
+    ]
 
 
 @given(OPERATIONS)
@@ -74,11 +81,15 @@ def test_intervals_are_sorted_and_apart(operations: list[tuple[str, int, int]]) 
 
 
 @given(OPERATIONS, NUMBERS, NUMBERS)
-def test_questions_agree_with_the_model(operations: list[tuple[str, int, int]], one: int, other: int) -> None:
+def test_questions_agree_with_the_model(
+    operations: list[tuple[str, int, int]], one: int, other: int
+) -> None:
     """first_gap, missing and overlap answer what the model answers."""
     intervals, model = apply(operations)
     start, end = min(one, other), max(one, other)
-    assert intervals.first_gap(start) == next(number for number in range(start, 100) if number not in model)
+    assert intervals.first_gap(start) == next(
+        number for number in range(start, 100) if number not in model
+    )
     missing = [number for low, high in intervals.missing(start, end) for number in range(low, high)]
     overlap = [number for low, high in intervals.overlap(start, end) for number in range(low, high)]
     assert missing == [number for number in range(start, end) if number not in model]

@@ -11,20 +11,35 @@ from hypothesis import strategies as st
 from magnetar.errors import LedgerIdsExhausted, LimitExceeded, Retry
 from magnetar.metadata.records import RESTORE_STRIDE, RESTORES_MAX
 from magnetar.topics import ledger_ids
-from magnetar.topics.ledger_ids import EPOCH_END, NUMBERS_MAX, LedgerIds, epoch_of, is_sidecar, ledger_of, sidecar_ledger
+from magnetar.topics.ledger_ids import (
+    EPOCH_END,
+    NUMBERS_MAX,
+    LedgerIds,
+    epoch_of,
+    is_sidecar,
+    ledger_of,
+    sidecar_ledger,
+)
 from magnetar.topics.ledgers import LATEST
 
 EPOCHS = st.one_of(
     st.integers(1, EPOCH_END - 1),
-    st.builds(lambda restore, revision: restore * RESTORE_STRIDE + revision, st.integers(0, RESTORES_MAX), st.integers(1, 1 << 35)),
+    st.builds(
+        lambda restore, revision: restore * RESTORE_STRIDE + revision,
+        st.integers(0, RESTORES_MAX),
+        st.integers(1, 1 << 35),
+    ),
 )
 NUMBERS = st.integers(0, NUMBERS_MAX - 1)
 TERMS = st.tuples(EPOCHS, NUMBERS)
 
 
 @given(TERMS, TERMS)
-def test_ids_are_positive_ordered_by_epoch_and_number_and_disjoint(one: tuple[int, int], other: tuple[int, int]) -> None:
-    """In 63 bits, below LATEST; a sidecar's stands right before its partition's, and after those of all terms and numbers before."""
+def test_ids_are_positive_ordered_by_epoch_and_number_and_disjoint(
+    one: tuple[int, int], other: tuple[int, int]
+) -> None:
+    """In 63 bits, below LATEST; a sidecar's stands right before its partition's, and after those
+    of all terms and numbers before."""
     for epoch, number in (one, other):
         ledger = ledger_of(epoch, number)
         sidecar = sidecar_ledger(ledger)
@@ -41,7 +56,8 @@ def test_ids_are_positive_ordered_by_epoch_and_number_and_disjoint(one: tuple[in
 
 
 def test_the_greatest_id_is_not_that_of_latest() -> None:
-    """The last number of the last epoch: clients name the end of a topic by the ledger of which every bit is set."""
+    """The last number of the last epoch: clients name the end of a topic by the ledger of which
+    every bit is set."""
     assert ledger_of(EPOCH_END - 1, NUMBERS_MAX - 1) == LATEST.ledger - 2
 
 
@@ -64,8 +80,11 @@ def test_an_epoch_that_ids_have_no_room_for_is_refused() -> None:
         LedgerIds(EPOCH_END)
 
 
-def test_a_term_says_that_it_runs_low_and_refuses_what_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From three quarters on, with every id that is wanted, so that a renewal that failed is asked for again."""
+def test_a_term_says_that_it_runs_low_and_refuses_what_it_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From three quarters on, with every id that is wanted, so that a renewal that failed is
+    asked for again."""
     monkeypatch.setattr(ledger_ids, "NUMBERS_MAX", 8)
     ids, asked = LedgerIds(5), list[LedgerIds]()
     ids.running_low = asked.append

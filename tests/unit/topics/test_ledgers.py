@@ -1,4 +1,5 @@
-"""The ledger table maps positions and ordinals onto each other, across ledgers, terms and replays."""
+"""The ledger table maps positions and ordinals onto each other, across ledgers, terms and
+replays."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from magnetar.errors import CorruptData
 from magnetar.topics.ledgers import EARLIEST, LATEST, LedgerTable, Position
 
 LEDGERS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), max_size=6).map(
-    lambda steps: [(sum(step for step, _ in steps[: index + 1]), count) for index, (_, count) in enumerate(steps)]
+    lambda steps: [
+        (sum(step for step, _ in steps[: index + 1]), count)
+        for index, (_, count) in enumerate(steps)
+    ]
 )
 
 
@@ -30,18 +34,25 @@ def test_positions_and_ordinals_are_one_to_one(ledgers: list[tuple[int, int]]) -
 
 
 @given(LEDGERS, st.integers(-1, 32), st.integers(-1, 8))
-def test_any_position_clamps_to_the_next_valid_one(ledgers: list[tuple[int, int]], ledger: int, entry: int) -> None:
-    """clamp, find, next and previous answer by comparison of positions, whether the position exists or not."""
+def test_any_position_clamps_to_the_next_valid_one(
+    ledgers: list[tuple[int, int]], ledger: int, entry: int
+) -> None:
+    """clamp, find, next and previous answer by comparison of positions, whether the position
+    exists or not."""
     table, known, asked = LedgerTable(ledgers), positions_of(ledgers), Position(ledger, entry)
     assert table.clamp(asked) == sum(position < asked for position in known)
     assert table.ordinal_after(asked) == sum(position <= asked for position in known)
     assert table.find(asked) == (known.index(asked) if asked in known else None)
     assert table.next(asked) == next((position for position in known if position > asked), None)
-    assert table.previous(asked) == next((position for position in reversed(known) if position < asked), None)
+    assert table.previous(asked) == next(
+        (position for position in reversed(known) if position < asked), None
+    )
 
 
 @given(LEDGERS, st.integers(0, 30))
-def test_a_mark_delete_survives_being_written_as_a_position(ledgers: list[tuple[int, int]], ordinal: int) -> None:
+def test_a_mark_delete_survives_being_written_as_a_position(
+    ledgers: list[tuple[int, int]], ordinal: int
+) -> None:
     """ordinal_after(position_before(x)) == x for every x a cursor can have."""
     table = LedgerTable(ledgers)
     ordinal = min(ordinal, table.end)
@@ -54,7 +65,9 @@ def test_runs_cover_exactly_the_range(ledgers: list[tuple[int, int]], one: int, 
     table = LedgerTable(ledgers)
     start, end = sorted((min(one, table.end), min(other, table.end)))
     runs = list(table.runs(start, end))
-    assert [number for run in runs for number in range(*table.span(*run))] == list(range(start, end))
+    assert [number for run in runs for number in range(*table.span(*run))] == list(
+        range(start, end)
+    )
     assert len({ledger for ledger, _, _ in runs}) == len(runs)
 
 
@@ -95,11 +108,14 @@ def test_replay_detects_missing_records() -> None:
 
 
 def test_dropping_from_the_front_keeps_ordinals_and_the_last_ledger() -> None:
-    """What remains keeps its ordinals, within a ledger as well; the topic always remembers its last position."""
+    """What remains keeps its ordinals, within a ledger as well; the topic always remembers its
+    last position."""
     table = LedgerTable([(3, 2), (7, 3), (9, 1)])
     assert table.drop_before(4) == 4
     assert (table.first, table.end, table.position(4)) == (4, 6, Position(7, 2))
-    assert table.ledgers() == [(7, 3), (9, 1)], "a ledger counts its dropped beginning: that is how a checkpoint numbers it"
+    assert table.ledgers() == [(7, 3), (9, 1)], (
+        "a ledger counts its dropped beginning: that is how a checkpoint numbers it"
+    )
     assert table.clamp(EARLIEST) == table.clamp((7, 0)) == 4
     assert table.find((3, 1)) is table.find((7, 1)) is None
     assert table.position_before(4) == Position(7, 1)
@@ -126,7 +142,8 @@ STEPS = st.lists(
 def test_any_history_of_appends_and_drops_answers_as_a_plain_list_does(
     steps: list[tuple[str, int, int]], ledger: int, entry: int
 ) -> None:
-    """Against all positions ever given, and how many of them are gone: every question, and a copy made from a checkpoint's values."""
+    """Against all positions ever given, and how many of them are gone: every question, and a
+    copy made from a checkpoint's values."""
     table, given_ids, gone, current = LedgerTable(), [], 0, 1
     for kind, number, count in steps:
         if kind == "append":
@@ -141,17 +158,25 @@ def test_any_history_of_appends_and_drops_answers_as_a_plain_list_does(
     kept, asked = given_ids[gone:], Position(ledger, entry)
     assert (table.first, table.end) == (gone, len(given_ids))
     assert [table.position(ordinal) for ordinal in range(gone, table.end)] == kept
-    assert [table.find(position) for position in given_ids] == [None] * gone + list(range(gone, table.end))
+    assert [table.find(position) for position in given_ids] == [None] * gone + list(
+        range(gone, table.end)
+    )
     assert table.clamp(asked) == gone + sum(position < asked for position in kept)
     assert table.ordinal_after(asked) == gone + sum(position <= asked for position in kept)
     assert table.next(asked) == next((position for position in kept if position > asked), None)
-    assert table.previous(asked) == next((position for position in reversed(kept) if position < asked), None)
+    assert table.previous(asked) == next(
+        (position for position in reversed(kept) if position < asked), None
+    )
     for ordinal in range(gone, table.end + 1):
         assert table.ordinal_after(table.position_before(ordinal)) == ordinal
     runs = list(table.runs(gone, table.end))
-    assert [Position(run, number) for run, low, high in runs for number in range(low, high + 1)] == kept
+    assert [
+        Position(run, number) for run, low, high in runs for number in range(low, high + 1)
+    ] == kept
     for run_ledger, known in table.ledgers():
-        assert table.extend(run_ledger, 0, known) == 0, "replaying what is there, dropped or not, changes nothing"
+        assert table.extend(run_ledger, 0, known) == 0, (
+            "replaying what is there, dropped or not, changes nothing"
+        )
     again = LedgerTable(table.ledgers())
     if given_ids:
         again.drop_before(again.ordinal_after(table.position_before(gone)))

@@ -1,4 +1,5 @@
-"""Topic patterns: they mean what Java and RE2 make of them, and no pattern costs more than its bound."""
+"""Topic patterns: they mean what Java and RE2 make of them, and no pattern costs more than its
+bound."""
 
 from __future__ import annotations
 
@@ -66,13 +67,15 @@ def test_patterns_mean_what_clients_expect(pattern: str, name: str, expected: bo
     ],
 )  # fmt: skip
 def test_what_the_dialect_cannot_say_or_bound_is_refused(pattern: str) -> None:
-    """Look-around, back-references, possessive repetition, broken syntax, and patterns that would need too many states."""
+    """Look-around, back-references, possessive repetition, broken syntax, and patterns that
+    would need too many states."""
     with pytest.raises(NotAllowed, match="topics_pattern"):
         TopicPattern.compile(pattern)
 
 
 def test_patterns_that_cost_others_exponential_time_are_cheap() -> None:
-    """What a back-tracking engine cannot do in a lifetime takes a moment (measured generously: seconds against ages)."""
+    """What a back-tracking engine cannot do in a lifetime takes a moment (measured generously:
+    seconds against ages)."""
     name = "a" * 1000 + "!"
     started = time.process_time()
     for pattern in ("(a+)+b", "(a|aa)+b", "(a|a)*b", "(.*)*b", "(x+x+)+y", ".*.*.*.*.*.*.*b"):
@@ -81,7 +84,8 @@ def test_patterns_that_cost_others_exponential_time_are_cheap() -> None:
 
 
 def test_work_is_counted_and_bounded_per_list() -> None:
-    """A pattern whose automaton never repeats a state is given up, and works again on the next list."""
+    """A pattern whose automaton never repeats a state is given up, and works again on the next
+    list."""
     pattern = TopicPattern(".*a.{200}" + ".{0,100}")
     pattern.start_work()
     names = [f"{number:b}".replace("0", "a") * 30 for number in range(10_000)]
@@ -105,18 +109,24 @@ def combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    pattern=st.recursive(ATOMS, combine, max_leaves=6).filter(lambda text: len(text) <= PATTERN_LENGTH_MAX),
+    pattern=st.recursive(ATOMS, combine, max_leaves=6).filter(
+        lambda text: len(text) <= PATTERN_LENGTH_MAX
+    ),
     names=st.lists(st.text("ab1.", max_size=6), min_size=1, max_size=5),
 )
 def test_it_agrees_with_pythons_engine(pattern: str, names: list[str]) -> None:
-    """For random patterns of the dialect and short names (where back-tracking is harmless) both say the same."""
+    """For random patterns of the dialect and short names (where back-tracking is harmless) both
+    say the same."""
     ours, theirs = TopicPattern.compile(pattern), re.compile(pattern, re.ASCII)
     for name in names:
         assert ours.matches(name) == (theirs.fullmatch(name) is not None), (pattern, name)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(max_size=PATTERN_LENGTH_MAX) | st.text("(){}[]*+?\\|^$.,-ab12<>=!:i&QEd", max_size=PATTERN_LENGTH_MAX))
+@given(
+    st.text(max_size=PATTERN_LENGTH_MAX)
+    | st.text("(){}[]*+?\\|^$.,-ab12<>=!:i&QEd", max_size=PATTERN_LENGTH_MAX)
+)
 def test_any_text_is_either_a_pattern_or_refused(text: str) -> None:
     try:
         pattern = TopicPattern.compile(text)

@@ -1,4 +1,5 @@
-"""Access modes of producers: who gets in, who waits, who is put out; as examples and as a state machine."""
+"""Access modes of producers: who gets in, who waits, who is put out; as examples and as a state
+machine."""
 
 from __future__ import annotations
 
@@ -36,11 +37,12 @@ def registry(*present: Producer) -> ProducerRegistry:
     return producers
 
 
-# --- names --------------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_only_its_own_next_self_takes_over_a_name() -> None:
-    """Same connection, same id, higher epoch; anything else is ProducerBusy, and the host may ask whether the holder lives."""
+    """Same connection, same id, higher epoch; anything else is ProducerBusy, and the host may
+    ask whether the holder lives."""
     producers = registry(producer("p", connection="a", identity=1, epoch=1))
     for other in (
         producer("p", connection="a", identity=1, epoch=1),
@@ -58,16 +60,25 @@ def test_only_its_own_next_self_takes_over_a_name() -> None:
     assert len(producers) == 0
 
 
-# --- modes --------------------------------------------------------------------------------------------------------------------
+# --- modes ----------------------------------------------------------------------------------------
 
 
 def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
-    """ProducerFenced for who wants it alone, ProducerBusy for who would share; the host may ask whether the holder lives."""
+    """ProducerFenced for who wants it alone, ProducerBusy for who would share; the host may ask
+    whether the holder lives."""
     producers = registry(producer("p", EXCLUSIVE))
     asked = {mode: producers.in_the_way_of(producer("q", mode)) for mode in AccessMode}
-    assert {mode for mode, found in asked.items() if [held.name for held in found] == ["p"]} == {SHARED, EXCLUSIVE, WAIT}
-    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, connection="p")), "who asks is alive"
-    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, since=-1)), "it is fenced, whoever lives"
+    assert {mode for mode, found in asked.items() if [held.name for held in found] == ["p"]} == {
+        SHARED,
+        EXCLUSIVE,
+        WAIT,
+    }
+    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, connection="p")), (
+        "who asks is alive"
+    )
+    assert not producers.in_the_way_of(producer("q", EXCLUSIVE, since=-1)), (
+        "it is fenced, whoever lives"
+    )
     with pytest.raises(ProducerFenced):
         producers.add(producer("q", EXCLUSIVE))
     with pytest.raises(ProducerBusy, match="existing exclusive producer: p"):
@@ -79,7 +90,8 @@ def test_exclusive_keeps_everybody_out_and_everybody_keeps_it_out() -> None:
 
 
 def test_whoever_wants_exclusive_access_at_once_is_kept_out_by_everybody() -> None:
-    """The host may ask all of them whether they live, those that wait too, so many at a time; one on its own connection does for sure."""
+    """The host may ask all of them whether they live, those that wait too, so many at a time;
+    one on its own connection does for sure."""
     producers = registry(producer("p"), producer("q"))
     assert producers.add(producer("w", WAIT)) is None
 
@@ -87,15 +99,25 @@ def test_whoever_wants_exclusive_access_at_once_is_kept_out_by_everybody() -> No
         return [found.name for found in producers.in_the_way_of(asking)]
 
     assert names(producer("x", EXCLUSIVE)) == ["p", "q", "w"]
-    assert names(producer("p", EXCLUSIVE, connection="x")) == ["p", "q", "w"], "one of its name is in the way as well"
-    assert names(producer("p", EXCLUSIVE, epoch=1)) == ["q"], "its own earlier self is not, nor those that wait for that to leave"
-    assert names(producer("x", EXCLUSIVE, connection="w")) == names(producer("x")) == names(producer("x", WAIT)) == []
+    assert names(producer("p", EXCLUSIVE, connection="x")) == ["p", "q", "w"], (
+        "one of its name is in the way as well"
+    )
+    assert names(producer("p", EXCLUSIVE, epoch=1)) == ["q"], (
+        "its own earlier self is not, nor those that wait for that to leave"
+    )
+    assert (
+        names(producer("x", EXCLUSIVE, connection="w"))
+        == names(producer("x"))
+        == names(producer("x", WAIT))
+        == []
+    )
     with mock.patch("magnetar.topics.producers.ASKED_AT_ONCE_MAX", 2):
         assert names(producer("x", EXCLUSIVE)) == ["p", "q"]
 
 
 def test_every_exclusive_grant_raises_the_epoch_and_a_return_keeps_it() -> None:
-    """0 for the first; who comes back with the epoch that is current goes on in it, with an older one it is fenced."""
+    """0 for the first; who comes back with the epoch that is current goes on in it, with an
+    older one it is fenced."""
     producers = registry()
     for expected in (0, 1, 2):
         grant = producers.add(producer("p", EXCLUSIVE))
@@ -112,7 +134,8 @@ def test_every_exclusive_grant_raises_the_epoch_and_a_return_keeps_it() -> None:
 
 
 def test_those_that_wait_get_their_turn_in_order() -> None:
-    """The first at once if the topic is free; each leaves its place to the next; nobody shares meanwhile."""
+    """The first at once if the topic is free; each leaves its place to the next; nobody shares
+    meanwhile."""
     producers = registry(producer("a", WAIT))
     assert producers.add(producer("b", WAIT)) is None
     assert producers.add(producer("c", WAIT)) is None
@@ -140,7 +163,9 @@ def test_fencing_puts_everybody_out() -> None:
     producers = registry(producer("a", EXCLUSIVE))
     producers.add(producer("b", WAIT))
     grant = producers.add(producer("c", FENCING))
-    assert grant == Grant(producer("c", FENCING), 1, (producer("a", EXCLUSIVE),), (producer("b", WAIT),))
+    assert grant == Grant(
+        producer("c", FENCING), 1, (producer("a", EXCLUSIVE),), (producer("b", WAIT),)
+    )
     assert (list(producers.by_name), list(producers.waiting)) == (["c"], [])
     with pytest.raises(ProducerFenced):
         producers.add(producer("a", EXCLUSIVE, epoch=1, since=0))
@@ -159,7 +184,8 @@ def test_one_that_waited_with_an_epoch_that_has_passed_is_refused_at_its_turn() 
 
 
 class Modes(RuleBasedStateMachine):
-    """Producers come, wait, give up and leave, in any mode and with any epoch they were ever granted."""
+    """Producers come, wait, give up and leave, in any mode and with any epoch they were ever
+    granted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,21 +195,40 @@ class Modes(RuleBasedStateMachine):
         self.granted: list[int] = []
         self.number = 0
 
-    @rule(mode=st.sampled_from(AccessMode), name=st.sampled_from("abc"), connection=st.sampled_from("xy"), back=st.booleans())
+    @rule(
+        mode=st.sampled_from(AccessMode),
+        name=st.sampled_from("abc"),
+        connection=st.sampled_from("xy"),
+        back=st.booleans(),
+    )
     def come(self, mode: AccessMode, name: str, connection: str, back: bool) -> None:
         self.number += 1
-        since = self.granted[self.number % len(self.granted)] if back and self.granted and mode is not SHARED else None
+        since = (
+            self.granted[self.number % len(self.granted)]
+            if back and self.granted and mode is not SHARED
+            else None
+        )
         new = Producer(name, self.number, connection, 1, self.number, mode, since)
-        before = (dict(self.producers.by_name), list(self.producers.waiting), self.producers.topic_epoch)
+        before = (
+            dict(self.producers.by_name),
+            list(self.producers.waiting),
+            self.producers.topic_epoch,
+        )
         alone = self.producers.exclusive is not None
         expected = (ProducerBusy,) if mode is SHARED else (ProducerFenced, ProducerBusy)
         grant = None
         try:
             grant = self.producers.add(new)
         except expected:
-            assert before == (dict(self.producers.by_name), list(self.producers.waiting), self.producers.topic_epoch)
+            assert before == (
+                dict(self.producers.by_name),
+                list(self.producers.waiting),
+                self.producers.topic_epoch,
+            )
             return
-        assert since is None or since == max(self.granted), "an epoch that is over comes back to nothing"
+        assert since is None or since == max(self.granted), (
+            "an epoch that is over comes back to nothing"
+        )
         if grant is None:
             assert mode is WAIT
             own = before[0].get(name)
@@ -214,7 +259,9 @@ class Modes(RuleBasedStateMachine):
             assert refused.topic_epoch is not None
             assert refused.topic_epoch < self.granted[-1]
         if succession.granted is not None:
-            assert self.queue.pop(0) == succession.granted.producer, "the first that waits is the next"
+            assert self.queue.pop(0) == succession.granted.producer, (
+                "the first that waits is the next"
+            )
             self._enter(succession.granted, succession.granted.producer.topic_epoch)
 
     def _enter(self, grant: Grant, since: int | None) -> None:
@@ -235,7 +282,9 @@ class Modes(RuleBasedStateMachine):
     @invariant()
     def exclusive_is_alone(self) -> None:
         exclusive = [found for found in self.present.values() if found.mode is not SHARED]
-        assert not exclusive or list(self.present.values()) == exclusive == [self.producers.exclusive]
+        assert not exclusive or list(self.present.values()) == exclusive == [
+            self.producers.exclusive
+        ]
 
     @invariant()
     def nobody_waits_for_a_free_topic(self) -> None:

@@ -9,16 +9,23 @@ FIRST, SECOND = SentChunk("p", 7, 0, 1), SentChunk("p", 7, 1, 2)
 
 
 def test_a_repetition_is_found_where_the_chunk_went() -> None:
-    """Of the same producer, sequence id, number and bytes: who numbers from 0 again, and sends something else, is new."""
+    """Of the same producer, sequence id, number and bytes: who numbers from 0 again, and sends
+    something else, is new."""
     chunks = SentChunks()
     chunks.push(FIRST, Position(9, 0))
     assert chunks.find(FIRST) == Position(9, 0)
-    for other in (SECOND, FIRST._replace(producer="q"), FIRST._replace(sequence=8), FIRST._replace(checksum=9)):
+    for other in (
+        SECOND,
+        FIRST._replace(producer="q"),
+        FIRST._replace(sequence=8),
+        FIRST._replace(checksum=9),
+    ):
         assert chunks.find(other) is None
 
 
 def test_a_state_holds_durable_chunks_only() -> None:
-    """What was on its way when a checkpoint was written may be lost: its repetition must be stored then."""
+    """What was on its way when a checkpoint was written may be lost: its repetition must be
+    stored then."""
     chunks = SentChunks()
     chunks.push(FIRST, Position(9, 0))
     chunks.push(SECOND, Position(9, 1))

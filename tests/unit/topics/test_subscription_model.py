@@ -1,16 +1,32 @@
-"""Any course of events: every entry is delivered until it is acknowledged, to one consumer at a time, within permits.
+"""Any course of events: every entry is delivered until it is acknowledged, to one consumer at a
+time, within permits.
 
-Each test is a long random course from one seed: a subscription runs beside a model of it (see `Course`). Failures name the seed. Here is what each
-subscription type owes its consumers (see `SharedCourse`).
+Each test is a long random course from one seed: a subscription runs beside a model of it (see
+`Course`). Failures name the seed. Here is what each subscription type owes its consumers (see
+`SharedCourse`).
 """
 
 from __future__ import annotations
 
 import pytest
 
-from magnetar.topics.dispatch.base import ChunkTrait, Delivery, ReadRequest, SubscriptionType, TraitsWanted
+from magnetar.topics.dispatch.base import (
+    ChunkTrait,
+    Delivery,
+    ReadRequest,
+    SubscriptionType,
+    TraitsWanted,
+)
 from magnetar.topics.dispatch.hash_ranges import slot_of
-from tests.support.subscription_course import BATCH_MAX, CONSUMER_MAX, PARTITION, SUBSCRIPTION_MAX, TICK_MS, TURN_MAX, Course
+from tests.support.subscription_course import (
+    BATCH_MAX,
+    CONSUMER_MAX,
+    PARTITION,
+    SUBSCRIPTION_MAX,
+    TICK_MS,
+    TURN_MAX,
+    Course,
+)
 
 
 class ExclusiveCourse(Course):
@@ -20,7 +36,8 @@ class ExclusiveCourse(Course):
 
 
 class FailoverCourse(Course):
-    """Failover: order, to one of several consumers at a time, each of which begins at the mark-delete when its turn comes."""
+    """Failover: order, to one of several consumers at a time, each of which begins at the
+    mark-delete when its turn comes."""
 
     kind = SubscriptionType.FAILOVER
     consumers_max = 5
@@ -59,12 +76,15 @@ class FailoverCourse(Course):
             super().given_back(handle, ranges)
 
     def check_delivery(self, handle: int, delivery: Delivery) -> None:
-        assert handle == self.active() == self.serving, "only the active consumer is served, and only from the begin of its turn"
+        assert handle == self.active() == self.serving, (
+            "only the active consumer is served, and only from the begin of its turn"
+        )
         super().check_delivery(handle, delivery)
 
 
 class SharedCourse(Course):
-    """Shared: turns, replays, counted redeliveries, limits, delays, and chunks that stay together."""
+    """Shared: turns, replays, counted redeliveries, limits, delays, and chunks that stay
+    together."""
 
     kind = SubscriptionType.SHARED
     traits_wanted = TraitsWanted.SPECIAL
@@ -75,7 +95,8 @@ class SharedCourse(Course):
         super().__init__(seed)
         self.redeliveries: dict[int, int] = {}
         self.replays: set[int] = set()
-        self.aside: set[int] = set()  # read once, and not delivered then: too early, or a chunk of a busy consumer
+        # read once, and not delivered then: too early, or a chunk of a busy consumer
+        self.aside: set[int] = set()
         self.fetched: set[int] = set()
         self.owners: dict[str, int] = {}  # message in chunks -> who must get the rest of it
 
@@ -112,7 +133,8 @@ class SharedCourse(Course):
             self.redeliveries.pop(ordinal, None)
 
     def check_read(self, request: ReadRequest) -> None:
-        due = {ordinal for ordinal in self.replays if self.traits[ordinal].chunk is None}  # a chunk may wait for its consumer
+        # a chunk may wait for its consumer
+        due = {ordinal for ordinal in self.replays if self.traits[ordinal].chunk is None}
         if due:
             assert request.first <= min(due), "replays go first, lowest first"
             assert request.first in self.replays | self.aside
@@ -121,15 +143,23 @@ class SharedCourse(Course):
         """What new reads passed over is put aside for a reason."""
         first = delivery.first
         if first < self.read:
-            assert first in self.replays | self.aside, "what was read once comes again only if it was given back or had to wait"
+            assert first in self.replays | self.aside, (
+                "what was read once comes again only if it was given back or had to wait"
+            )
             return
-        passed = {ordinal for ordinal in range(self.read, first) if ordinal not in self.acknowledged}
+        passed = {
+            ordinal for ordinal in range(self.read, first) if ordinal not in self.acknowledged
+        }
         for ordinal in passed:
             special = self.traits[ordinal]
-            assert special.deliver_at_ms > self.now_ms or special.chunk is not None, "new entries go out in order, none left out"
+            assert special.deliver_at_ms > self.now_ms or special.chunk is not None, (
+                "new entries go out in order, none left out"
+            )
         self.aside |= passed
         for ordinal in set(range(first, first + delivery.entries)) - self.fetched:
-            assert self.traits[ordinal].deliver_at_ms <= self.now_ms, "an entry is not early when it is read first"
+            assert self.traits[ordinal].deliver_at_ms <= self.now_ms, (
+                "an entry is not early when it is read first"
+            )
 
     def dispatch(self, request: ReadRequest) -> list[Delivery]:
         deliveries = super().dispatch(request)
@@ -139,15 +169,21 @@ class SharedCourse(Course):
     def check_delivery(self, handle: int, delivery: Delivery) -> None:
         assert delivery.entries <= TURN_MAX
         before_last = delivery.messages - self.cost(delivery.first + delivery.entries - 1)
-        assert self.unacknowledged(handle) + before_last < CONSUMER_MAX, "a consumer at its limit gets nothing"
+        assert self.unacknowledged(handle) + before_last < CONSUMER_MAX, (
+            "a consumer at its limit gets nothing"
+        )
         assert sum(map(self.unacknowledged, self.held)) < SUBSCRIPTION_MAX
         ordinals = range(delivery.first, delivery.first + delivery.entries)
-        assert set[int]().union(*self.held.values()).isdisjoint(ordinals), "two consumers hold one entry"
+        assert set[int]().union(*self.held.values()).isdisjoint(ordinals), (
+            "two consumers hold one entry"
+        )
         self.check_next(delivery)
         self.read = max(self.read, ordinals.stop)
         for index, ordinal in enumerate(ordinals):
             special = self.traits[ordinal]
-            count = delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            count = (
+                delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            )
             assert count == self.redeliveries.get(ordinal, 0)
             assert special.deliver_at_ms <= self.now_ms + TICK_MS, "more than a tick early"
             if special.chunk is not None:
@@ -161,13 +197,17 @@ class SharedCourse(Course):
     def check_priority(self, handle: int) -> None:
         for other in self.held:
             if self.priorities[other] < self.priorities[handle]:
-                assert self.permits[other] <= 0 or self.unacknowledged(other) > CONSUMER_MAX // 2, "lower priority number first"
+                assert self.permits[other] <= 0 or self.unacknowledged(other) > CONSUMER_MAX // 2, (
+                    "lower priority number first"
+                )
 
     def check_chunk(self, handle: int, ordinal: int, chunk: ChunkTrait) -> None:
         """The chunks of a message go to one consumer, each after those before it."""
         if chunk.id == 0:
             self.owners.pop(chunk.uuid, None)
-        assert self.owners.get(chunk.uuid, handle) == handle, "a message's chunks went to two consumers"
+        assert self.owners.get(chunk.uuid, handle) == handle, (
+            "a message's chunks went to two consumers"
+        )
         self.owners[chunk.uuid] = handle
         if chunk.id == chunk.count - 1:
             del self.owners[chunk.uuid]
@@ -178,7 +218,9 @@ class SharedCourse(Course):
 
     def check_consumer(self, handle: int) -> None:
         consumer = self.subscription.consumers[handle]
-        assert {number for start, end in consumer.pending for number in range(start, end)} == self.held[handle]
+        assert {
+            number for start, end in consumer.pending for number in range(start, end)
+        } == self.held[handle]
         assert consumer.unacknowledged == self.unacknowledged(handle)
 
     def check_state(self) -> None:
@@ -202,11 +244,17 @@ class KeySharedCourse(SharedCourse):
     def check_delivery(self, handle: int, delivery: Delivery) -> None:
         assert self.unacknowledged(handle) < CONSUMER_MAX, "a consumer at its limit gets nothing"
         ordinals = delivery.ordinals
-        assert set[int]().union(*self.held.values()).isdisjoint(ordinals), "two consumers hold one entry"
+        assert set[int]().union(*self.held.values()).isdisjoint(ordinals), (
+            "two consumers hold one entry"
+        )
         for index, ordinal in enumerate(ordinals):
             deliver_at = self.traits[ordinal].deliver_at_ms
-            assert deliver_at <= self.now_ms + (TICK_MS if ordinal in self.fetched else 0), "too early"
-            count = delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            assert deliver_at <= self.now_ms + (TICK_MS if ordinal in self.fetched else 0), (
+                "too early"
+            )
+            count = (
+                delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            )
             assert count == self.redeliveries.get(ordinal, 0)
             self.check_key(handle, ordinal)
             self.held[handle].add(ordinal)
@@ -216,19 +264,28 @@ class KeySharedCourse(SharedCourse):
     def check_key(self, handle: int, ordinal: int) -> None:
         """Nothing before it of the same key is with somebody else, or not delivered yet.
 
-        Delays are outside of that order, and a message in chunks has its place where it began: its consumer gets the rest of it.
+        Delays are outside of that order, and a message in chunks has its place where it began: its
+        consumer gets the rest of it.
         """
         slot, chunk = slot_of(self.traits[ordinal].key_hash), self.traits[ordinal].chunk
         if chunk is not None and self.has_begun(handle, chunk):
             return
         for earlier in range(self.subscription.cursor.mark_delete, ordinal):
             known = self.traits[earlier]
-            if slot_of(known.key_hash) == slot and not known.deliver_at_ms and earlier not in self.acknowledged:
+            if (
+                slot_of(known.key_hash) == slot
+                and not known.deliver_at_ms
+                and earlier not in self.acknowledged
+            ):
                 assert earlier in self.held[handle], "the order of a key is broken"
 
     def has_begun(self, handle: int, chunk: ChunkTrait) -> bool:
         """Whether the consumer was given chunks of this message before this one."""
-        begun = self.begun.pop(chunk.uuid, None) if chunk.id == 0 or chunk.id == chunk.count - 1 else self.begun.get(chunk.uuid)
+        begun = (
+            self.begun.pop(chunk.uuid, None)
+            if chunk.id == 0 or chunk.id == chunk.count - 1
+            else self.begun.get(chunk.uuid)
+        )
         if chunk.id < chunk.count - 1:
             self.begun[chunk.uuid] = handle
         return chunk.id > 0 and begun == handle
@@ -240,15 +297,19 @@ class KeySharedCourse(SharedCourse):
 
 
 @pytest.mark.parametrize(
-    "course", [SharedCourse, ExclusiveCourse, FailoverCourse, KeySharedCourse], ids=lambda course: course.kind.name.lower()
+    "course",
+    [SharedCourse, ExclusiveCourse, FailoverCourse, KeySharedCourse],
+    ids=lambda course: course.kind.name.lower(),
 )
 @pytest.mark.parametrize(
-    # the thousands found chunks acknowledged one by one out of their key's order, the others chunks that waited for whoever had a message before
+    # the thousands found chunks acknowledged one by one out of their key's order, the others chunks
+    # that waited for whoever had a message before
     "seed",
     [*range(12), 3004, 3018, 3040, 20093, 20383, 20920],
 )
 def test_random_course(seed: int, course: type[Course]) -> None:
-    """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
+    """The subscription agrees with the model after every step, survives crashes, and delivers
+    everything in the end."""
     running = course(seed)
     running.run()
     assert running.delivered > 50, "the course must really deliver, or it proves nothing"

@@ -63,11 +63,14 @@ def test_a_frozen_topic_refuses_publishing_until_it_thaws() -> None:
 
 
 def test_a_new_term_goes_on_in_a_greater_ledger_with_the_first_entry() -> None:
-    """A topic without entries takes no ledger id; its partition and its sidecar share the number, whichever is first."""
+    """A topic without entries takes no ledger id; its partition and its sidecar share the
+    number, whichever is first."""
     ids, later = LedgerIds(4), LedgerIds(6)
     topics = [Topic(NAME, ids) for _ in range(3)]
     assert topics[2].take_sidecar_ledger() == ledger_of(4, 0) - 1
-    assert [topic.publish(2) for topic in reversed(topics)] == [Position(ledger_of(4, number), 0) for number in range(3)]
+    assert [topic.publish(2) for topic in reversed(topics)] == [
+        Position(ledger_of(4, number), 0) for number in range(3)
+    ]
     for topic in topics:
         topic.confirm((topic.ledger, 0), 2)
         topic.go_on_in(later)
@@ -78,9 +81,19 @@ def test_a_new_term_goes_on_in_a_greater_ledger_with_the_first_entry() -> None:
 
 @pytest.mark.parametrize(
     ("start", "first"),
-    [(EARLIEST, 0), (LATEST, 5), ((LEDGER, 2), 2), ((LEDGER, 99), 5), ((1, 0), 0), ((ledger_of(5, 0), 0), 5), ((LEDGER, -1), 0)],
+    [
+        (EARLIEST, 0),
+        (LATEST, 5),
+        ((LEDGER, 2), 2),
+        ((LEDGER, 99), 5),
+        ((1, 0), 0),
+        ((ledger_of(5, 0), 0), 5),
+        ((LEDGER, -1), 0),
+    ],
 )
-def test_a_new_subscription_starts_where_it_was_asked_to(start: tuple[int, int], first: int) -> None:
+def test_a_new_subscription_starts_where_it_was_asked_to(
+    start: tuple[int, int], first: int
+) -> None:
     """Inclusive; a position that does not exist means the next one that does."""
     assert topic_with(5).subscribe("s", start).cursor.mark_delete == first
 
@@ -125,11 +138,16 @@ def test_a_checkpoint_restores_topic_and_cursors() -> None:
     """State out, state in, into a later term: the same state, new ids above the old ones."""
     topic = topic_with(6)
     topic.properties = {"k": "v"}
-    topic.subscribe("s", EARLIEST, properties={"a": "b"}).acknowledge(None, [(0, 2), (4, 5)], [(3, 0b10)])
+    topic.subscribe("s", EARLIEST, properties={"a": "b"}).acknowledge(
+        None, [(0, 2), (4, 5)], [(3, 0b10)]
+    )
     topic.subscribe("reader", EARLIEST, durable=False)
     state = topic.to_state()
     assert state == TopicState(
-        17, ((LEDGER, 6),), {"s": CursorState((LEDGER, 1), ((LEDGER, 4, 4),), ((LEDGER, 3, (2,)),), {"a": "b"})}, {"k": "v"}
+        17,
+        ((LEDGER, 6),),
+        {"s": CursorState((LEDGER, 1), ((LEDGER, 4, 4),), ((LEDGER, 3, (2,)),), {"a": "b"})},
+        {"k": "v"},
     )
     restored = Topic.from_state(NAME, LedgerIds(5), state)
     assert restored.to_state() == state
@@ -146,7 +164,8 @@ def test_an_empty_topic_survives_a_checkpoint() -> None:
 
 
 def test_replay_is_idempotent_from_any_earlier_record() -> None:
-    """A checkpoint may cover records that are replayed again: nothing changes, whichever record replay begins with."""
+    """A checkpoint may cover records that are replayed again: nothing changes, whichever record
+    replay begins with."""
     topic = topic_with(0)
     records: list[tuple[str, tuple[object, ...]]] = []
 

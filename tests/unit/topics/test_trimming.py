@@ -1,4 +1,5 @@
-"""A topic that is trimmed, checkpointed and replayed at any moment: what is left is what is left, for everybody."""
+"""A topic that is trimmed, checkpointed and replayed at any moment: what is left is what is
+left, for everybody."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ STEPS = st.lists(
 
 
 class Lives:
-    """A topic, its log since the last checkpoint, and what it should hold: positions in order and how many are gone."""
+    """A topic, its log since the last checkpoint, and what it should hold: positions in order
+    and how many are gone."""
 
     def __init__(self) -> None:
         self.epoch = 1
@@ -46,7 +48,9 @@ class Lives:
         for name in ("s", "idle"):
             delta = self.topic.subscription(name).take_delta()
             if delta is not None:
-                self.records.append(lambda topic, name=name, delta=delta: topic.apply_cursor(name, delta))
+                self.records.append(
+                    lambda topic, name=name, delta=delta: topic.apply_cursor(name, delta)
+                )
 
     def publish(self, count: int) -> None:
         first = self.topic.publish(count)
@@ -82,7 +86,8 @@ class Lives:
         self.checkpoint, self.records = self.topic.to_state(), []
 
     def move(self) -> None:
-        """A new owner: the checkpoint if there is one, and all records behind it; the first of them a second time changes nothing."""
+        """A new owner: the checkpoint if there is one, and all records behind it; the first of
+        them a second time changes nothing."""
         self.epoch += 1
         recovered = Topic(NAME, LedgerIds(self.epoch))
         if self.checkpoint is not None:
@@ -111,8 +116,11 @@ class Lives:
 @given(STEPS)
 @example([("publish", 1), ("trim", 1), ("age", 10), ("checkpoint", 0)])
 @settings(deadline=None)
-def test_whatever_happens_in_whatever_order_nothing_but_the_trimmed_is_lost(steps: list[tuple[str, int]]) -> None:
-    """Positions, backlogs and the ends are those of a plain list, after every step and in every later term."""
+def test_whatever_happens_in_whatever_order_nothing_but_the_trimmed_is_lost(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Positions, backlogs and the ends are those of a plain list, after every step and in every
+    later term."""
     lives = Lives()
     for kind, number in steps:
         if kind == "checkpoint":
@@ -126,8 +134,11 @@ def test_whatever_happens_in_whatever_order_nothing_but_the_trimmed_is_lost(step
 
 @given(STEPS, st.integers(0, 40))
 @settings(deadline=None)
-def test_a_checkpoint_later_than_its_position_changes_nothing(steps: list[tuple[str, int]], at: int) -> None:
-    """A checkpoint may hold more than the log up to its position: replaying records that it covers already is harmless."""
+def test_a_checkpoint_later_than_its_position_changes_nothing(
+    steps: list[tuple[str, int]], at: int
+) -> None:
+    """A checkpoint may hold more than the log up to its position: replaying records that it
+    covers already is harmless."""
     lives = Lives()
     for number, (kind, value) in enumerate(steps):
         if number == at:
@@ -162,7 +173,8 @@ def test_ages_and_sizes_come_through_a_checkpoint() -> None:
 
 
 def test_entries_that_a_checkpoint_has_counted_still_get_an_age() -> None:
-    """Before and after a recovery: else what nobody publishes to any more would never be old enough to be dropped."""
+    """Before and after a recovery: else what nobody publishes to any more would never be old
+    enough to be dropped."""
     topic = Topic(NAME, LedgerIds(1))
     topic.confirm(topic.publish(3), 3)
     topic.counters.bytes_in += 30

@@ -1,4 +1,5 @@
-"""Entries: checksums catch damage, batches round trip, keys follow the protocol, and no bytes raise anything untyped."""
+"""Entries: checksums catch damage, batches round trip, keys follow the protocol, and no bytes
+raise anything untyped."""
 
 from __future__ import annotations
 
@@ -31,12 +32,18 @@ def test_crc32c_is_castagnoli_over_any_buffer() -> None:
 
 
 @given(st.binary(max_size=100), st.data())
-def test_an_entry_round_trips_and_any_damaged_bit_is_caught(payload: bytes, data: st.DataObject) -> None:
+def test_an_entry_round_trips_and_any_damaged_bit_is_caught(
+    payload: bytes, data: st.DataObject
+) -> None:
     """The checksum covers metadata size, metadata and payload."""
     entry = entries.encode_entry(metadata(), payload)
     verify_entry(entry)
     parsed = entries.parse_entry(memoryview(entry))
-    assert (parsed.metadata, bytes(parsed.payload), parsed.broker_metadata) == (metadata(), payload, None)
+    assert (parsed.metadata, bytes(parsed.payload), parsed.broker_metadata) == (
+        metadata(),
+        payload,
+        None,
+    )
     bit = data.draw(st.integers(16, 8 * len(entry) - 1))
     damaged = bytearray(entry)
     damaged[bit // 8] ^= 1 << bit % 8
@@ -60,24 +67,43 @@ def test_entries_without_checksum_and_with_broker_metadata_parse() -> None:
     assert not entry_checksum_ok(prefixed[:-1] + b"X")
 
 
-@given(st.lists(st.tuples(st.binary(max_size=30), st.text("kéy", max_size=5), st.booleans()), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=30), st.text("kéy", max_size=5), st.booleans()),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_a_batch_round_trips(messages: list[tuple[bytes, str, bool]]) -> None:
     """Payloads, keys and null values, with payload_size filled in."""
-    batch = [BatchMessage(single(partition_key=key, null_value=null), payload) for payload, key, null in messages]
+    batch = [
+        BatchMessage(single(partition_key=key, null_value=null), payload)
+        for payload, key, null in messages
+    ]
     payload = entries.encode_batch(batch)
     decoded = entries.decode_batch(metadata(num_messages_in_batch=len(batch)), payload)
     assert [
-        (bytes(item.payload), item.metadata.partition_key, item.metadata.null_value, item.metadata.payload_size) for item in decoded
+        (
+            bytes(item.payload),
+            item.metadata.partition_key,
+            item.metadata.null_value,
+            item.metadata.payload_size,
+        )
+        for item in decoded
     ] == [(body, key, null, len(body)) for body, key, null in messages]
     assert entries.encode_batch(decoded) == payload
 
 
 def test_a_compressed_batch_is_opened_through_the_callers_function() -> None:
     """And a size other than the announced one is refused."""
-    payload = entries.encode_batch([BatchMessage(single(), b"a" * 100), BatchMessage(single(), b"b")])
+    payload = entries.encode_batch(
+        [BatchMessage(single(), b"a" * 100), BatchMessage(single(), b"b")]
+    )
     about = metadata(num_messages_in_batch=2, compression=api.ZLIB, uncompressed_size=len(payload))
     entry = Entry(about, memoryview(zlib.compress(payload)), None)
-    opened = entries.batch_messages(entry, lambda kind, data, _size: zlib.decompress(data) if kind == api.ZLIB else b"")
+    opened = entries.batch_messages(
+        entry, lambda kind, data, _size: zlib.decompress(data) if kind == api.ZLIB else b""
+    )
     assert [bytes(message.payload) for message in opened] == [b"a" * 100, b"b"]
     with pytest.raises(ProtocolError, match="decompresses to 3"):
         entries.uncompressed(entry, lambda *_: b"abc")
@@ -85,7 +111,8 @@ def test_a_compressed_batch_is_opened_through_the_callers_function() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1, 3, 2**31 - 1])
 def test_a_batch_that_does_not_hold_what_it_claims_is_refused(count: int) -> None:
-    """Too few, too many and negative counts; a huge one ends with the payload, not after 2^31 steps."""
+    """Too few, too many and negative counts; a huge one ends with the payload, not after 2^31
+    steps."""
     payload = entries.encode_batch([BatchMessage(single(), b"a"), BatchMessage(single(), b"b")])
     with pytest.raises(ProtocolError):
         entries.decode_batch(metadata(num_messages_in_batch=count), payload)
@@ -100,11 +127,15 @@ def test_message_count_and_batched_follow_presence() -> None:
 
 
 def test_keys() -> None:
-    """Ordering key before partition key before producer and sequence; base64 is decoded and checked."""
+    """Ordering key before partition key before producer and sequence; base64 is decoded and
+    checked."""
     assert entries.dispatch_key(metadata(ordering_key=b"o", partition_key="k")) == b"o"
     assert entries.dispatch_key(metadata(partition_key="k")) == b"k"
     assert entries.dispatch_key(metadata()) == b"p-4"
-    assert entries.partition_key(metadata(partition_key="AP8=", partition_key_b64_encoded=True)) == b"\x00\xff"
+    assert (
+        entries.partition_key(metadata(partition_key="AP8=", partition_key_b64_encoded=True))
+        == b"\x00\xff"
+    )
     assert entries.partition_key(single()) is None
     assert entries.partition_key(single(partition_key="")) == b""
     with pytest.raises(ProtocolError):

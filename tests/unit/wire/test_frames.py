@@ -1,4 +1,5 @@
-"""Frames: the same commands come out however the stream is cut into reads, and malformed streams end in typed errors."""
+"""Frames: the same commands come out however the stream is cut into reads, and malformed streams
+end in typed errors."""
 
 from __future__ import annotations
 
@@ -11,16 +12,24 @@ from hypothesis import strategies as st
 from magnetar.errors import FrameTooLarge, ProtocolError
 from magnetar.wire import commands, frames
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.frames import FRAME_OVERHEAD_BYTES_MAX, READ_BUFFER_BYTES, START_BYTES, InboundBuffer
+from magnetar.wire.frames import (
+    FRAME_OVERHEAD_BYTES_MAX,
+    READ_BUFFER_BYTES,
+    START_BYTES,
+    InboundBuffer,
+)
 
 
 def send(sequence: int, body: bytes) -> bytes:
-    command = api.BaseCommand(type=api.BaseCommand.SEND, send=api.CommandSend(producer_id=1, sequence_id=sequence))
+    command = api.BaseCommand(
+        type=api.BaseCommand.SEND, send=api.CommandSend(producer_id=1, sequence_id=sequence)
+    )
     return frames.encode_with_body(command, body)
 
 
 def feed(buffer: InboundBuffer, pieces: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Hand the pieces in as reads would arrive; returns (command, body) of every frame, copied while valid."""
+    """Hand the pieces in as reads would arrive; returns (command, body) of every frame, copied
+    while valid."""
     out = []
     for piece in pieces:
         rest = memoryview(piece)
@@ -42,20 +51,32 @@ def feed_into(bodies: list[bytes], buffer: InboundBuffer, pieces: Iterable[bytes
         bodies += (bytes(buffer.view[body:end]) for _, body, end in buffer.advance(len(piece)))
 
 
-STREAM = [commands.PING, send(1, b"abc"), send(2, b""), commands.success(7), send(3, b"x" * 50), commands.PONG]
+STREAM = [
+    commands.PING,
+    send(1, b"abc"),
+    send(2, b""),
+    commands.success(7),
+    send(3, b"x" * 50),
+    commands.PONG,
+]
 
 
 def test_every_split_of_a_stream_gives_the_same_frames() -> None:
     """Cutting the stream in two at every byte, and into single bytes, changes nothing."""
     stream = b"".join(STREAM)
     whole = feed(InboundBuffer(), [stream])
-    assert [len(command) + len(body) + 8 for command, body in whole] == [len(frame) for frame in STREAM]
+    assert [len(command) + len(body) + 8 for command, body in whole] == [
+        len(frame) for frame in STREAM
+    ]
     for cut in range(1, len(stream)):
         assert feed(InboundBuffer(capacity=64), [stream[:cut], stream[cut:]]) == whole
     assert feed(InboundBuffer(capacity=8), [bytes([byte]) for byte in stream]) == whole
 
 
-@given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 97), min_size=1, max_size=40))
+@given(
+    st.lists(st.binary(max_size=300), max_size=8),
+    st.lists(st.integers(1, 97), min_size=1, max_size=40),
+)
 def test_any_bodies_in_any_reads_round_trip(bodies: list[bytes], cuts: list[int]) -> None:
     """Bodies come out byte for byte whatever the read sizes."""
     stream = b"".join(send(index, body) for index, body in enumerate(bodies))
@@ -66,11 +87,14 @@ def test_any_bodies_in_any_reads_round_trip(bodies: list[bytes], cuts: list[int]
         turn += 1
     received = feed(InboundBuffer(capacity=16), pieces)
     assert [body for _, body in received] == bodies
-    assert [commands.decode_command(command).send.sequence_id for command, _ in received] == list(range(len(bodies)))
+    assert [commands.decode_command(command).send.sequence_id for command, _ in received] == list(
+        range(len(bodies))
+    )
 
 
 def test_a_frame_larger_than_the_buffer_grows_it_and_it_shrinks_again() -> None:
-    """The largest legal frame passes through a small buffer, whose memory is given back afterwards."""
+    """The largest legal frame passes through a small buffer, whose memory is given back
+    afterwards."""
     buffer = InboundBuffer(message_bytes_max=100_000, capacity=1024)
     large = send(1, bytes(range(256)) * 390)
     assert [body for _, body in feed(buffer, [large])] == [large[-256 * 390 :]]
@@ -81,10 +105,14 @@ def test_a_frame_larger_than_the_buffer_grows_it_and_it_shrinks_again() -> None:
 
 @pytest.mark.parametrize("body_bytes", [100, 3000, 40_000])
 def test_a_buffer_begins_small_and_grows_while_reads_fill_it(body_bytes: int) -> None:
-    """An idle connection costs 16 KiB; one that sends as fast as it is read soon gets whole megabytes, and no byte is lost on the way."""
+    """An idle connection costs 16 KiB; one that sends as fast as it is read soon gets whole
+    megabytes, and no byte is lost on the way."""
     buffer = InboundBuffer()
     assert len(buffer.data) == START_BYTES
-    bodies = [bytes([number % 256]) * body_bytes for number in range(1 + 4 * READ_BUFFER_BYTES // body_bytes)]
+    bodies = [
+        bytes([number % 256]) * body_bytes
+        for number in range(1 + 4 * READ_BUFFER_BYTES // body_bytes)
+    ]
     left = memoryview(b"".join(send(number, body) for number, body in enumerate(bodies)))
     found, sizes = [], [START_BYTES]
     while left:
@@ -114,7 +142,9 @@ def test_the_largest_frame_passes_and_one_byte_more_is_refused_from_its_size_alo
         feed(InboundBuffer(1000, 64), [(limit + 1).to_bytes(4, "big")])
 
 
-@pytest.mark.parametrize("bad", [b"\x00\x00\x00\x03", b"\x00\x00\x00\x08\x00\x00\x00\x05", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "bad", [b"\x00\x00\x00\x03", b"\x00\x00\x00\x08\x00\x00\x00\x05", b"GET / HTTP/1.1\r\n\r\n"]
+)
 def test_good_frames_before_a_malformed_one_are_delivered_then_the_error(bad: bytes) -> None:
     """However the reads fall, the good frames come out first."""
     stream = commands.PING + send(1, b"ok") + bad

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.large_commands import FIELDS_MAX, PART_BYTES_MAX, PART_IDS_MAX, check_fields, list_parts
+from magnetar.wire.large_commands import (
+    FIELDS_MAX,
+    PART_BYTES_MAX,
+    PART_IDS_MAX,
+    check_fields,
+    list_parts,
+)
 from magnetar.wire.runs import varint
 
 Path = tuple[FieldDescriptor, ...]
@@ -24,7 +30,9 @@ def repeated_paths(kind: Descriptor, above: Path = ()) -> Iterator[Path]:
     for field in kind.fields:
         if field.is_repeated:
             yield (*above, field)
-        if field.message_type is not None and all(known.message_type is not field.message_type for known in above):
+        if field.message_type is not None and all(
+            known.message_type is not field.message_type for known in above
+        ):
             yield from repeated_paths(field.message_type, (*above, field))
 
 
@@ -39,7 +47,13 @@ def fill(message: Message, path: Path, count: int) -> None:
             last.add()
     else:
         last.extend(
-            [b"" if path[-1].type == FieldDescriptor.TYPE_BYTES else "" if path[-1].type == FieldDescriptor.TYPE_STRING else 0]
+            [
+                b""
+                if path[-1].type == FieldDescriptor.TYPE_BYTES
+                else ""
+                if path[-1].type == FieldDescriptor.TYPE_STRING
+                else 0
+            ]
             * count
         )
 
@@ -107,9 +121,16 @@ def test_the_parts_of_a_list_name_the_same_ids_in_order(count: int) -> None:
     parts = list_parts(encoded, len(b"before"), len(encoded))
     assert parts is not None
     found = [api.BaseCommand.FromString(part) for part in parts if part is not None]
-    assert [identifier for part in found for identifier in part.ack.message_id] == list(command.ack.message_id)
-    assert {(part.type, part.ack.consumer_id, part.ack.request_id) for part in found} == {(api.BaseCommand.ACK, 300, 7)}
-    assert all(len(part.ack.message_id) <= PART_IDS_MAX and part.ByteSize() <= 2 * PART_BYTES_MAX for part in found)
+    assert [identifier for part in found for identifier in part.ack.message_id] == list(
+        command.ack.message_id
+    )
+    assert {(part.type, part.ack.consumer_id, part.ack.request_id) for part in found} == {
+        (api.BaseCommand.ACK, 300, 7)
+    }
+    assert all(
+        len(part.ack.message_id) <= PART_IDS_MAX and part.ByteSize() <= 2 * PART_BYTES_MAX
+        for part in found
+    )
 
 
 def test_a_list_pauses_while_its_end_is_looked_for() -> None:
@@ -126,12 +147,21 @@ def test_fields_between_ids_belong_to_every_part() -> None:
     one, other = api.CommandAck(), api.CommandAck()
     one.message_id.add(ledgerId=1, entryId=1)
     other.message_id.add(ledgerId=2, entryId=2)
-    head = api.CommandAck(consumer_id=5, ack_type=api.CommandAck.Individual).SerializePartialToString()
+    head = api.CommandAck(
+        consumer_id=5, ack_type=api.CommandAck.Individual
+    ).SerializePartialToString()
     tail = api.CommandAck(request_id=9).SerializePartialToString()
     body = one.SerializePartialToString() + head + other.SerializePartialToString() + tail
     encoded = b"\x08\x0a\x52" + varint(len(body)) + body
-    found = [api.BaseCommand.FromString(part).ack for part in list_parts(encoded, 0, len(encoded)) or () if part is not None]
-    assert [(ack.consumer_id, ack.request_id, ack.message_id[0].ledgerId) for ack in found] == [(5, 9, 1), (5, 9, 2)]
+    found = [
+        api.BaseCommand.FromString(part).ack
+        for part in list_parts(encoded, 0, len(encoded)) or ()
+        if part is not None
+    ]
+    assert [(ack.consumer_id, ack.request_id, ack.message_id[0].ledgerId) for ack in found] == [
+        (5, 9, 1),
+        (5, 9, 2),
+    ]
 
 
 def test_one_id_is_not_larger_than_a_part() -> None:

@@ -1,5 +1,5 @@
-"""The official client (C++ with Python bindings) against a scripted broker made of this package: what it sends parses on the fast path,
-what we send is what it expects."""
+"""The official client (C++ with Python bindings) against a scripted broker made of this package:
+what it sends parses on the fast path, what we send is what it expects."""
 
 from __future__ import annotations
 
@@ -23,21 +23,29 @@ class RecordingBroker(ScriptedBroker):
     def __init__(self) -> None:
         super().__init__(MemoryNetwork(), "unused")
         # The real default: the C++ client keeps this number for the whole process.
-        self.script["connect"] = lambda *_: commands.connected("Pulsar Server4.2.4", 20, 5 * 1024 * 1024)
+        self.script["connect"] = lambda *_: commands.connected(
+            "Pulsar Server4.2.4", 20, 5 * 1024 * 1024
+        )
         self.script["flow"] = self._on_flow
 
     def _on_flow(self, session: Session, flow: Any) -> None:
-        for buffer in runs.message_frames(flow.consumer_id, 7, 0, [entry for _, entry in self.stored]):
+        for buffer in runs.message_frames(
+            flow.consumer_id, 7, 0, [entry for _, entry in self.stored]
+        ):
             session.write(bytes(buffer))
 
 
 def talk(url: str) -> list[bytes]:
     """Publish single, keyed and batched messages, then read them back."""
-    client = pulsar.Client(url, operation_timeout_seconds=10, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar.Client(
+        url, operation_timeout_seconds=10, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     try:
         producer = client.create_producer("t", batching_enabled=False)
         producer.send(b"single", properties={"a": "b"}, partition_key="k", event_timestamp=12)
-        batching = client.create_producer("t", batching_enabled=True, compression_type=pulsar.CompressionType.ZLib)
+        batching = client.create_producer(
+            "t", batching_enabled=True, compression_type=pulsar.CompressionType.ZLib
+        )
         for index in range(3):
             batching.send_async(b"batched %d" % index, lambda *_: None)
         batching.flush()
@@ -54,7 +62,8 @@ def talk(url: str) -> list[bytes]:
 
 @pytest.mark.slow
 def test_the_official_client_publishes_and_reads_back() -> None:
-    """CONNECT, LOOKUP, PRODUCER, SEND, SUBSCRIBE, FLOW, ACK and our answers to them, over real sockets."""
+    """CONNECT, LOOKUP, PRODUCER, SEND, SUBSCRIBE, FLOW, ACK and our answers to them, over real
+    sockets."""
 
     async def scenario() -> tuple[RecordingBroker, list[bytes]]:
         broker = RecordingBroker()
@@ -70,8 +79,14 @@ def test_the_official_client_publishes_and_reads_back() -> None:
     assert broker.of("connect")[0].client_version.startswith("Pulsar-CPP")
     assert {ask.topic for ask in broker.of("lookup")} == {"persistent://public/default/t"}
     single, batch = (parse_entry(entry) for _, entry in broker.stored)
-    assert all(entry.startswith(b"\x0e\x01") and entry_checksum_ok(entry) for _, entry in broker.stored)
-    assert (single.batched, bytes(single.payload), single.metadata.partition_key) == (False, b"single", "k")
+    assert all(
+        entry.startswith(b"\x0e\x01") and entry_checksum_ok(entry) for _, entry in broker.stored
+    )
+    assert (single.batched, bytes(single.payload), single.metadata.partition_key) == (
+        False,
+        b"single",
+        "k",
+    )
     opened = batch_messages(batch, lambda _kind, data, _size: zlib.decompress(data))
     assert [bytes(item.payload) for item in opened] == [b"batched 0", b"batched 1", b"batched 2"]
     for send in broker.of("send"):

@@ -17,7 +17,11 @@ def test_generated_files_are_what_the_schema_generates() -> None:
 
 def test_every_sub_message_has_number_and_name_of_its_type() -> None:
     """What `decode_command` relies on."""
-    fields = {field.number: field.name for field in api.BaseCommand.DESCRIPTOR.fields if field.name != "type"}
+    fields = {
+        field.number: field.name
+        for field in api.BaseCommand.DESCRIPTOR.fields
+        if field.name != "type"
+    }
     assert fields == {number: name.lower() for name, number in api.BaseCommand.Type.items()}
 
 

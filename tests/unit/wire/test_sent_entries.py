@@ -1,4 +1,5 @@
-"""What a broker stores: entries of every shape that clients send, and none that a reader could not parse."""
+"""What a broker stores: entries of every shape that clients send, and none that a reader could
+not parse."""
 
 from __future__ import annotations
 
@@ -15,12 +16,26 @@ from magnetar.wire.entries import encode_entry, parse_entry
 from magnetar.wire.sent_entries import BATCHED_MESSAGE_BYTES_MIN, check_sent_entry
 
 MESSAGES_MAX = 1000
-CHUNK: dict[str, Any] = {"uuid": "p-0", "chunk_id": 0, "num_chunks_from_msg": 3, "total_chunk_msg_size": 20}
-BROKER_PREFIX = BROKER_METADATA_MAGIC + (2).to_bytes(4, "big") + api.BrokerEntryMetadata(index=1).SerializeToString()
+CHUNK: dict[str, Any] = {
+    "uuid": "p-0",
+    "chunk_id": 0,
+    "num_chunks_from_msg": 3,
+    "total_chunk_msg_size": 20,
+}
+BROKER_PREFIX = (
+    BROKER_METADATA_MAGIC
+    + (2).to_bytes(4, "big")
+    + api.BrokerEntryMetadata(index=1).SerializeToString()
+)
 
 
 def sent(payload: bytes = b"x", **metadata: Any) -> bytes:
-    return encode_entry(api.MessageMetadata(**{"producer_name": "p", "sequence_id": 0, "publish_time": 1, **metadata}), payload)
+    return encode_entry(
+        api.MessageMetadata(
+            **{"producer_name": "p", "sequence_id": 0, "publish_time": 1, **metadata}
+        ),
+        payload,
+    )
 
 
 def check(entry: bytes, messages: int = 1) -> api.MessageMetadata:
@@ -37,10 +52,22 @@ def check(entry: bytes, messages: int = 1) -> api.MessageMetadata:
         (sent(bytes(6), num_messages_in_batch=1), 1),
         (sent(bytes(600), num_messages_in_batch=100), 100),
         (sent(b"zip", num_messages_in_batch=100, compression=api.ZSTD, uncompressed_size=600), 100),
-        (sent(bytes(700), num_messages_in_batch=100, encryption_keys=[api.EncryptionKeys(key="k", value=b"v")]), 100),
+        (
+            sent(
+                bytes(700),
+                num_messages_in_batch=100,
+                encryption_keys=[api.EncryptionKeys(key="k", value=b"v")],
+            ),
+            100,
+        ),
         (sent(**CHUNK), 1),
         (sent(**{**CHUNK, "chunk_id": 2}), 1),
-        (sent(partition_key="k", properties=[api.KeyValue(key="a", value="b")], deliver_at_time=-1), 1),
+        (
+            sent(
+                partition_key="k", properties=[api.KeyValue(key="a", value="b")], deliver_at_time=-1
+            ),
+            1,
+        ),
     ],
 )
 def test_entries_of_clients_are_taken(entry: bytes, messages: int) -> None:
@@ -74,9 +101,25 @@ def framed(metadata: bytes) -> bytes:
         (BROKER_PREFIX + sent(), 1, "only brokers write"),
         (framed(b""), 1, "lacks"),
         (framed(b"\xff\xff"), 1, "does not parse"),
-        (framed(api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString()), 1, "publish_time"),
-        (framed(api.MessageMetadata(sequence_id=1, publish_time=1).SerializePartialToString()), 1, "producer_name"),
-        (framed(api.MessageMetadata(producer_name="p", publish_time=1).SerializePartialToString()), 1, "sequence_id"),
+        (
+            framed(
+                api.MessageMetadata(producer_name="p", sequence_id=1).SerializePartialToString()
+            ),
+            1,
+            "publish_time",
+        ),
+        (
+            framed(api.MessageMetadata(sequence_id=1, publish_time=1).SerializePartialToString()),
+            1,
+            "producer_name",
+        ),
+        (
+            framed(
+                api.MessageMetadata(producer_name="p", publish_time=1).SerializePartialToString()
+            ),
+            1,
+            "sequence_id",
+        ),
         (sent(publish_time=1 << 63), 1, "publish_time"),
         (sent(event_time=1 << 63), 1, "event_time"),
         (sent(), 2, "num_messages=2"),
@@ -85,9 +128,18 @@ def framed(metadata: bytes) -> bytes:
         (sent(num_messages_in_batch=-1), -1, "positive"),
         (sent(bytes(600), num_messages_in_batch=100), 99, "equal"),
         (sent(bytes(599), num_messages_in_batch=100), 100, "do not fit"),
-        (sent(b"zip", num_messages_in_batch=100, compression=api.LZ4, uncompressed_size=599), 100, "do not fit"),
         (
-            sent(b"z", num_messages_in_batch=MESSAGES_MAX + 1, compression=api.LZ4, uncompressed_size=1 << 30),
+            sent(b"zip", num_messages_in_batch=100, compression=api.LZ4, uncompressed_size=599),
+            100,
+            "do not fit",
+        ),
+        (
+            sent(
+                b"z",
+                num_messages_in_batch=MESSAGES_MAX + 1,
+                compression=api.LZ4,
+                uncompressed_size=1 << 30,
+            ),
             MESSAGES_MAX + 1,
             "smaller",
         ),
@@ -104,8 +156,11 @@ def test_what_a_reader_could_not_take_is_refused(entry: bytes, messages: int, sa
 
 
 @given(st.binary(max_size=60), st.integers(-2, 5), st.booleans())
-def test_whatever_passes_can_be_parsed_and_costs_what_it_says(data: bytes, messages: int, damage: bool) -> None:
-    """Any bytes, and an entry with any bytes in it: nothing but the two errors comes out, and what passes is readable."""
+def test_whatever_passes_can_be_parsed_and_costs_what_it_says(
+    data: bytes, messages: int, damage: bool
+) -> None:
+    """Any bytes, and an entry with any bytes in it: nothing but the two errors comes out, and
+    what passes is readable."""
     entry = bytearray(sent(bytes(40), num_messages_in_batch=3))
     if damage:
         entry[12 : 12 + len(data)] = data
@@ -118,4 +173,6 @@ def test_whatever_passes_can_be_parsed_and_costs_what_it_says(data: bytes, messa
     parsed = parse_entry(entry)
     assert parsed.metadata == metadata
     assert parsed.message_count == messages
-    assert messages == 1 or messages * BATCHED_MESSAGE_BYTES_MIN <= max(len(parsed.payload), metadata.uncompressed_size)
+    assert messages == 1 or messages * BATCHED_MESSAGE_BYTES_MIN <= max(
+        len(parsed.payload), metadata.uncompressed_size
+    )

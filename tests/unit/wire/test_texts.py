@@ -1,4 +1,5 @@
-"""Strings of commands are text, or the command is refused: nothing behind the wire meets bytes where it expects a name."""
+"""Strings of commands are text, or the command is refused: nothing behind the wire meets bytes
+where it expects a name."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from magnetar.wire.texts import broken_text
 MARK = "markmark"
 
 
-def every_string(kind: Descriptor, path: tuple[str, ...] = (), above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def every_string(
+    kind: Descriptor, path: tuple[str, ...] = (), above: tuple[str, ...] = ()
+) -> list[tuple[str, ...]]:
     """The paths of all strings below a message; of a message within its own kind, once."""
     found: list[tuple[str, ...]] = []
     for field in kind.fields:
@@ -37,7 +40,10 @@ def put(message: Message, path: tuple[str, ...]) -> None:
         else:
             setattr(message, path[0], MARK)
         return
-    put(getattr(message, path[0]).add() if field.is_repeated else getattr(message, path[0]), path[1:])
+    put(
+        getattr(message, path[0]).add() if field.is_repeated else getattr(message, path[0]),
+        path[1:],
+    )
 
 
 STRINGS = [(path[0], path) for path in every_string(api.BaseCommand.DESCRIPTOR)]
@@ -62,16 +68,26 @@ def test_a_string_that_is_no_text_is_found_wherever_it_is(path: tuple[str, ...])
 
 
 def test_a_command_with_a_broken_name_is_refused() -> None:
-    """It would be a subscription that no checkpoint can hold, or a consumer that cannot be sorted among others."""
-    body = api.CommandSubscribe(topic="t", subscription=MARK, subType=api.CommandSubscribe.Shared, consumer_id=1, request_id=1)
+    """It would be a subscription that no checkpoint can hold, or a consumer that cannot be
+    sorted among others."""
+    body = api.CommandSubscribe(
+        topic="t",
+        subscription=MARK,
+        subType=api.CommandSubscribe.Shared,
+        consumer_id=1,
+        request_id=1,
+    )
     command = api.BaseCommand(type=api.BaseCommand.SUBSCRIBE, subscribe=body)
     data = command.SerializeToString()
     assert decode_command(data).subscribe.subscription == MARK
-    with pytest.raises(ProtocolError, match="command subscribe: its field subscription is not UTF-8"):
+    with pytest.raises(
+        ProtocolError, match="command subscribe: its field subscription is not UTF-8"
+    ):
         decode_command(data.replace(b"markmark", b"mark\xffark"))
 
 
 def test_every_command_is_covered() -> None:
-    """`decode_command` looks at the one sub-message that the type names, which holds everything a command may have."""
+    """`decode_command` looks at the one sub-message that the type names, which holds everything
+    a command may have."""
     known = set(FIELD_OF_TYPE.values())
     assert {field for field, _ in STRINGS} <= known

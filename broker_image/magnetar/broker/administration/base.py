@@ -1,9 +1,10 @@
 """What all parts of the broker's admin side share.
 
-Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting on all partitions of a topic. Imports: metadata,
-names, errors, server siblings.
-Invariants: a question that needs the owner of a topic and is asked elsewhere is refused with the owner's address (the application redirects); a
-change of a record is lost to nobody: whoever changed it first makes us read it again.
+Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting
+on all partitions of a topic. Imports: metadata, names, errors, server siblings. Invariants: a
+question that needs the owner of a topic and is asked elsewhere is refused with the owner's address
+(the application redirects); a change of a record is lost to nobody: whoever changed it first makes
+us read it again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from magnetar.broker.administration.peers import ask_peer
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics.topic_host import TopicHost
-from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreUnavailable, TopicExists
+from magnetar.errors import (
+    NamespaceNotFound,
+    NotOwner,
+    ServiceNotReady,
+    StoreUnavailable,
+    TopicExists,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.codec import Record
 from magnetar.metadata.records import NamespaceRecord
@@ -42,17 +49,22 @@ class Administration:
             raise ServiceNotReady("the broker is starting or stopping; try again in a moment")
         return broker
 
-    # --- records -----------------------------------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------
 
     async def _create(self, key: str, value: bytes, what: str) -> int:
         """Write a new key; its revision. Raises TopicExists."""
-        result = await self._broker.context.store.transact([Compare(key, "create", "=", 0)], [Put(key, value)])
+        result = await self._broker.context.store.transact(
+            [Compare(key, "create", "=", 0)], [Put(key, value)]
+        )
         if not result.succeeded:
             raise TopicExists(f"{what} already exists")
         return result.revision
 
-    async def _change(self, key: str, kind: type[R], change: Callable[[R | None], R | None]) -> tuple[R | None, int]:
-        """Compare-and-swap a record: `change` gets the current one and returns the next, None to delete it. The next one, its revision."""
+    async def _change(
+        self, key: str, kind: type[R], change: Callable[[R | None], R | None]
+    ) -> tuple[R | None, int]:
+        """Compare-and-swap a record: `change` gets the current one and returns the next, None to
+        delete it. The next one, its revision."""
         store = self._broker.context.store
         for _ in range(ATTEMPTS_MAX):
             item = await store.get(key)
@@ -71,17 +83,24 @@ class Administration:
         """Raises NamespaceNotFound."""
         item = await self._broker.context.store.get(keys.namespace(name))
         if item is None:
-            raise NamespaceNotFound(f"Namespace {name} does not exist; create it with PUT or a TopicNamespace")
+            raise NamespaceNotFound(
+                f"Namespace {name} does not exist; create it with PUT or a TopicNamespace"
+            )
         return NamespaceRecord.decode(item.value)
 
-    # --- topics ------------------------------------------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
     async def _served_here(self, topic: TopicName) -> None:
-        """Have the topic's bundle assigned if need be. Raises NotOwner with the owner's address if that is another broker."""
+        """Have the topic's bundle assigned if need be. Raises NotOwner with the owner's address
+        if that is another broker."""
         ownership = self._broker.ownership
         owner = await ownership.owner_of(topic)
         if owner.broker != self._broker.context.broker:
-            raise NotOwner(f"topic {topic} is served by {owner.broker}; ask {owner.http_url}", owner.http_url, owner.http_url_tls)
+            raise NotOwner(
+                f"topic {topic} is served by {owner.broker}; ask {owner.http_url}",
+                owner.http_url,
+                owner.http_url_tls,
+            )
 
     async def _host(self, topic: TopicName, *, create: bool = False) -> TopicHost:
         """The topic as served here. Raises TopicNotFound, NotOwner, NamespaceNotFound."""
@@ -94,9 +113,15 @@ class Administration:
         return [topic.with_partition(index) for index in range(count)] if count else [topic]
 
     async def _on_each(
-        self, topic: TopicName, act: Callable[[TopicName], Awaitable[T]], method: str, suffix: str, body: Any = None
+        self,
+        topic: TopicName,
+        act: Callable[[TopicName], Awaitable[T]],
+        method: str,
+        suffix: str,
+        body: Any = None,
     ) -> dict[TopicName, T]:
-        """Act on every partition of a topic, here or by asking its owner `method` (with `body`) for `suffix` of the partition's path."""
+        """Act on every partition of a topic, here or by asking its owner `method` (with `body`)
+        for `suffix` of the partition's path."""
         found: dict[TopicName, T] = {}
         for part in await self._parts(topic):
             try:
@@ -104,5 +129,7 @@ class Administration:
             except NotOwner as error:
                 if not error.http_url or part == topic:
                     raise
-                found[part] = await ask_peer(self._broker.context, error.http_url, method, part, suffix, body)
+                found[part] = await ask_peer(
+                    self._broker.context, error.http_url, method, part, suffix, body
+                )
         return found

@@ -1,10 +1,11 @@
 """Brokers.
 
-Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics, and the health check. Imports: metadata, client,
-names, errors, server siblings.
-Source: facts on protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
-Invariants: a health check ends within `HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other broker, and
-so says nothing of others; one runs at a time, and callers meanwhile get its result; its topics are in a system namespace, and are deleted as any
+Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics,
+and the health check. Imports: metadata, client, names, errors, server siblings. Source: facts on
+protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
+Invariants: a health check ends within `HEALTH_S`, and within a second while the log waits for the
+disk; it asks nothing of any other broker, and so says nothing of others; one runs at a time, and
+callers meanwhile get its result; its topics are in a system namespace, and are deleted as any
 unused topic is.
 """
 
@@ -33,9 +34,11 @@ from magnetar.storage.turns import Turns
 HEALTH_S = 10.0
 """A round trip takes milliseconds; a disk or a store that is slow may hold it up for a moment."""
 BUNDLE_S = 5.0
-"""How long a check waits for the bundle of its topic, which nobody had, or which is on its way here."""
+"""How long a check waits for the bundle of its topic, which nobody had, or which is on its way
+here."""
 LEADER_S, LEADER_LOOK_S = 30.0, 0.1
-"""How long a question for the leader waits for one, and how often it looks: the end of a lease and an election take seconds."""
+"""How long a question for the leader waits for one, and how often it looks: the end of a lease
+and an election take seconds."""
 LOG_LOOK_S = 0.1
 MEBI = 1 << 20
 STATS_PER_TURN_MAX = 50
@@ -47,27 +50,42 @@ class BrokerAdministration(TenantAdministration):
 
     _checking: asyncio.Task[None] | None = None
 
-    # --- who there is ------------------------------------------------------------------------------------------------------------
+    # --- who there is -----------------------------------------------------------------------------
 
     async def brokers(self, cluster: str) -> list[str]:
         if cluster and cluster not in await self.clusters():
-            raise TopicNotFound(f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them")
-        return [] if cluster not in ("", CLUSTER_NAME) else sorted(address_of_broker(record) for record in self._live().values())
+            raise TopicNotFound(
+                f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them"
+            )
+        return (
+            []
+            if cluster not in ("", CLUSTER_NAME)
+            else sorted(address_of_broker(record) for record in self._live().values())
+        )
 
     def _live(self) -> dict[str, IncarnationRecord]:
-        return {identifier: viewed.record for identifier, viewed in self._broker.views.incarnations.items.items()}
+        return {
+            identifier: viewed.record
+            for identifier, viewed in self._broker.views.incarnations.items.items()
+        }
 
     async def leader_broker(self) -> dict[str, str]:
-        """Where the leader is; waits while an election settles. Raises ServiceNotReady if there is none for `LEADER_S`."""
+        """Where the leader is; waits while an election settles. Raises ServiceNotReady if there
+        is none for `LEADER_S`."""
         try:
             async with asyncio.timeout(LEADER_S):
                 while True:
                     record = self._live().get(await self._broker.leader.current())
                     if record is not None:
-                        return {"serviceUrl": record.http_url, "brokerId": address_of_broker(record)}
+                        return {
+                            "serviceUrl": record.http_url,
+                            "brokerId": address_of_broker(record),
+                        }
                     await asyncio.sleep(LEADER_LOOK_S)
         except TimeoutError as error:
-            raise ServiceNotReady(f"no leader has been elected for {LEADER_S:.0f} s; ask again") from error
+            raise ServiceNotReady(
+                f"no leader has been elected for {LEADER_S:.0f} s; ask again"
+            ) from error
 
     async def owned_bundles(self, cluster: str, broker: str) -> dict[str, Any]:
         await self.brokers(cluster)
@@ -77,23 +95,32 @@ class BrokerAdministration(TenantAdministration):
             if broker == record.broker or broker in addresses_of_broker(record)
         }
         if not found:
-            raise TopicNotFound(f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones")
+            raise TopicNotFound(
+                f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones"
+            )
         status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
         items = self._broker.views.bundles.items
-        return {name: dict(status) for name, viewed in sorted(items.items()) if viewed.record.incarnation in found}
+        return {
+            name: dict(status)
+            for name, viewed in sorted(items.items())
+            if viewed.record.incarnation in found
+        }
 
-    # --- health ------------------------------------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Have this broker's own parts do their work: the way to the metadata store, the log, the port for clients.
+        """Have this broker's own parts do their work: the way to the metadata store, the log, the
+        port for clients.
 
-        And a message, published and read through that port, where the bundle of the check's topic is served here: bundles move as load wants, and
-        another broker that has it may be sick. Raises ServiceNotReady saying what failed.
+        And a message, published and read through that port, where the bundle of the check's topic
+        is served here: bundles move as load wants, and another broker that has it may be sick.
+        Raises ServiceNotReady saying what failed.
         """
         broker = self._broker
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
-            self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have gone
+            # whoever asked may have gone
+            self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())
         while not self._checking.done():
             # Nobody who asks waits for a disk that does not answer: that is the answer.
             if (waits := _why_log_waits(broker)) is not None:
@@ -102,7 +129,9 @@ class BrokerAdministration(TenantAdministration):
         await self._checking
 
     async def _look_at_parts(self, broker: Broker) -> None:
-        topic = TopicName.parse(f"persistent://{SYSTEM_NAMESPACE}/healthcheck-{broker.context.broker}")
+        topic = TopicName.parse(
+            f"persistent://{SYSTEM_NAMESPACE}/healthcheck-{broker.context.broker}"
+        )
         step, bundle = "reach the metadata store", ""
         try:
             async with asyncio.timeout(HEALTH_S):
@@ -121,7 +150,8 @@ class BrokerAdministration(TenantAdministration):
             if bundle and bundle not in broker.ownership.owned:
                 return  # it moved meanwhile, and the rest was well
             raise ServiceNotReady(
-                f"the broker is not healthy: it could not {step} ({error or f'no answer in {HEALTH_S:.0f} s'})"
+                f"the broker is not healthy: it could not {step} "
+                f"({error or f'no answer in {HEALTH_S:.0f} s'})"
             ) from error
 
     async def _create_health_namespace(self) -> None:
@@ -138,14 +168,17 @@ class BrokerAdministration(TenantAdministration):
                 if owned.serving and not topic.frozen:
                     await enforce_quota(topic, elapsed_ms(broker.context.clock))
 
-    # --- settings ----------------------------------------------------------------------------------------------------------------
+    # --- settings ---------------------------------------------------------------------------------
 
     def configuration(self) -> dict[str, str]:
         settings = self._broker.context.settings
-        return {field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+        return {
+            field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)
+        }
 
     def internal_configuration(self) -> dict[str, Any]:
-        """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store is named by its kind only."""
+        """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store
+        is named by its kind only."""
         return {
             "metadataStoreUrl": self._process.store_name,
             "configurationMetadataStoreUrl": self._process.store_name,
@@ -154,15 +187,26 @@ class BrokerAdministration(TenantAdministration):
             "stateStorageServiceUrl": None,
         }
 
-    # --- load and statistics -----------------------------------------------------------------------------------------------------
+    # --- load and statistics ----------------------------------------------------------------------
 
     def metrics_json(self) -> list[dict[str, Any]]:
         metrics = self._broker.context.metrics
         counts = self._broker.service.counts()
-        named = dict(zip(("brk_bundles", "brk_topics_count", "brk_producers_count", "brk_consumers_count"), counts, strict=True))
+        named = dict(
+            zip(
+                ("brk_bundles", "brk_topics_count", "brk_producers_count", "brk_consumers_count"),
+                counts,
+                strict=True,
+            )
+        )
         named |= {"brk_msg_in": metrics.messages_in, "brk_bytes_in": metrics.bytes_in}
         named |= {"brk_msg_out": metrics.messages_out, "brk_bytes_out": metrics.bytes_out}
-        return [{"metrics": named, "dimensions": {"broker": self._broker.context.broker, "metric": "broker"}}]
+        return [
+            {
+                "metrics": named,
+                "dimensions": {"broker": self._broker.context.broker, "metric": "broker"},
+            }
+        ]
 
     def load_report(self) -> dict[str, Any]:
         """Pulsar's LoadManagerReport, as of the last report of this broker."""
@@ -198,7 +242,10 @@ class BrokerAdministration(TenantAdministration):
         turns = Turns(STATS_PER_TURN_MAX)
         for name, owned in sorted(self._broker.ownership.owned.items()):
             kinds: dict[str, dict[str, Any]] = {}
-            for kind, topics in (("persistent", owned.topics), ("non-persistent", owned.non_persistent.by_name)):
+            for kind, topics in (
+                ("persistent", owned.topics),
+                ("non-persistent", owned.non_persistent.by_name),
+            ):
                 for topic in list(topics.values()):
                     kinds.setdefault(kind, {})[str(topic.name)] = topic_stats(topic)
                     await turns.after(1 + len(topic.subscriptions))
@@ -208,7 +255,8 @@ class BrokerAdministration(TenantAdministration):
 
 
 def _why_log_waits(broker: Broker) -> str | None:
-    """What keeps the log from writing what is published, for longer than a sound disk ever takes; None if nothing does."""
+    """What keeps the log from writing what is published, for longer than a sound disk ever
+    takes; None if nothing does."""
     writer = broker.context.log
     if writer.space.stalled is not None:
         return f"its log waits for space ({writer.space.stalled})"
@@ -222,18 +270,33 @@ def _why_log_waits(broker: Broker) -> str | None:
 def _own_client(broker: Broker) -> Client:
     """A client that begins at this broker's own port."""
     context = broker.context
-    shown = Credentials(INTERNAL_METHOD, context.security.internal_token().encode()) if context.security is not None else None
-    tls = context.tls.to_peers() if context.tls is not None and broker.service_url == broker.service_url_tls else None
+    shown = (
+        Credentials(INTERNAL_METHOD, context.security.internal_token().encode())
+        if context.security is not None
+        else None
+    )
+    tls = (
+        context.tls.to_peers()
+        if context.tls is not None and broker.service_url == broker.service_url_tls
+        else None
+    )
     return Client(
-        broker.service_url, network=context.network, clock=context.clock, operation_timeout_s=HEALTH_S, credentials=shown, tls=tls
+        broker.service_url,
+        network=context.network,
+        clock=context.clock,
+        operation_timeout_s=HEALTH_S,
+        credentials=shown,
+        tls=tls,
     )
 
 
 async def _bundle_here(broker: Broker, topic: TopicName) -> str:
-    """The bundle of the check's topic if it is served here, "" if not; one that nobody has is given to somebody first."""
+    """The bundle of the check's topic if it is served here, "" if not; one that nobody has is
+    given to somebody first."""
     ownership, bundles = broker.ownership, broker.views.bundles
     bundle = await ownership.bundle_of(topic)
-    with contextlib.suppress(ServiceNotReady, TimeoutError):  # it comes too slowly, or has just left, or was split
+    # it comes too slowly, or has just left, or was split
+    with contextlib.suppress(ServiceNotReady, TimeoutError):
         async with asyncio.timeout(BUNDLE_S):
             viewed = bundles.get(str(bundle))
             if viewed is None or viewed.record.state is BundleState.FREE:

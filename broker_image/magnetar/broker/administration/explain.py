@@ -1,9 +1,10 @@
 """Why a bundle is where it is, and what would happen if it moved: the facts.
 
-Owns: what `GET /magnetar/v1/explain` answers, gathered from the store, the volume and the bundle's owner. Imports: metadata, storage formats,
-balance, names, server siblings. The sentences are `explanation`'s.
-Invariants: asking changes nothing: no bundle is assigned and no topic created for it; whatever a broker can read from store and volume is answered
-without the owner, so a bundle that nobody serves, or whose owner hangs, is explained too; every list is bounded and says if it was cut.
+Owns: what `GET /magnetar/v1/explain` answers, gathered from the store, the volume and the bundle's
+owner. Imports: metadata, storage formats, balance, names, server siblings. The sentences are
+`explanation`'s. Invariants: asking changes nothing: no bundle is assigned and no topic created for
+it; whatever a broker can read from store and volume is answered without the owner, so a bundle that
+nobody serves, or whose owner hangs, is explained too; every list is bounded and says if it was cut.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
     """Explains bundles and topics."""
 
     async def explain(self, topic: TopicName | None, bundle: BundleName | None) -> dict[str, Any]:
-        """All facts and the sentences made of them. Raises NamespaceNotFound, InvalidRequest for a bundle that the namespace does not have."""
+        """All facts and the sentences made of them. Raises NamespaceNotFound, InvalidRequest for
+        a bundle that the namespace does not have."""
         name, place = await self._located(topic, bundle)
         facts: dict[str, Any] = {"topic": str(topic) if topic is not None else None, **place}
         item = await self._broker.context.store.get(keys.bundle(name))
@@ -74,12 +76,16 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """What only the owner of a bundle knows, as this broker sees it."""
         return owned_facts(self._broker, bundle, topic)
 
-    # --- where it is -------------------------------------------------------------------------------------------------------------
+    # --- where it is ------------------------------------------------------------------------------
 
-    async def _located(self, topic: TopicName | None, bundle: BundleName | None) -> tuple[BundleName, dict[str, Any]]:
+    async def _located(
+        self, topic: TopicName | None, bundle: BundleName | None
+    ) -> tuple[BundleName, dict[str, Any]]:
         """The bundle, and where it lies in its namespace."""
         if (topic is None) == (bundle is None):
-            raise InvalidRequest("topic, bundle: name one of them; topic=persistent://tenant/namespace/topic")
+            raise InvalidRequest(
+                "topic, bundle: name one of them; topic=persistent://tenant/namespace/topic"
+            )
         namespace = topic.namespace_name if topic is not None else bundle.namespace  # type: ignore[union-attr]
         record = await self._namespace_record(namespace)
         parts = bundles_of(namespace, record.boundaries)
@@ -88,7 +94,8 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         assert bundle is not None
         if bundle not in parts:
             raise InvalidRequest(
-                f"bundle: {bundle.range} is not one of the {len(parts)} of namespace {namespace}; it was split, or never was"
+                f"bundle: {bundle.range} is not one of the {len(parts)} of namespace {namespace}; "
+                "it was split, or never was"
             )
         return bundle, {
             "hash": f"0x{topic.hash:08x}" if topic is not None else None,
@@ -112,7 +119,11 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         if item is not None:
             live = IncarnationRecord.decode(item.value)
             cordon = self._broker.views.cordons.get(live.broker)
-            found |= {"service_url": live.service_url, "http_url": live.http_url, "draining": live.draining}
+            found |= {
+                "service_url": live.service_url,
+                "http_url": live.http_url,
+                "draining": live.draining,
+            }
             found["cordon"] = cordon.record.reason if cordon is not None else None
         return found
 
@@ -121,7 +132,11 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         if item is None:
             return None
         candidate = LeaderRecord.decode(item.value).candidate
-        return {"incarnation": candidate, "broker": candidate.rpartition(".")[0], "term": item.mod_revision}
+        return {
+            "incarnation": candidate,
+            "broker": candidate.rpartition(".")[0],
+            "term": item.mod_revision,
+        }
 
     async def _from_owner(
         self, owner: dict[str, Any] | None, bundle: BundleName, topic: TopicName | None
@@ -131,10 +146,14 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
             return None, ""
         if owner["incarnation"] == self._broker.incarnation:
             return owned_facts(self._broker, bundle, topic), ""
-        query = urlencode({"bundle": str(bundle), **({"topic": str(topic)} if topic is not None else {})})
+        query = urlencode(
+            {"bundle": str(bundle), **({"topic": str(topic)} if topic is not None else {})}
+        )
         context, path = self._broker.context, f"/magnetar/v1/explain/owned?{query}"
         try:
-            found: dict[str, Any] = await ask_broker(context, owner["http_url"], "GET", path, timeout_s=OWNER_TIMEOUT_S)
+            found: dict[str, Any] = await ask_broker(
+                context, owner["http_url"], "GET", path, timeout_s=OWNER_TIMEOUT_S
+            )
         except MagnetarError as error:
             return None, str(error)
         return found, ""
@@ -154,12 +173,20 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         for part in parts:
             bundle = str(bundle_of(topic.namespace_name, record.boundaries, part.hash))
             viewed = owners.get(bundle)
-            shown.append({"topic": str(part), "bundle": bundle, "owner": viewed.record.incarnation if viewed is not None else ""})
+            shown.append(
+                {
+                    "topic": str(part),
+                    "bundle": bundle,
+                    "owner": viewed.record.incarnation if viewed is not None else "",
+                }
+            )
         return True, shown
 
-    # --- what is stored ----------------------------------------------------------------------------------------------------------
+    # --- what is stored ---------------------------------------------------------------------------
 
-    async def _manifest(self, bundle: BundleName, topic: TopicName | None) -> tuple[Manifest, dict[str, Any]]:
+    async def _manifest(
+        self, bundle: BundleName, topic: TopicName | None
+    ) -> tuple[Manifest, dict[str, Any]]:
         """The bundle's manifest, and what of it people ask for."""
         context = self._broker.context
         try:
@@ -180,31 +207,49 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
             "segments": len(segments),
             "segment_bytes": sum(found.bytes for found in segments),
             "topic_segments": len(own.level1) if own is not None else 0,
-            "topic_segment_bytes": sum(found.bytes for found in own.level1) if own is not None else 0,
+            "topic_segment_bytes": sum(found.bytes for found in own.level1)
+            if own is not None
+            else 0,
             "compaction": compacted.generation if compacted is not None else 0,
             "compacted_to": _shown(compacted.horizon if compacted is not None else None),
             "complete_to": _shown(own.complete if own is not None else None),
         }
 
-    async def _sealed(self, record: BundleRecord | None, manifest: Manifest) -> dict[LogFile, LogFileRecord]:
-        """Sealed files, by the store's keys, of every incarnation that the chain or the manifest names."""
+    async def _sealed(
+        self, record: BundleRecord | None, manifest: Manifest
+    ) -> dict[LogFile, LogFileRecord]:
+        """Sealed files, by the store's keys, of every incarnation that the chain or the manifest
+        names."""
         incarnations = {span.incarnation for span in record.chain} if record is not None else set()
         incarnations |= {found.incarnation for found in manifest.level0}
         store = self._broker.context.store
-        found = await asyncio.gather(*(sealed_files(store, keys.logs_of(name)) for name in sorted(incarnations)))
+        found = await asyncio.gather(
+            *(sealed_files(store, keys.logs_of(name)) for name in sorted(incarnations))
+        )
         return {file: noted for files in found for file, noted in files.items()}
 
     def _recovery(
-        self, record: BundleRecord | None, owned: dict[str, Any] | None, sealed: dict[LogFile, LogFileRecord]
+        self,
+        record: BundleRecord | None,
+        owned: dict[str, Any] | None,
+        sealed: dict[LogFile, LogFileRecord],
     ) -> dict[str, Any]:
         """What whoever takes the bundle now would read."""
-        end = (owned["log_position"]["file"], owned["log_position"]["offset"]) if owned is not None else None
+        end = (
+            (owned["log_position"]["file"], owned["log_position"]["offset"])
+            if owned is not None
+            else None
+        )
         chain = record.chain if record is not None else ()
         epochs = record.epochs if record is not None else ()
-        spans = [self._span(span, epoch, end, sealed) for span, epoch in zip(chain, epochs, strict=False)]
+        spans = [
+            self._span(span, epoch, end, sealed) for span, epoch in zip(chain, epochs, strict=False)
+        ]
         total = sum(span["bytes"] for span in spans)
         return {
-            "checkpoint": record.checkpoint.object if record is not None and record.checkpoint is not None else None,
+            "checkpoint": record.checkpoint.object
+            if record is not None and record.checkpoint is not None
+            else None,
             "chain": spans,
             "files": sum(span["files"] for span in spans),
             "bytes": total,
@@ -213,22 +258,35 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         }
 
     def _span(
-        self, span: LogRange, epoch: int, open_end: tuple[int, int] | None, sealed: dict[LogFile, LogFileRecord]
+        self,
+        span: LogRange,
+        epoch: int,
+        open_end: tuple[int, int] | None,
+        sealed: dict[LogFile, LogFileRecord],
     ) -> dict[str, Any]:
-        """One range of the chain; `exact` unless its end is known to its owner only, who is silent."""
+        """One range of the chain; `exact` unless its end is known to its owner only, who is
+        silent."""
         start = (span.start.file, span.start.offset)
         if span.end is not None:
             end, exact = (span.end.file, span.end.offset), True
         elif open_end is not None:
             end, exact = open_end, True
         else:
-            numbers = [number for incarnation, number in sealed if incarnation == span.incarnation and number >= span.start.file]
+            numbers = [
+                number
+                for incarnation, number in sealed
+                if incarnation == span.incarnation and number >= span.start.file
+            ]
             end, exact = (max(numbers, default=span.start.file) + 1, FILE_HEADER_BYTES), False
         size = 0
         for number in range(start[0], end[0] + 1):
             known = sealed.get((span.incarnation, number))
             length = (
-                end[1] if number == end[0] else known.length if known is not None else self._broker.context.settings.log_file_bytes
+                end[1]
+                if number == end[0]
+                else known.length
+                if known is not None
+                else self._broker.context.settings.log_file_bytes
             )
             size += max(0, length - (start[1] if number == start[0] else FILE_HEADER_BYTES))
         return {
@@ -242,15 +300,29 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         }
 
     async def _log_files(
-        self, bundle: BundleName, record: BundleRecord | None, manifest: Manifest, sealed: dict[LogFile, LogFileRecord]
+        self,
+        bundle: BundleName,
+        record: BundleRecord | None,
+        manifest: Manifest,
+        sealed: dict[LogFile, LogFileRecord],
     ) -> dict[str, Any]:
         """Sealed files that this bundle has a share in, and what keeps each of them."""
         listed = {(found.incarnation, found.file): found.length for found in manifest.level0}
-        replayed = {file: found.length for file, found in sealed.items() if record is not None and _replays(record, file)}
+        replayed = {
+            file: found.length
+            for file, found in sealed.items()
+            if record is not None and _replays(record, file)
+        }
         files = sorted(listed.keys() | replayed.keys())
         shown = files[:FILES_MAX]
-        others = sorted({name for file in shown if file in sealed for name in sealed[file].bundles} - {str(bundle)})
-        manifests = {name: await self._listed_by(BundleName.parse(name)) for name in others[:MANIFESTS_READ_MAX]}
+        others = sorted(
+            {name for file in shown if file in sealed for name in sealed[file].bundles}
+            - {str(bundle)}
+        )
+        manifests = {
+            name: await self._listed_by(BundleName.parse(name))
+            for name in others[:MANIFESTS_READ_MAX]
+        }
         manifests[str(bundle)] = set(listed)
         rows = []
         for file in shown:
@@ -259,9 +331,15 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
                 for name, viewed in sorted(self._broker.views.bundles.items.items())
                 if _replays(viewed.record, file)
             ]
-            keepers += [{"bundle": name, "why": "messages"} for name, held in sorted(manifests.items()) if file in held]
+            keepers += [
+                {"bundle": name, "why": "messages"}
+                for name, held in sorted(manifests.items())
+                if file in held
+            ]
             length = listed.get(file, replayed.get(file, 0))
-            rows.append({"incarnation": file[0], "file": file[1], "bytes": length, "kept_by": keepers})
+            rows.append(
+                {"incarnation": file[0], "file": file[1], "bytes": length, "kept_by": keepers}
+            )
         return {
             "count": len(files),
             "bytes": sum((listed | replayed).values()),
@@ -282,7 +360,13 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """Jobs that work on this bundle's files now, which keeps all of them."""
         items = (await self._broker.context.store.range(keys.INTENTS)).items
         intents = [IntentRecord.decode(item.value) for item in items]
-        return sorted({f"{found.job}/{found.run}" for found in intents if found.bundle == str(bundle) and found.kind != REWRITE})
+        return sorted(
+            {
+                f"{found.job}/{found.run}"
+                for found in intents
+                if found.bundle == str(bundle) and found.kind != REWRITE
+            }
+        )
 
     def _takers(self, record: BundleRecord | None) -> dict[str, Any]:
         """Who may be given the bundle if its owner goes, the most likely one first."""
@@ -304,7 +388,9 @@ def _broker_of(incarnation: str) -> str:
 def _replays(record: BundleRecord, file: LogFile) -> bool:
     """Whether whoever recovers the bundle reads the file."""
     return any(
-        span.incarnation == file[0] and span.start.file <= file[1] and (span.end is None or file[1] <= span.end.file)
+        span.incarnation == file[0]
+        and span.start.file <= file[1]
+        and (span.end is None or file[1] <= span.end.file)
         for span in record.chain
     )
 

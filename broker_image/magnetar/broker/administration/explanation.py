@@ -1,7 +1,8 @@
 """Why a bundle is where it is, and what would happen if it moved: the words.
 
-Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered. Imports: amounts. Pure.
-Invariants: equal facts, equal words; what is not known is said to be not known; a reason that nobody has written words for is quoted.
+Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered.
+Imports: amounts. Pure. Invariants: equal facts, equal words; what is not known is said to be not
+known; a reason that nobody has written words for is quoted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _SPLIT = re.compile(r"split (?:of|from) (?P<parent>\S+)")
 
 
 def explain_in_words(facts: Facts) -> dict[str, list[str]]:
-    """`summary` (what is), `why` (it is there), `if_owner_died`, `kept` (log files): a few sentences each."""
+    """`summary` (what is), `why` (it is there), `if_owner_died`, `kept` (log files): a few
+    sentences each."""
     return {
         "summary": _summary(facts),
         "why": _why(facts),
@@ -29,12 +31,15 @@ def explain_in_words(facts: Facts) -> dict[str, list[str]]:
     }
 
 
-# --- what is ---------------------------------------------------------------------------------------------------------------------
+# --- what is --------------------------------------------------------------------------------------
 
 
 def _summary(facts: Facts) -> list[str]:
     found = []
-    bundle = f"bundle {facts['bundle']}, number {facts['number']} of {facts['bundles']} of namespace {facts['namespace']}"
+    bundle = (
+        f"bundle {facts['bundle']}, number {facts['number']} of {facts['bundles']} of namespace "
+        f"{facts['namespace']}"
+    )
     if facts["topic"] is not None:
         found.append(f"{facts['topic']} hashes to {facts['hash']}, which lies in {bundle}.")
         found += [*_topic(facts), *_compaction(facts["manifest"])]
@@ -43,7 +48,10 @@ def _summary(facts: Facts) -> list[str]:
     found.append(_state(facts))
     owner = facts["owner"]
     if owner is not None and owner["alive"] and facts["owned"] is None:
-        found.append(f"{owner['broker']} does not answer ({facts['owner_silent']}): what only it knows is left out here.")
+        found.append(
+            f"{owner['broker']} does not answer ({facts['owner_silent']}): what only it knows is "
+            "left out here."
+        )
     leader = facts["leader"]
     found.append(
         f"{leader['broker']} leads the cluster, in term {leader['term']}."
@@ -59,22 +67,32 @@ def _topic(facts: Facts) -> list[str]:
         owners = {_broker_of(row["owner"]) for row in facts["partitions"] if row["owner"]}
         bundles = {row["bundle"] for row in facts["partitions"]}
         return [
-            f"It is partitioned: its {_count(len(facts['partitions']), 'partition')} lie in {_count(len(bundles), 'bundle')}, "
+            f"It is partitioned: its {_count(len(facts['partitions']), 'partition')} lie in "
+            f"{_count(len(bundles), 'bundle')}, "
             f"served by {_names(sorted(owners)) or 'nobody yet'}.",
-            "What follows is about the bundle of its own name; name a partition to see that of the partition.",
+            "What follows is about the bundle of its own name; name a partition to see that of the "
+            "partition.",
         ]
     stored = facts["topic"].startswith("persistent://")
     topic = facts["owned"]["topic"] if facts["owned"] is not None else None
     if topic is None and not facts["exists"]:
         if stored:
             return ["No such topic exists; this is where it would be."]
-        return ["No such topic exists now; non-persistent topics live as long as they have clients."]
+        return [
+            "No such topic exists now; non-persistent topics live as long as they have clients."
+        ]
     if topic is None or not topic["stored"]:
         return []
     what = f"It holds {_count(topic['entries'], 'entry', 'entries')} ({size_text(topic['bytes'])})"
-    users = f"{_count(topic['producers'], 'producer')} and {_count(topic['subscriptions_total'], 'subscription')}"
+    users = (
+        f"{_count(topic['producers'], 'producer')} and "
+        f"{_count(topic['subscriptions_total'], 'subscription')}"
+    )
     ended = "; it is terminated" if topic["terminated"] else ""
-    return [f"{what} in {_count(len(topic['ledgers']) + topic['ledgers_before'], 'ledger')}, and has {users}{ended}."]
+    return [
+        f"{what} in {_count(len(topic['ledgers']) + topic['ledgers_before'], 'ledger')}, and has "
+        f"{users}{ended}."
+    ]
 
 
 def _compaction(manifest: Facts) -> list[str]:
@@ -82,11 +100,13 @@ def _compaction(manifest: Facts) -> list[str]:
     found = []
     if manifest.get("compaction"):
         found.append(
-            f"Its compacted view, generation {manifest['compaction']}, stands for everything up to {manifest['compacted_to']}."
+            f"Its compacted view, generation {manifest['compaction']}, stands for everything up to "
+            f"{manifest['compacted_to']}."
         )
     if manifest.get("complete_to"):
         found.append(
-            f"Transactions have used it: all that they have published up to {manifest['complete_to']} is in segments, where compaction sees it."
+            "Transactions have used it: all that they have published up to "
+            f"{manifest['complete_to']} is in segments, where compaction sees it."
         )
     return found
 
@@ -94,110 +114,168 @@ def _compaction(manifest: Facts) -> list[str]:
 def _state(facts: Facts) -> str:
     record, owner = facts["record"], facts["owner"]
     if record is None:
-        return "Nobody owns it and nobody ever did: the first client that looks a topic of it up has it assigned."
+        return (
+            "Nobody owns it and nobody ever did: the first client that looks a topic of it up has "
+            "it assigned."
+        )
     who, state = (owner["broker"] if owner is not None else "nobody"), record["state"]
     term = f"epoch {record['epoch']}"
     if owner is not None and not owner["alive"]:
-        return f"Its record says {state} by {who}, which is gone: the leader gives it to somebody else as soon as it can."
+        return (
+            f"Its record says {state} by {who}, which is gone: the leader gives it to somebody "
+            "else as soon as it can."
+        )
     since = facts["owned"]["since_ms"] if facts["owned"] is not None else None
     age = f" for {age_text((facts['now_ms'] - since) / 1000)}" if since else ""
     if state == "Owned":
         return f"{who} ({owner['service_url']}) has served it{age}, in {term}."
     if state == "Assigning":
         damage = facts["owned"]["damage"] if facts["owned"] is not None else []
-        held_up = f" It cannot, so far: {damage[0]['error']}." if damage else " Clients wait meanwhile."
-        return f"{who} is taking it over: it seals the former owner's log and reads what the bundle needs.{held_up}"
+        held_up = (
+            f" It cannot, so far: {damage[0]['error']}." if damage else " Clients wait meanwhile."
+        )
+        return (
+            f"{who} is taking it over: it seals the former owner's log and reads what the bundle "
+            f"needs.{held_up}"
+        )
     if state == "Releasing":
         successor = _broker_of(record["destination"]) or "whoever is least loaded"
-        return f"{who} is handing it over to {successor}, which ends {term}. Clients wait meanwhile."
+        return (
+            f"{who} is handing it over to {successor}, which ends {term}. Clients wait meanwhile."
+        )
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
     if state == "Deleted":
-        return "It was split: its children have its topics. Or its namespace was deleted, and nobody has asked for it since."
-    return "It is Free: its last owner handed it over to nobody. The leader, or the first client that looks a topic of it up, has it assigned."
+        return (
+            "It was split: its children have its topics. Or its namespace was deleted, and nobody "
+            "has asked for it since."
+        )
+    return (
+        "It is Free: its last owner handed it over to nobody. The leader, or the first client that "
+        "looks a topic of it up, has it assigned."
+    )
 
 
-# --- why it is there -------------------------------------------------------------------------------------------------------------
+# --- why it is there ------------------------------------------------------------------------------
 
 
 def _why(facts: Facts) -> list[str]:
     record = facts["record"]
     if record is None:
         return ["There is no record of it, so there is nothing to explain yet."]
-    found = [reason_in_words(record["reason"], _broker_of(record["incarnation"]), _broker_of(record["source"]))]
+    found = [
+        reason_in_words(
+            record["reason"], _broker_of(record["incarnation"]), _broker_of(record["source"])
+        )
+    ]
     if (left_ms := record["pinned_until_ms"] - facts["now_ms"]) > 0:
         kept = _broker_of(record["destination"] or record["incarnation"])
         found.append(
-            f"It is pinned to {kept} for another {age_text(left_ms / 1000)}: load balancing leaves it there, unless {kept} drains, stops or dies. "
+            f"It is pinned to {kept} for another {age_text(left_ms / 1000)}: load balancing leaves "
+            f"it there, unless {kept} drains, stops or dies. "
             f"`magnetar bundles unpin {facts['bundle']}` takes that back."
         )
     if record["terms"][1:]:
-        found.append(f"It has changed hands {_times(len(record['terms']) - 1)} since its last checkpoint.")
+        found.append(
+            f"It has changed hands {_times(len(record['terms']) - 1)} since its last checkpoint."
+        )
     owner = facts["owner"]
     if owner is not None and owner.get("cordon"):
         found.append(
-            f"{owner['broker']} is cordoned ({owner['cordon']}): it takes no new bundles, and is to lose this one if the cordon drains."
+            f"{owner['broker']} is cordoned ({owner['cordon']}): it takes no new bundles, and is "
+            "to lose this one if the cordon drains."
         )
     if owner is not None and owner.get("draining"):
         found.append(f"{owner['broker']} is shutting down, and hands it over before it ends.")
     if record["restore"]:
         found.append(
-            f"The metadata store was restored {_times(record['restore'])}: epochs carry that number, so that ids never repeat."
+            f"The metadata store was restored {_times(record['restore'])}: epochs carry that "
+            "number, so that ids never repeat."
         )
     return found
 
 
 def reason_in_words(reason: str, owner: str, source: str) -> str:
-    """The record's reason as a sentence; `owner` is the owner or the destination, `source` the owner before ("" = not known)."""
+    """The record's reason as a sentence; `owner` is the owner or the destination, `source` the
+    owner before ("" = not known)."""
     before = source or "its former owner"
     if gone := _GONE.fullmatch(reason):
         dead = _broker_of(gone["incarnation"]) or gone["incarnation"]
-        return f"{dead} had it and died: its lease ended, and {owner} was the least loaded of those left."
+        return (
+            f"{dead} had it and died: its lease ended, and {owner} was the least loaded of those "
+            "left."
+        )
     if stuck := _STUCK.fullmatch(reason):
         slow = _broker_of(stuck["incarnation"]) or stuck["incarnation"]
-        return f"{slow} was to take it over and had not after {stuck['seconds']} s, so the leader gave it to {owner}."
+        return (
+            f"{slow} was to take it over and had not after {stuck['seconds']} s, so the leader "
+            f"gave it to {owner}."
+        )
     if split := _SPLIT.fullmatch(reason):
-        return f"It is a part of {split['parent']}, which was split; children begin where their parent was served."
+        return (
+            f"It is a part of {split['parent']}, which was split; children begin where their "
+            "parent was served."
+        )
     known = {
-        "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least loaded broker then.",
-        "spread over brokers": f"The leader evens out the number of bundles: {before} had two or more above {owner}.",
-        "unload requested": f"Somebody had it unloaded from {before}, and {owner} was chosen or the least loaded.",
-        "its namespace was deleted": "Its namespace was deleted: it is to be Free, with nothing in it.",
-        "broker stops": f"{before[:1].upper()}{before[1:]} shut down and handed it over; {owner} was the least loaded.",
+        "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least "
+        "loaded broker then.",
+        "spread over brokers": f"The leader evens out the number of bundles: {before} had two or "
+        f"more above {owner}.",
+        "unload requested": f"Somebody had it unloaded from {before}, and {owner} was chosen or "
+        "the least loaded.",
+        "its namespace was deleted": "Its namespace was deleted: it is to be Free, with nothing in "
+        "it.",
+        "broker stops": f"{before[:1].upper()}{before[1:]} shut down and handed it over; {owner} "
+        "was the least loaded.",
         "": "Its record gives no reason.",
     }
     if reason in known:
         return known[reason]
     drained = "drain" in reason or "scale-down" in reason
     if drained:
-        return f"{before[:1].upper()}{before[1:]} was drained ({reason}), and {owner} was the least loaded of the others."
+        return (
+            f"{before[:1].upper()}{before[1:]} was drained ({reason}), and {owner} was the least "
+            "loaded of the others."
+        )
     return f'Its record gives as the reason: "{reason}".'
 
 
-# --- what would happen -----------------------------------------------------------------------------------------------------------
+# --- what would happen ----------------------------------------------------------------------------
 
 
 def _if_owner_died(facts: Facts) -> list[str]:
     owner, takers, recovery = facts["owner"], facts["takers"], facts["recovery"]
     if owner is None:
         if not takers["all"]:
-            return ["No broker takes bundles now: it cannot be served before one comes, or a cordon is lifted."]
+            return [
+                "No broker takes bundles now: it cannot be served before one comes, or a cordon is "
+                "lifted."
+            ]
         return [f"It has no owner to lose. A lookup would give it to {takers['first']}."]
     cost = f"{_count(recovery['files'], 'log file')}, {size_text(recovery['bytes'])}"
     about = "about" if recovery["exact"] else "at most about"
     if not takers["all"]:
         return [
-            "No other broker takes bundles now: it would wait for one, or for the same broker to start again.",
-            f"Whoever takes it reads {_checkpoint(recovery)}{about} {cost}: some {recovery['estimated_ms']} ms.",
+            "No other broker takes bundles now: it would wait for one, or for the same broker to "
+            "start again.",
+            f"Whoever takes it reads {_checkpoint(recovery)}{about} {cost}: some "
+            f"{recovery['estimated_ms']} ms.",
         ]
     others = [name for name in takers["all"] if name != takers["first"]]
     first = takers["first"]
     choice = f"{first} (or another of {_names(others)}, if loads change)" if others else first
-    begin = f"Its lease ends {facts['lease_s']:g} s after its last renewal; the leader then gives the bundle to {choice}."
+    begin = (
+        f"Its lease ends {facts['lease_s']:g} s after its last renewal; the leader then gives the "
+        f"bundle to {choice}."
+    )
     return [
-        begin if owner["alive"] else f"{owner['broker']} is gone already; the leader gives the bundle to {choice}.",
-        f"{first} removes the claim of {owner['broker']} and seals its log: from then on nothing is acknowledged there.",
-        f"It reads {_checkpoint(recovery)}{about} {cost} of log: some {recovery['estimated_ms']} ms.",
+        begin
+        if owner["alive"]
+        else f"{owner['broker']} is gone already; the leader gives the bundle to {choice}.",
+        f"{first} removes the claim of {owner['broker']} and seals its log: from then on nothing "
+        "is acknowledged there.",
+        f"It reads {_checkpoint(recovery)}{about} {cost} of log: some {recovery['estimated_ms']} "
+        "ms.",
         "Then clients go on; what was acknowledged is there.",
     ]
 
@@ -206,7 +284,7 @@ def _checkpoint(recovery: Facts) -> str:
     return "the checkpoint and " if recovery["checkpoint"] is not None else ""
 
 
-# --- what keeps files ------------------------------------------------------------------------------------------------------------
+# --- what keeps files -----------------------------------------------------------------------------
 
 
 def _kept(facts: Facts) -> list[str]:
@@ -218,21 +296,30 @@ def _kept(facts: Facts) -> list[str]:
         )
     else:
         recovered = sum(
-            1 for row in files["files"] if any(by == {"bundle": facts["bundle"], "why": "recovery"} for by in row["kept_by"])
+            1
+            for row in files["files"]
+            if any(by == {"bundle": facts["bundle"], "why": "recovery"} for by in row["kept_by"])
         )
         listed = sum(
-            1 for row in files["files"] if any(by == {"bundle": facts["bundle"], "why": "messages"} for by in row["kept_by"])
+            1
+            for row in files["files"]
+            if any(by == {"bundle": facts["bundle"], "why": "messages"} for by in row["kept_by"])
         )
-        others = sorted({by["bundle"] for row in files["files"] for by in row["kept_by"]} - {facts["bundle"]})
+        others = sorted(
+            {by["bundle"] for row in files["files"] for by in row["kept_by"]} - {facts["bundle"]}
+        )
         found.append(
             f"{_count(files['count'], 'sealed log file')} ({size_text(files['bytes'])}) "
-            f"{'is' if files['count'] == 1 else 'are'} kept: {recovered} for its recovery, {listed} for its messages."
+            f"{'is' if files['count'] == 1 else 'are'} kept: {recovered} for its recovery, "
+            f"{listed} for its messages."
         )
         if others:
             found.append(f"Other bundles need some of them too: {_names(others)}.")
     if facts["manifest"]["error"]:
         found.append(f"Its manifest cannot be read: {facts['manifest']['error']}.")
-    found += [f"Job {job} works on it, and keeps all its files until it ends." for job in facts["jobs"]]
+    found += [
+        f"Job {job} works on it, and keeps all its files until it ends." for job in facts["jobs"]
+    ]
     for pin in (facts["owned"] or {}).get("pins", ())[:NAMES_MAX]:
         found.append(pin_in_words(pin))
     return found
@@ -241,15 +328,27 @@ def _kept(facts: Facts) -> list[str]:
 def pin_in_words(pin: Facts) -> str:
     """What keeps a topic's entries."""
     held = f"{pin['topic']} keeps {size_text(pin['bytes'])} from {pin['oldest']} on: "
-    waiting = f"subscription {pin['subscription']} has not acknowledged {_count(pin['waiting_entries'], 'entry', 'entries')}"
+    waiting = (
+        f"subscription {pin['subscription']} has not acknowledged "
+        f"{_count(pin['waiting_entries'], 'entry', 'entries')}"
+    )
     if (found := pin.get("held")) is not None:
-        waiting += f", {found['entries']} of them held by {_count(found['transactions'], 'open transaction')}, the longest by {found['longest']}"
-    retained = f"retention, or trimming that is yet to come, holds {_count(pin['retained_entries'], 'entry', 'entries')}"
-    parts = ([waiting] if pin["subscription"] is not None else []) + ([retained] if pin["retained_entries"] else [])
+        waiting += (
+            f", {found['entries']} of them held by "
+            f"{_count(found['transactions'], 'open transaction')}, the longest by "
+            f"{found['longest']}"
+        )
+    retained = (
+        "retention, or trimming that is yet to come, holds "
+        f"{_count(pin['retained_entries'], 'entry', 'entries')}"
+    )
+    parts = ([waiting] if pin["subscription"] is not None else []) + (
+        [retained] if pin["retained_entries"] else []
+    )
     return held + "; ".join(parts or ["nothing else is known"]) + "."
 
 
-# --- words -----------------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _broker_of(incarnation: str) -> str:

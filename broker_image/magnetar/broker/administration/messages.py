@@ -1,9 +1,11 @@
 """Single messages, for administrators who look into a topic.
 
-Owns: peeking at what a subscription has before it, examining a topic from either end, reading an entry by its id, the first id at a time, and the
-headers that tell an entry's metadata. Imports: topics, wire, client (codecs), errors, server siblings.
-Source: facts on protocol 3, priority 1: the payload is the body, uncompressed; a batch comes as a whole, with the number of its messages.
-Invariants: nothing is acknowledged and no cursor moves; whatever a client has put into its metadata leaves as headers that are valid.
+Owns: peeking at what a subscription has before it, examining a topic from either end, reading an
+entry by its id, the first id at a time, and the headers that tell an entry's metadata. Imports:
+topics, wire, client (codecs), errors, server siblings. Source: facts on protocol 3, priority 1: the
+payload is the body, uncompressed; a batch comes as a whole, with the number of its messages.
+Invariants: nothing is acknowledged and no cursor moves; whatever a client has put into its metadata
+leaves as headers that are valid.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from magnetar.broker.commands.seeking import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.client.compression import decompress
 from magnetar.clock import elapsed_ms, iso8601
-from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicNotFound, UnsupportedCommand
+from magnetar.errors import (
+    InUse,
+    InvalidRequest,
+    SubscriptionNotFound,
+    TopicNotFound,
+    UnsupportedCommand,
+)
 from magnetar.names import TopicName
 from magnetar.rest.ports import FoundMessage
 from magnetar.topics.dispatch.base import ReadRequest
@@ -42,7 +50,10 @@ _NUMBERS = (
     "chunk_id",
 )
 _FLAGS = ("partition_key_b64_encoded", "null_value", "null_partition_key")
-_BYTES = (("ordering_key", "Base64-ordering-key"), ("schema_version", "Base64-schema-version-b64encoded"))
+_BYTES = (
+    ("ordering_key", "Base64-ordering-key"),
+    ("schema_version", "Base64-schema-version-b64encoded"),
+)
 _TIMES = ("publish_time", "event_time", "deliver_at_time")
 
 
@@ -50,9 +61,13 @@ class MessageAdministration(Administration):
     """Messages of topics, one at a time."""
 
     async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
-        """The `number`-th (from 1) entry that is not acknowledged. Raises SubscriptionNotFound, TopicNotFound if there are fewer."""
+        """The `number`-th (from 1) entry that is not acknowledged. Raises SubscriptionNotFound,
+        TopicNotFound if there are fewer."""
         if number < 1:
-            raise InvalidRequest(f"position: {number} is out of range; 1 is the first message that is not acknowledged")
+            raise InvalidRequest(
+                f"position: {number} is out of range; 1 is the first message that is not "
+                "acknowledged"
+            )
         host = await self._readable(topic, "Peek messages")
         found = host.subscriptions.get(subscription)
         if found is None:
@@ -62,19 +77,27 @@ class MessageAdministration(Administration):
             if left <= high - low:
                 return await _message(host, low + left - 1)
             left -= high - low
-        raise TopicNotFound(f"Message not found: subscription {subscription} has {number - left} messages before it, not {number}")
+        raise TopicNotFound(
+            f"Message not found: subscription {subscription} has {number - left} messages before "
+            f"it, not {number}"
+        )
 
     async def examine(self, topic: TopicName, origin: str, number: int) -> FoundMessage:
-        """The `number`-th entry from the beginning ("earliest") or from the end ("latest"); the last one in that direction if there are fewer.
+        """The `number`-th entry from the beginning ("earliest") or from the end ("latest"); the
+        last one in that direction if there are fewer.
 
         Raises InUse for a topic without entries.
         """
         if origin not in ("earliest", "latest"):
-            raise InvalidRequest(f"initialPosition: {origin!r} is not known; use earliest or latest")
+            raise InvalidRequest(
+                f"initialPosition: {origin!r} is not known; use earliest or latest"
+            )
         host = await self._readable(topic, "Examine messages")
         first, end = host.core.ledgers.first, host.core.ledgers.end
         if first == end:
-            raise InUse("Could not examine messages due to the total message is zero; publish one first")
+            raise InUse(
+                "Could not examine messages due to the total message is zero; publish one first"
+            )
         offset = min(max(number, 1), end - first) - 1
         return await _message(host, first + offset if origin == "earliest" else end - 1 - offset)
 
@@ -83,11 +106,14 @@ class MessageAdministration(Administration):
         host = await self._readable(topic, "Reading messages by id")
         ordinal = host.core.ledgers.find(position)
         if ordinal is None:
-            raise TopicNotFound(f"Message not found: topic {topic} has no entry {position[0]}:{position[1]}")
+            raise TopicNotFound(
+                f"Message not found: topic {topic} has no entry {position[0]}:{position[1]}"
+            )
         return await _message(host, ordinal)
 
     async def message_id_at(self, topic: TopicName, timestamp_ms: int) -> dict[str, Any]:
-        """The id of the first message published at this time or later; behind the last one if there is none."""
+        """The id of the first message published at this time or later; behind the last one if
+        there is none."""
         host = await self._readable(topic, "Getting message ID by timestamp")
         ledgers = host.core.ledgers
         ordinal = await first_published_at(host, timestamp_ms)
@@ -106,20 +132,28 @@ class MessageAdministration(Administration):
         return core.ages.bytes_from(core.ledgers.ordinal_after(position), core.ledgers.end)
 
     async def analyze_backlog(self, topic: TopicName, subscription: str) -> dict[str, Any]:
-        """Entries that are not acknowledged, as they are counted all the time: nothing is read, so messages in batches are not counted."""
+        """Entries that are not acknowledged, as they are counted all the time: nothing is read,
+        so messages in batches are not counted."""
         host = await self._readable(topic, "Analyzing a backlog")
         found = host.subscriptions.get(subscription)
         if found is None:
             raise SubscriptionNotFound(f"Subscription {subscription} not found on topic {topic}")
-        return {"entries": found.core.backlog, "filterAcceptedEntries": found.core.backlog, "aborted": False}
+        return {
+            "entries": found.core.backlog,
+            "filterAcceptedEntries": found.core.backlog,
+            "aborted": False,
+        }
 
     async def _readable(self, topic: TopicName, what: str) -> TopicHost:
         """The topic, if its messages can be read one by one. Raises UnsupportedCommand if not."""
         if not topic.persistent:
-            raise UnsupportedCommand(f"{what} on a non-persistent topic is not allowed: it keeps none")
+            raise UnsupportedCommand(
+                f"{what} on a non-persistent topic is not allowed: it keeps none"
+            )
         if topic.partition < 0 and await self._broker.service.partitions(topic):
             raise UnsupportedCommand(
-                f"{what} on a partitioned topic is not allowed; ask for one of its partitions ({topic}-partition-0)"
+                f"{what} on a partitioned topic is not allowed; ask for one of its partitions "
+                f"({topic}-partition-0)"
             )
         return await self._host(topic)
 
@@ -138,7 +172,9 @@ async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
         payload = await asyncio.to_thread(uncompressed, entry, decompress)
     headers = {f"X-Pulsar-{name}": value for name, value in _headers(entry, len(payload))}
     if host.metadata is not None:
-        broker_ms, index = host.metadata.values(await host.metadata.read(ordinal, 1), entry.message_count)
+        broker_ms, index = host.metadata.values(
+            await host.metadata.read(ordinal, 1), entry.message_count
+        )
         if broker_ms is not None:
             headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] = iso8601(broker_ms)
         if index is not None:
@@ -155,7 +191,10 @@ def _headers(entry: Entry, size: int) -> Iterator[tuple[str, str]]:
         yield "PROPERTY", json.dumps(properties)
     for name in _TIMES:
         if name in given:
-            yield name.replace("_", "-"), iso8601(given[name]) if 0 <= given[name] <= _TIME_MS_MAX else str(given[name])
+            yield (
+                name.replace("_", "-"),
+                iso8601(given[name]) if 0 <= given[name] <= _TIME_MS_MAX else str(given[name]),
+            )
     if entry.batched:
         yield "num-batch-message", str(metadata.num_messages_in_batch)
         yield "batch-size", str(size)
@@ -175,7 +214,11 @@ def _headers(entry: Entry, size: int) -> Iterator[tuple[str, str]]:
     yield "Is-Encrypted", "true" if metadata.encryption_keys else "false"
     if metadata.encryption_keys:
         keys = [
-            {"key": _plain(key.key), "value": base64.b64encode(key.value).decode(), "metadata": _pairs(key.metadata)}
+            {
+                "key": _plain(key.key),
+                "value": base64.b64encode(key.value).decode(),
+                "metadata": _pairs(key.metadata),
+            }
             for key in metadata.encryption_keys
         ]
         yield "Base64-encryption-keys", base64.b64encode(json.dumps(keys).encode()).decode()
@@ -193,4 +236,8 @@ def _plain(value: Any) -> str:
 
 def _text(value: Any) -> str:
     """A value for a header: one line of UTF-8, as its bytes."""
-    return "".join(char if char.isprintable() else "?" for char in _plain(value)).encode().decode("latin-1")
+    return (
+        "".join(char if char.isprintable() else "?" for char in _plain(value))
+        .encode()
+        .decode("latin-1")
+    )

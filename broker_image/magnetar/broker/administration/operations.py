@@ -1,8 +1,9 @@
 """Operating the cluster's brokers.
 
-Owns: cordons by request of a person, what is damaged anywhere, and where space is short. Imports: metadata, errors, server siblings.
-Source: DESIGN 11 (cordon, drain); the operator writes cordons of its own straight into the store.
-Invariants: a drain that nobody could take the bundles of is refused, unless it is forced; a broker that does not answer is named, not left out.
+Owns: cordons by request of a person, what is damaged anywhere, and where space is short. Imports:
+metadata, errors, server siblings. Source: DESIGN 11 (cordon, drain); the operator writes cordons of
+its own straight into the store. Invariants: a drain that nobody could take the bundles of is
+refused, unless it is forced; a broker that does not answer is named, not left out.
 """
 
 from __future__ import annotations
@@ -21,38 +22,54 @@ class OperationAdministration(Administration):
     """Brokers, as a person operates them."""
 
     async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
-        """Raises TopicNotFound for a broker that is not there, NotAllowed if nobody else takes bundles and `force` is not set."""
+        """Raises TopicNotFound for a broker that is not there, NotAllowed if nobody else takes
+        bundles and `force` is not set."""
         views = self._broker.views
         live = {viewed.record.broker for viewed in views.incarnations.items.values()}
         if broker not in live:
-            raise TopicNotFound(f"there is no live broker {broker}; the live ones are {', '.join(sorted(live))}")
+            raise TopicNotFound(
+                f"there is no live broker {broker}; the live ones are {', '.join(sorted(live))}"
+            )
         others = {
             viewed.record.broker
             for viewed in views.incarnations.items.values()
-            if viewed.record.broker != broker and not viewed.record.draining and views.cordons.get(viewed.record.broker) is None
+            if viewed.record.broker != broker
+            and not viewed.record.draining
+            and views.cordons.get(viewed.record.broker) is None
         }
         if drain and not others and not force:
-            raise NotAllowed(f"nobody but {broker} takes bundles; start another broker, or lift a cordon, first")
+            raise NotAllowed(
+                f"nobody but {broker} takes bundles; start another broker, or lift a cordon, first"
+            )
         record = CordonRecord(drain=drain, reason=reason)
         revision = await self._broker.context.store.put(keys.cordon(broker), record.encode())
         views.cordons.observe(broker, record.encode(), revision)
 
     async def uncordon(self, broker: str) -> None:
         """Raises TopicNotFound if there is no such cordon."""
-        found, revision = await self._change(keys.cordon(broker), CordonRecord, lambda current: current)
+        found, revision = await self._change(
+            keys.cordon(broker), CordonRecord, lambda current: current
+        )
         if found is None:
             raise TopicNotFound(f"broker {broker} is not cordoned; there is nothing to undo")
         _, revision = await self._change(keys.cordon(broker), CordonRecord, lambda _current: None)
         self._broker.views.cordons.observe(broker, None, revision)
 
     async def cluster_damage(self) -> dict[str, Any]:
-        """Damage that any broker knows of, why those publish nothing that lack space, and brokers that do not answer."""
+        """Damage that any broker knows of, why those publish nothing that lack space, and
+        brokers that do not answer."""
         broker = self._broker
-        others = [viewed.record for name, viewed in sorted(broker.views.incarnations.items.items()) if name != broker.incarnation]
+        others = [
+            viewed.record
+            for name, viewed in sorted(broker.views.incarnations.items.items())
+            if name != broker.incarnation
+        ]
 
         async def ask(name: str, http_url: str) -> tuple[str, dict[str, Any] | None]:
             try:
-                return name, await ask_broker(broker.context, http_url, "GET", "/magnetar/v1/damage")
+                return name, await ask_broker(
+                    broker.context, http_url, "GET", "/magnetar/v1/damage"
+                )
             except MagnetarError:
                 return name, None
 
@@ -62,7 +79,11 @@ class OperationAdministration(Administration):
         heard = [(name, found) for name, found in answers if found is not None]
         return {
             "damage": [{"broker": name, **row} for name, found in heard for row in found["damage"]],
-            "short_of_space": {name: found["short_of_space"] for name, found in heard if found.get("short_of_space")},
+            "short_of_space": {
+                name: found["short_of_space"]
+                for name, found in heard
+                if found.get("short_of_space")
+            },
             "unreachable": [name for name, found in answers if found is None],
         }
 

@@ -1,8 +1,9 @@
 """What only the owner of a bundle knows about it.
 
-Owns: the owner's share of an explanation: since when, how far its log is, the topic's ledgers and cursors, which topics and subscriptions keep
-which log files. Imports: topics, storage formats, names, server siblings.
-Invariants: nothing is read from storage that is not in memory, but indexes of log files; at most FILES_MAX of them are looked at.
+Owns: the owner's share of an explanation: since when, how far its log is, the topic's ledgers and
+cursors, which topics and subscriptions keep which log files. Imports: topics, storage formats,
+names, server siblings. Invariants: nothing is read from storage that is not in memory, but indexes
+of log files; at most FILES_MAX of them are looked at.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def owned_facts(broker: Broker, name: BundleName, topic: TopicName | None) -> di
 def _unstored(owned: OwnedBundle, topic: TopicName | None) -> dict[str, Any] | None:
     """A non-persistent topic has clients only."""
     found = owned.held(topic) if topic is not None and not topic.persistent else None
-    return {"stored": False, "producers": len(found.core.producers), "subscriptions": []} if found is not None else None
+    return (
+        {"stored": False, "producers": len(found.core.producers), "subscriptions": []}
+        if found is not None
+        else None
+    )
 
 
 def topic_facts(host: TopicHost) -> dict[str, Any]:
@@ -87,7 +92,10 @@ def topic_facts(host: TopicHost) -> dict[str, Any]:
         "last_confirmed": text_of(core.last_confirmed),
         "next": text_of(Position(core.ledger, core.next_entry)) if core.ledger >= 0 else "",
         "terminated": core.terminated is not None,
-        "ledgers": [{"ledger": ledger, "epoch": epoch_of(ledger), "entries": count} for ledger, count in ledgers[-LEDGERS_MAX:]],
+        "ledgers": [
+            {"ledger": ledger, "epoch": epoch_of(ledger), "entries": count}
+            for ledger, count in ledgers[-LEDGERS_MAX:]
+        ],
         "ledgers_before": max(0, len(ledgers) - LEDGERS_MAX),
         "producers": len(core.producers),
         "subscriptions": subscriptions,
@@ -97,7 +105,8 @@ def topic_facts(host: TopicHost) -> dict[str, Any]:
 
 
 def _pin(host: TopicHost) -> dict[str, Any] | None:
-    """What keeps a topic's entries: its slowest subscription, or, in front of that, retention. None if it has none."""
+    """What keeps a topic's entries: its slowest subscription, or, in front of that, retention.
+    None if it has none."""
     core = host.core
     first, end = core.ledgers.first, core.ledgers.end
     if first >= end:
@@ -112,15 +121,22 @@ def _pin(host: TopicHost) -> dict[str, Any] | None:
         "oldest": text_of(core.ledgers.position(first)),
         "subscription": slowest.name if slowest is not None and read < end else None,
         "waiting_entries": max(0, end - max(read, first)),
-        "held": _held(host.subscriptions[slowest.name]) if slowest is not None and read < end else None,
+        "held": _held(host.subscriptions[slowest.name])
+        if slowest is not None and read < end
+        else None,
         "retained_entries": max(0, min(read, end) - first),
     }
 
 
 def _held(host: SubscriptionHost) -> dict[str, Any] | None:
-    """What open transactions hold on a subscription: nobody gets it until they end. None if they hold nothing."""
+    """What open transactions hold on a subscription: nobody gets it until they end. None if they
+    hold nothing."""
     view, used = host.core.withheld, host.topic.transactions
     if view is None or used is None:
         return None
     transactions = used.pending[host.core.name].open_transactions()
-    return {"entries": view.withheld_entries, "transactions": len(transactions), "longest": str(transactions[0])}
+    return {
+        "entries": view.withheld_entries,
+        "transactions": len(transactions),
+        "longest": str(transactions[0]),
+    }

@@ -1,9 +1,11 @@
 """Admin requests from broker to broker.
 
-Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, names, errors.
-Why: an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has no HTTP client otherwise.
-Invariants: one request per connection, which the peer closes; an answer is bounded in size and time; a refusal keeps its reason and its status;
-a bundle that moves meanwhile is followed to its owner, but only to a registered broker: nobody else ever sees a token of the cluster's.
+Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, names, errors. Why:
+an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has
+no HTTP client otherwise. Invariants: one request per connection, which the peer closes; an answer
+is bounded in size and time; a refusal keeps its reason and its status; a bundle that moves
+meanwhile is followed to its owner, but only to a registered broker: nobody else ever sees a token
+of the cluster's.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class _Answer(asyncio.BufferedProtocol):
         if self.done.done():
             return
         if exc is not None:
-            self.done.set_exception(ServiceNotReady(f"the connection to a broker broke: {exc}; try again"))
+            self.done.set_exception(
+                ServiceNotReady(f"the connection to a broker broke: {exc}; try again")
+            )
         else:
             self.done.set_result(bytes(self._answer))
 
@@ -105,7 +109,9 @@ class Caller(Protocol):
         ...
 
 
-async def ask_peer(caller: Caller, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None) -> Any:
+async def ask_peer(
+    caller: Caller, http_url: str, method: str, topic: TopicName, suffix: str, body: Any = None
+) -> Any:
     """The JSON answer of another broker to `method` on a topic's admin path, None if it has none.
 
     Raises as `ask_broker`.
@@ -114,10 +120,19 @@ async def ask_peer(caller: Caller, http_url: str, method: str, topic: TopicName,
     return await ask_broker(caller, http_url, method, path, body)
 
 
-async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
-    """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent as JSON unless it is None.
+async def ask_broker(
+    caller: Caller,
+    http_url: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
+    """The JSON answer of another broker to `method` on `path`, None if it has none; `body` is sent
+    as JSON unless it is None.
 
-    Where the broker says that another one is to be asked, that one is. Raises what the peer refused with, ServiceNotReady if it cannot be reached.
+    Where the broker says that another one is to be asked, that one is. Raises what the peer refused
+    with, ServiceNotReady if it cannot be reached.
     """
     data = b"" if body is None else json.dumps(body).encode()
     try:
@@ -128,17 +143,30 @@ async def ask_broker(caller: Caller, http_url: str, method: str, path: str, body
                     return decode_answer(answer, http_url)
                 http_url, path = await _followed(caller, http_url, location)
     except (OSError, TimeoutError) as error:
-        raise ServiceNotReady(f"broker {http_url} does not answer: {error or 'no answer in time'}; try again") from error
-    raise ServiceNotReady(f"{path} was sent on {REDIRECTS_MAX} times, and is to be asked of {http_url} now; try again")
+        raise ServiceNotReady(
+            f"broker {http_url} does not answer: {error or 'no answer in time'}; try again"
+        ) from error
+    raise ServiceNotReady(
+        f"{path} was sent on {REDIRECTS_MAX} times, and is to be asked of {http_url} now; try again"
+    )
 
 
 async def _exchange(caller: Caller, http_url: str, method: str, path: str, data: bytes) -> bytes:
     """Whatever a broker answers to one request. Raises OSError, ServiceNotReady."""
     where = urlsplit(http_url)
-    shown = f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n" if caller.security is not None else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    shown = (
+        f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n"
+        if caller.security is not None
+        else ""
+    )
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: "
+        f"close\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
-    exchange = await connect_over(caller.network, where.hostname or "", where.port or 80, _Answer, tls)
+    exchange = await connect_over(
+        caller.network, where.hostname or "", where.port or 80, _Answer, tls
+    )
     assert exchange.transport is not None
     try:
         exchange.transport.write(head.encode() + data)
@@ -153,31 +181,46 @@ def redirect_of(answer: bytes) -> str | None:
     if status.split()[1:2] != [str(TEMPORARY_REDIRECT).encode()]:
         return None
     named = (field.partition(b":") for field in fields)
-    return next((value.strip().decode("latin-1") for name, _, value in named if name.strip().lower() == b"location"), None)
+    return next(
+        (
+            value.strip().decode("latin-1")
+            for name, _, value in named
+            if name.strip().lower() == b"location"
+        ),
+        None,
+    )
 
 
 async def _followed(caller: Caller, http_url: str, location: str) -> tuple[str, str]:
-    """The address of a registered broker, and the path, that `location` names. Raises ServiceNotReady for any other, StoreError."""
+    """The address of a registered broker, and the path, that `location` names. Raises
+    ServiceNotReady for any other, StoreError."""
     where = urlsplit(location)
     base = f"{where.scheme}://{where.netloc}"
     for item in (await caller.store.range(keys.INCARNATIONS)).items:
         record = IncarnationRecord.decode(item.value)
         if base in (record.http_url, record.http_url_tls):
             return base, f"{where.path}?{where.query}" if where.query else where.path
-    raise ServiceNotReady(f"broker {http_url} sends us to {base[:200]!r}, which is no live broker; try again")
+    raise ServiceNotReady(
+        f"broker {http_url} sends us to {base[:200]!r}, which is no live broker; try again"
+    )
 
 
 def decode_answer(answer: bytes, http_url: str) -> Any:
-    """The JSON body of an HTTP answer without chunks, None if it is empty. Raises what it says, ServiceNotReady if it is cut off."""
+    """The JSON body of an HTTP answer without chunks, None if it is empty. Raises what it says,
+    ServiceNotReady if it is cut off."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     words = head.split(b"\r\n", 1)[0].split()
     if not separator or len(words) < 2 or not words[1].isdigit():
-        raise ServiceNotReady(f"broker {http_url} closed the connection before its answer; try again")
+        raise ServiceNotReady(
+            f"broker {http_url} closed the connection before its answer; try again"
+        )
     status = int(words[1])
     try:
         value = json.loads(body) if body else None
     except ValueError as error:
-        raise ServiceNotReady(f"broker {http_url} answered with something that is not JSON; try again") from error
+        raise ServiceNotReady(
+            f"broker {http_url} answered with something that is not JSON; try again"
+        ) from error
     if status >= 300:
         reason = value.get("reason") if isinstance(value, dict) else None
         raise REFUSALS.get(status, ServiceNotReady)(f"broker {http_url}: {reason or status}")

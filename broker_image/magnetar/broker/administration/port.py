@@ -1,8 +1,8 @@
 """The broker's side of REST.
 
-Owns: `AdminPort` over a broker process: health, status and lookup, and the parts of `administration` put together. Imports: metadata, server
-siblings.
-Invariants: whether this broker is alive or ready is answered at any time; everything else is refused while it starts or stops.
+Owns: `AdminPort` over a broker process: health, status and lookup, and the parts of
+`administration` put together. Imports: metadata, server siblings. Invariants: whether this broker
+is alive or ready is answered at any time; everything else is refused while it starts or stops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from magnetar.broker.administration.explain import ExplainAdministration
 from magnetar.broker.administration.transactions import TransactionAdministration
 from magnetar.broker.commands.lookups import addresses_of
 from magnetar.coordinator.discovery import ASSIGN
-from magnetar.metadata.records import INTERNAL_LISTENER, BundleState, CoordinatorClaimRecord, IncarnationRecord
+from magnetar.metadata.records import (
+    INTERNAL_LISTENER,
+    BundleState,
+    CoordinatorClaimRecord,
+    IncarnationRecord,
+)
 from magnetar.names import TopicName
 
 
@@ -48,15 +53,28 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
         brokers = []
         for identifier, viewed in sorted(views.incarnations.items.items()):
             load = views.load.get(identifier)
-            owned = sum(1 for bundle in views.bundles.items.values() if bundle.record.incarnation == identifier)
+            owned = sum(
+                1
+                for bundle in views.bundles.items.values()
+                if bundle.record.incarnation == identifier
+            )
             cordon = views.cordons.get(viewed.record.broker)
-            state = "draining" if viewed.record.draining else "serving" if cordon is None else "cordoned"
+            state = (
+                "draining"
+                if viewed.record.draining
+                else "serving"
+                if cordon is None
+                else "cordoned"
+            )
             brokers.append(
                 {
                     "broker": viewed.record.broker,
                     "incarnation": identifier,
                     "service_url": viewed.record.service_url,
-                    "listeners": {name: address.service_url for name, address in viewed.record.listeners.items()},
+                    "listeners": {
+                        name: address.service_url
+                        for name, address in viewed.record.listeners.items()
+                    },
                     "bundles": owned,
                     "topics": load.record.topics if load is not None else 0,
                     "in": load.record.message_rate_in if load is not None else 0.0,
@@ -97,16 +115,25 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
         ownership, service = self._broker.ownership, self._broker.service
-        owner: CoordinatorClaimRecord | IncarnationRecord | None = await service.coordinators.holder_of(topic)
+        owner: (
+            CoordinatorClaimRecord | IncarnationRecord | None
+        ) = await service.coordinators.holder_of(topic)
         if owner is None:
-            own = service.coordinators.here and topic.base == ASSIGN  # no such topic is ever created
-            if not own and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
+            # no such topic is ever created
+            own = service.coordinators.here and topic.base == ASSIGN
+            if (
+                not own
+                and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed
+            ):
                 await service.partitions_for_client(topic, may_create=False)  # raises TopicNotFound
             owner = await ownership.owner_of(topic)
         url, url_tls = addresses_of(owner, listener or INTERNAL_LISTENER)
         http_url, http_url_tls = "", ""
         if listener in owner.listeners:
-            http_url, http_url_tls = owner.listeners[listener].http_url, owner.listeners[listener].http_url_tls
+            http_url, http_url_tls = (
+                owner.listeners[listener].http_url,
+                owner.listeners[listener].http_url_tls,
+            )
         return _found(url, http_url or owner.http_url, url_tls, http_url_tls or owner.http_url_tls)
 
     async def bundle_range(self, topic: TopicName) -> str:
@@ -115,5 +142,11 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
 
 def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str, str]:
     """Pulsar's LookupData, without what is not there."""
-    found = {"brokerUrl": url, "httpUrl": http_url, "nativeUrl": url, "brokerUrlTls": url_tls, "httpUrlTls": http_url_tls}
+    found = {
+        "brokerUrl": url,
+        "httpUrl": http_url,
+        "nativeUrl": url,
+        "brokerUrlTls": url_tls,
+        "httpUrlTls": http_url_tls,
+    }
     return {name: address for name, address in found.items() if address}

@@ -1,8 +1,9 @@
 """What REST tells about a topic.
 
-Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names, server siblings.
-Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that clients and suites read.
-Invariants: reading statistics touches no storage; a field that this broker does not measure is absent or 0, never invented.
+Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names,
+server siblings. Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that
+clients and suites read. Invariants: reading statistics touches no storage; a field that this broker
+does not measure is absent or 0, never invented.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
         "bytesOutCounter": counters.bytes_out,
         "storageSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "backlogSize": max((found["backlogSize"] for found in subscriptions.values()), default=0),
-        "publishers": [_publisher_stats(name, found) for name, found in core.producers.by_name.items()],
+        "publishers": [
+            _publisher_stats(name, found) for name, found in core.producers.by_name.items()
+        ],
         "subscriptions": subscriptions,
         "waitingPublishers": 0,
         "replication": {},
@@ -120,7 +123,11 @@ def _subscription_stats(host: SubscriptionHost) -> dict[str, Any]:
     hashes = core.hash_ranges()
     consumers = [
         _consumer_stats(session, consumer)
-        | ({"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]} if session in hashes else {})
+        | (
+            {"keyHashRanges": [f"[{start}, {end}]" for start, end in hashes[session]]}
+            if session in hashes
+            else {}
+        )
         for session, consumer in core.consumers.items()
         if isinstance(session, ConsumerSession)
     ]
@@ -153,14 +160,25 @@ def internal_stats(host: TopicHost) -> dict[str, Any]:
         "totalSize": core.ages.bytes_from(core.ledgers.first, core.ledgers.end),
         "currentLedgerEntries": core.next_entry,
         "currentLedgerSize": 0,
-        "waitingCursorsCount": sum(1 for found in host.subscriptions.values() if found.core.connected),
+        "waitingCursorsCount": sum(
+            1 for found in host.subscriptions.values() if found.core.connected
+        ),
         "pendingAddEntriesCount": core.unconfirmed,
         "lastConfirmedEntry": text_of(last),
         "state": "Terminated" if core.terminated is not None else "LedgerOpened",
-        "ledgers": [{"ledgerId": ledger, "entries": count, "size": 0, "offloaded": False} for ledger, count in ledgers],
+        "ledgers": [
+            {"ledgerId": ledger, "entries": count, "size": 0, "offloaded": False}
+            for ledger, count in ledgers
+        ],
         "cursors": {name: _cursor_stats(found) for name, found in host.subscriptions.items()},
         "schemaLedgers": [],
-        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
+        "compactedLedger": {
+            "ledgerId": -1,
+            "entries": -1,
+            "size": -1,
+            "offloaded": False,
+            "underReplicated": False,
+        },
         "properties": dict(core.properties),
     }
 
@@ -172,7 +190,9 @@ def _cursor_stats(host: SubscriptionHost) -> dict[str, Any]:
     return {
         "markDeletePosition": text_of(mark),
         "readPosition": text_of(
-            ledgers.position(cursor.mark_delete) if cursor.mark_delete < cursor.end else Position(mark.ledger, mark.entry + 1)
+            ledgers.position(cursor.mark_delete)
+            if cursor.mark_delete < cursor.end
+            else Position(mark.ledger, mark.entry + 1)
         ),
         "waitingReadOp": host.core.connected and cursor.backlog == 0,
         "pendingReadOps": 0,
@@ -189,9 +209,12 @@ def _cursor_stats(host: SubscriptionHost) -> dict[str, Any]:
 
 
 def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The statistics of several partitions as those of one topic: counters added up, publishers and consumers together."""
+    """The statistics of several partitions as those of one topic: counters added up, publishers
+    and consumers together."""
     total: dict[str, Any] = {
-        **dict.fromkeys(("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter", "storageSize"), 0)
+        **dict.fromkeys(
+            ("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter", "storageSize"), 0
+        )
     }
     total |= {"backlogSize": 0, "publishers": [], "subscriptions": {}}
     for one in stats:
@@ -199,7 +222,9 @@ def sum_stats(stats: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             total[name] = total.get(name, 0) + one[name]
         total["publishers"] += one["publishers"]
         for name, found in one["subscriptions"].items():
-            known = total["subscriptions"].setdefault(name, {**found, **dict.fromkeys(SUMMED & found.keys(), 0), "consumers": []})
+            known = total["subscriptions"].setdefault(
+                name, {**found, **dict.fromkeys(SUMMED & found.keys(), 0), "consumers": []}
+            )
             for counter in SUMMED & found.keys():
                 known[counter] += found[counter]
             known["consumers"] = known["consumers"] + found["consumers"]

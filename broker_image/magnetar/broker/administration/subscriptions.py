@@ -1,8 +1,8 @@
 """Subscriptions.
 
-Owns: creating, deleting and moving subscriptions by request of an administrator. Imports: topics, errors, server siblings.
-Source: facts on protocol 3, priority 1.
-Invariants: what is answered is durable; on a partitioned topic an operation acts on all its partitions, wherever they are served.
+Owns: creating, deleting and moving subscriptions by request of an administrator. Imports: topics,
+errors, server siblings. Source: facts on protocol 3, priority 1. Invariants: what is answered is
+durable; on a partitioned topic an operation acts on all its partitions, wherever they are served.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from magnetar.broker.administration.base import Administration
 from magnetar.broker.commands.seeking import first_published_at, reset
 from magnetar.broker.topics.expiry import expire, expire_to, skip, write
 from magnetar.broker.topics.subscription_host import SubscriptionHost
-from magnetar.errors import InUse, InvalidRequest, SubscriptionNotFound, TopicExists, UnsupportedCommand
+from magnetar.errors import (
+    InUse,
+    InvalidRequest,
+    SubscriptionNotFound,
+    TopicExists,
+    UnsupportedCommand,
+)
 from magnetar.names import TopicName
 from magnetar.topics.ledgers import LATEST
 
@@ -31,11 +37,19 @@ class SubscriptionAdministration(Administration):
         return sorted({name for part in found.values() for name in part})
 
     async def create_subscription(
-        self, topic: TopicName, subscription: str, position: tuple[int, int] | None, properties: dict[str, str]
+        self,
+        topic: TopicName,
+        subscription: str,
+        position: tuple[int, int] | None,
+        properties: dict[str, str],
     ) -> None:
-        """Raises TopicExists if it is there, TopicNotFound if the topic is not and its namespace forbids to create it."""
-        if self._broker.service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed:
-            # As for a client that subscribes: what auto-creation makes of an absent topic (perhaps partitions) is there first.
+        """Raises TopicExists if it is there, TopicNotFound if the topic is not and its namespace
+        forbids to create it."""
+        if self._broker.service.namespace_policies(
+            topic.namespace_name
+        ).auto_topic_creation.allowed:
+            # As for a client that subscribes: what auto-creation makes of an absent topic (perhaps
+            # partitions) is there first.
             await self._broker.service.partitions_for_client(topic, may_create=True)
 
         async def create(part: TopicName) -> None:
@@ -43,28 +57,42 @@ class SubscriptionAdministration(Administration):
             if subscription in host.subscriptions:
                 raise TopicExists(f"Subscription {subscription} already exists for topic {part}")
             start = position if position is not None else LATEST
-            created = host.open_subscription(subscription, start, durable=True, properties=dict(properties))
+            created = host.open_subscription(
+                subscription, start, durable=True, properties=dict(properties)
+            )
             await write(created)
 
         body: dict[str, Any] = {"properties": properties}
         if position is not None:
             body |= {"ledgerId": position[0], "entryId": position[1]}
-        await self._on_each(topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}", body)
+        await self._on_each(
+            topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}", body
+        )
 
     async def subscription_properties(self, topic: TopicName, subscription: str) -> dict[str, str]:
         async def read(part: TopicName) -> dict[str, str]:
             return dict((await self._subscription(part, subscription)).core.properties)
 
-        found = await self._on_each(topic, read, "GET", f"/subscription/{quote(subscription, safe='')}/properties")
+        found = await self._on_each(
+            topic, read, "GET", f"/subscription/{quote(subscription, safe='')}/properties"
+        )
         return next(iter(found.values()))
 
-    async def replace_subscription_properties(self, topic: TopicName, subscription: str, properties: dict[str, str]) -> None:
+    async def replace_subscription_properties(
+        self, topic: TopicName, subscription: str, properties: dict[str, str]
+    ) -> None:
         async def replace(part: TopicName) -> None:
             host = await self._subscription(part, subscription)
             host.core.replace_properties(properties)
             await write(host)
 
-        await self._on_each(topic, replace, "PUT", f"/subscription/{quote(subscription, safe='')}/properties", properties)
+        await self._on_each(
+            topic,
+            replace,
+            "PUT",
+            f"/subscription/{quote(subscription, safe='')}/properties",
+            properties,
+        )
 
     async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
         """Raises InUse while consumers are connected and `force` is not set."""
@@ -73,13 +101,18 @@ class SubscriptionAdministration(Administration):
             host = await self._subscription(part, subscription)
             sessions = host.sessions()
             if sessions and not force:
-                raise InUse(f"Subscription {subscription} of {part} has active connected consumers; close them first or force it")
+                raise InUse(
+                    f"Subscription {subscription} of {part} has active connected consumers; close "
+                    "them first or force it"
+                )
             for session in sessions:
                 session.close_by_broker(None)
             await host.topic.bundle.remove_subscription(host)
 
         forced = "?force=true" if force else ""
-        await self._on_each(topic, delete, "DELETE", f"/subscription/{quote(subscription, safe='')}{forced}")
+        await self._on_each(
+            topic, delete, "DELETE", f"/subscription/{quote(subscription, safe='')}{forced}"
+        )
 
     async def skip(self, topic: TopicName, subscription: str, count: int | None) -> None:
         """Skip the next `count` unacknowledged entries, or all of them (None)."""
@@ -88,51 +121,78 @@ class SubscriptionAdministration(Administration):
             await skip(await self._subscription(part, subscription), count)
 
         what = f"skip/{count}" if count is not None else "skip_all"
-        await self._on_each(topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/{what}")
+        await self._on_each(
+            topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/{what}"
+        )
 
     async def expire(self, topic: TopicName, subscription: str | None, seconds: int) -> None:
         """Acknowledge what is older than `seconds`, for one subscription or all of them."""
         if seconds <= 0:
-            raise InvalidRequest(f"expireMessages: {seconds} is out of range; send a number of seconds greater than 0")
+            raise InvalidRequest(
+                f"expireMessages: {seconds} is out of range; send a number of seconds greater than "
+                "0"
+            )
 
         async def act(part: TopicName) -> None:
             host = await self._host(part)
-            named = [await self._subscription(part, subscription)] if subscription is not None else host.subscriptions.values()
+            named = (
+                [await self._subscription(part, subscription)]
+                if subscription is not None
+                else host.subscriptions.values()
+            )
             for found in list(named):
                 await expire(found, seconds)
                 await write(found)
 
-        which = f"subscription/{quote(subscription, safe='')}" if subscription is not None else "all_subscription"
+        which = (
+            f"subscription/{quote(subscription, safe='')}"
+            if subscription is not None
+            else "all_subscription"
+        )
         await self._on_each(topic, act, "POST", f"/{which}/expireMessages/{seconds}")
 
-    async def expire_to(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> None:
+    async def expire_to(
+        self, topic: TopicName, subscription: str, position: tuple[int, int]
+    ) -> None:
         """Acknowledge everything up to `position`, which is one of a single partition."""
         await self._one_topic(topic, "Expire message at position")
         await expire_to(await self._subscription(topic, subscription), position)
 
-    async def reset_to_position(self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool) -> None:
-        """Make `position` (or, with `excluded`, the entry behind it) the next one to be delivered."""
+    async def reset_to_position(
+        self, topic: TopicName, subscription: str, position: tuple[int, int], excluded: bool
+    ) -> None:
+        """Make `position` (or, with `excluded`, the entry behind it) the next one to be
+        delivered."""
         await self._one_topic(topic, "Reset-cursor at position")
         host = await self._subscription(topic, subscription)
         ledgers = host.topic.core.ledgers
         await reset(host, ledgers.ordinal_after(position) if excluded else ledgers.clamp(position))
 
     async def reset_to_time(self, topic: TopicName, subscription: str, timestamp_ms: int) -> None:
-        """Make the first entry published at `timestamp_ms` or later the next one to be delivered."""
+        """Make the first entry published at `timestamp_ms` or later the next one to be
+        delivered."""
 
         async def act(part: TopicName) -> None:
             host = await self._subscription(part, subscription)
             await reset(host, await first_published_at(host.topic, timestamp_ms))
 
-        await self._on_each(topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/resetcursor/{timestamp_ms}")
+        await self._on_each(
+            topic,
+            act,
+            "POST",
+            f"/subscription/{quote(subscription, safe='')}/resetcursor/{timestamp_ms}",
+        )
 
     async def _one_topic(self, topic: TopicName, what: str) -> None:
         """Raises UnsupportedCommand for a partitioned topic, on which a position means nothing."""
         if topic.partition < 0 and await self._broker.service.partitions(topic):
-            raise UnsupportedCommand(f"{what} is not allowed for partitioned-topic {topic}; name one of its partitions")
+            raise UnsupportedCommand(
+                f"{what} is not allowed for partitioned-topic {topic}; name one of its partitions"
+            )
 
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
-        """A durable subscription of a topic served here. Raises SubscriptionNotFound, TopicNotFound, NotOwner."""
+        """A durable subscription of a topic served here. Raises SubscriptionNotFound,
+        TopicNotFound, NotOwner."""
         found = (await self._host(topic)).subscriptions.get(name)
         if found is None:
             raise SubscriptionNotFound(f"Subscription {name} not found on topic {topic}")

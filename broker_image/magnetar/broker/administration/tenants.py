@@ -1,7 +1,8 @@
 """Clusters, tenants and stored documents.
 
-Owns: their records and what REST sees of them. Imports: metadata, errors.
-Invariants: our own cluster is there without a record and cannot be deleted; a tenant is there if it has a record or a namespace.
+Owns: their records and what REST sees of them. Imports: metadata, errors. Invariants: our own
+cluster is there without a record and cannot be deleted; a tenant is there if it has a record or a
+namespace.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import Any
 from magnetar.broker.administration.namespaces import NamespaceAdministration
 from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, TopicExists, TopicNotFound
 from magnetar.metadata import keys
-from magnetar.metadata.owned_fields import refuse_deletion, refuse_tenant_deletion, refuse_tenant_edit
+from magnetar.metadata.owned_fields import (
+    refuse_deletion,
+    refuse_tenant_deletion,
+    refuse_tenant_edit,
+)
 from magnetar.metadata.records import ClusterDataRecord, DocumentsRecord, TenantRecord
 from magnetar.names import CLUSTER_NAME, NamespaceName, check_part
 
@@ -23,11 +28,13 @@ DOCUMENTS_MAX = 1000
 class TenantAdministration(NamespaceAdministration):
     """Clusters, tenants, stored documents."""
 
-    # --- clusters ----------------------------------------------------------------------------------------------------------------
+    # --- clusters ---------------------------------------------------------------------------------
 
     async def clusters(self) -> list[str]:
         found = await self._broker.context.store.range(keys.CLUSTERS)
-        return sorted({CLUSTER_NAME, *(item.key.removeprefix(keys.CLUSTERS) for item in found.items)})
+        return sorted(
+            {CLUSTER_NAME, *(item.key.removeprefix(keys.CLUSTERS) for item in found.items)}
+        )
 
     async def cluster(self, name: str) -> dict[str, Any]:
         item = await self._broker.context.store.get(keys.cluster_data(name))
@@ -35,7 +42,10 @@ class TenantAdministration(NamespaceAdministration):
             return ClusterDataRecord.decode(item.value).data
         if name != CLUSTER_NAME:
             raise TopicNotFound(f"Cluster {name} does not exist; create it with PUT")
-        return {"serviceUrl": self._broker.context.http_url, "brokerServiceUrl": self._broker.service_url}
+        return {
+            "serviceUrl": self._broker.context.http_url,
+            "brokerServiceUrl": self._broker.service_url,
+        }
 
     async def write_cluster(self, name: str, data: dict[str, Any], create: bool) -> None:
         check_part("cluster", name)
@@ -52,16 +62,21 @@ class TenantAdministration(NamespaceAdministration):
     async def delete_cluster(self, name: str) -> None:
         if name == CLUSTER_NAME:
             raise NotAllowed(f"Cluster {name} is this one; it cannot be deleted")
-        current, _ = await self._change(keys.cluster_data(name), ClusterDataRecord, lambda current: current)
+        current, _ = await self._change(
+            keys.cluster_data(name), ClusterDataRecord, lambda current: current
+        )
         if current is None:
             raise TopicNotFound(f"Cluster {name} does not exist")
         await self._change(keys.cluster_data(name), ClusterDataRecord, lambda _current: None)
 
-    # --- tenants -----------------------------------------------------------------------------------------------------------------
+    # --- tenants ----------------------------------------------------------------------------------
 
     async def tenants(self) -> list[str]:
         broker = self._broker
-        recorded = {item.key.removeprefix(keys.TENANTS) for item in (await broker.context.store.range(keys.TENANTS)).items}
+        recorded = {
+            item.key.removeprefix(keys.TENANTS)
+            for item in (await broker.context.store.range(keys.TENANTS)).items
+        }
         return sorted(recorded | {name.partition("/")[0] for name in broker.views.namespaces.items})
 
     async def tenant(self, name: str) -> dict[str, Any]:
@@ -72,14 +87,21 @@ class TenantAdministration(NamespaceAdministration):
             record = TenantRecord(allowed_clusters=(CLUSTER_NAME,))
         else:
             raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
-        return {"adminRoles": list(record.admin_roles), "allowedClusters": list(record.allowed_clusters)}
+        return {
+            "adminRoles": list(record.admin_roles),
+            "allowedClusters": list(record.allowed_clusters),
+        }
 
     def _namespaces_of(self, tenant: str) -> list[str]:
-        return sorted(name for name in self._broker.views.namespaces.items if name.partition("/")[0] == tenant)
+        return sorted(
+            name for name in self._broker.views.namespaces.items if name.partition("/")[0] == tenant
+        )
 
     async def write_tenant(self, name: str, body: dict[str, Any], create: bool) -> None:
         check_part("tenant", name)
-        record = TenantRecord(_names(body, "adminRoles"), _names(body, "allowedClusters") or (CLUSTER_NAME,))
+        record = TenantRecord(
+            _names(body, "adminRoles"), _names(body, "allowedClusters") or (CLUSTER_NAME,)
+        )
         if create:
             if self._namespaces_of(name):
                 raise TopicExists(f"Tenant {name} already exists")
@@ -97,18 +119,22 @@ class TenantAdministration(NamespaceAdministration):
         await self._change(keys.tenant(name), TenantRecord, change)
 
     async def delete_tenant(self, name: str, force: bool) -> None:
-        """Raises NotAllowed while it has namespaces and `force` is not set, OwnedByResource, TopicNotFound."""
+        """Raises NotAllowed while it has namespaces and `force` is not set, OwnedByResource,
+        TopicNotFound."""
         item = await self._broker.context.store.get(keys.tenant(name))
         if item is not None:
             refuse_tenant_deletion(name, TenantRecord.decode(item.value))
         if force:
             for namespace in self._namespaces_of(name):  # all of them before the first is deleted
-                refuse_deletion(namespace, await self._namespace_record(NamespaceName.parse(namespace)))
+                refuse_deletion(
+                    namespace, await self._namespace_record(NamespaceName.parse(namespace))
+                )
             for namespace in self._namespaces_of(name):
                 await self.delete_namespace(NamespaceName.parse(namespace), force=True)
         elif self._namespaces_of(name):
             raise NotAllowed(
-                f"The tenant {name} still has active namespaces: {', '.join(self._namespaces_of(name)[:5])}; delete them first"
+                f"The tenant {name} still has active namespaces: "
+                f"{', '.join(self._namespaces_of(name)[:5])}; delete them first"
             )
         if name not in await self.tenants():
             raise TopicNotFound(f"Tenant {name} does not exist")
@@ -119,7 +145,7 @@ class TenantAdministration(NamespaceAdministration):
 
         await self._change(keys.tenant(name), TenantRecord, remove)
 
-    # --- documents ---------------------------------------------------------------------------------------------------------------
+    # --- documents --------------------------------------------------------------------------------
 
     async def documents(self, group: str) -> dict[str, Any]:
         item = await self._broker.context.store.get(keys.documents(group))
@@ -132,7 +158,9 @@ class TenantAdministration(NamespaceAdministration):
             found = {**(current.documents if current is not None else {}), name: value}
             kept = {key: stored for key, stored in found.items() if stored is not None}
             if value is not None and len(kept) > DOCUMENTS_MAX:
-                raise LimitExceeded(f"{group}: {DOCUMENTS_MAX} are stored already; delete some first")
+                raise LimitExceeded(
+                    f"{group}: {DOCUMENTS_MAX} are stored already; delete some first"
+                )
             return DocumentsRecord(kept) if kept else None
 
         await self._change(keys.documents(group), DocumentsRecord, change)

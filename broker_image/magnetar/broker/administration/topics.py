@@ -1,9 +1,9 @@
 """Topics.
 
-Owns: creating, deleting, terminating, trimming and unloading topics by request of an administrator, and their statistics. Imports: metadata, topics,
-names, errors, server siblings.
-Source: facts on protocol 2.11 and 3.
-Invariants: what is answered is durable; a topic with clients is deleted only by force; a partitioned topic's record goes after its partitions.
+Owns: creating, deleting, terminating, trimming and unloading topics by request of an administrator,
+and their statistics. Imports: metadata, topics, names, errors, server siblings. Source: facts on
+protocol 2.11 and 3. Invariants: what is answered is durable; a topic with clients is deleted only
+by force; a partitioned topic's record goes after its partitions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from magnetar.wire.entries import readable_entry
 class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     """Topics as a whole."""
 
-    # --- life --------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
         return await self._broker.service.topics_in(name, Mode.Value(mode))
@@ -61,18 +61,25 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             raise TopicExists("This topic already exists")
         host = await self._broker.service.open_topic(topic, create=True, by_administrator=True)
         if properties:
-            await host.update_properties({f"user.{name}": value for name, value in properties.items()})
+            await host.update_properties(
+                {f"user.{name}": value for name, value in properties.items()}
+            )
 
     async def _existing(self, topic: TopicName) -> TopicHost | None:
-        """The topic as served here, None if it is not there: a partition that nobody has used yet is not created. Raises NotOwner."""
+        """The topic as served here, None if it is not there: a partition that nobody has used
+        yet is not created. Raises NotOwner."""
         await self._served_here(topic)
         owned = await self._broker.ownership.serving_topic(topic)
         return await owned.topic(topic, create=False) if topic.persistent else owned.held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
-        """Delete a topic with its subscriptions. Raises InUse while it has clients and `force` is not set, NotAllowed for a partitioned topic."""
+        """Delete a topic with its subscriptions. Raises InUse while it has clients and `force`
+        is not set, NotAllowed for a partitioned topic."""
         if topic.partition < 0 and await self._broker.service.partitions(topic):
-            raise NotAllowed(f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with its partitions")
+            raise NotAllowed(
+                f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with "
+                "its partitions"
+            )
         host = await self._existing(topic)
         if host is None:
             raise TopicNotFound(f"Topic {topic} not found; there is nothing to delete")
@@ -81,13 +88,18 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         await host.bundle.delete_topic(topic)
 
     async def delete_partitions(self, topic: TopicName, force: bool) -> None:
-        """Delete all partitions and the record of a partitioned topic, or, if one has clients and `force` is not set, nothing.
+        """Delete all partitions and the record of a partitioned topic, or, if one has clients and
+        `force` is not set, nothing.
 
-        Who comes to a partition while others are deleted stops it there: what has been published to that one is kept. Raises TopicNotFound, InUse.
+        Who comes to a partition while others are deleted stops it there: what has been published to
+        that one is kept. Raises TopicNotFound, InUse.
         """
         parts = await self._parts(topic)
         if parts == [topic]:
-            raise TopicNotFound(f"Topic partitions {topic} not found: the topic is not partitioned or does not exist")
+            raise TopicNotFound(
+                f"Topic partitions {topic} not found: the topic is not partitioned or does not "
+                "exist"
+            )
         if not force:
             await self._check_each(parts)
         await self._delete_each(parts, force)
@@ -106,8 +118,13 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
                 if not error.http_url:
                     raise
                 with contextlib.suppress(TopicNotFound):  # nobody uses this partition
-                    stats = await ask_peer(self._broker.context, error.http_url, "GET", part, "/stats")
-                    consumers = {name: len(found["consumers"]) for name, found in stats["subscriptions"].items()}
+                    stats = await ask_peer(
+                        self._broker.context, error.http_url, "GET", part, "/stats"
+                    )
+                    consumers = {
+                        name: len(found["consumers"])
+                        for name, found in stats["subscriptions"].items()
+                    }
                     _refuse_clients(part, len(stats["publishers"]), consumers)
 
     async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
@@ -122,7 +139,13 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         except NotOwner as error:
             if not error.http_url:
                 raise
-            await ask_peer(self._broker.context, error.http_url, "DELETE", topic, "?force=true" if force else "")
+            await ask_peer(
+                self._broker.context,
+                error.http_url,
+                "DELETE",
+                topic,
+                "?force=true" if force else "",
+            )
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
         return await self._broker.service.partitions_for_client(topic, may_create)
@@ -131,9 +154,11 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         await self._broker.service.partitioning.create(topic, partitions)
 
     async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
-        await self._broker.service.partitioning.grow(topic, partitions, tuple(await self.subscriptions(topic)))
+        await self._broker.service.partitioning.grow(
+            topic, partitions, tuple(await self.subscriptions(topic))
+        )
 
-    # --- statistics --------------------------------------------------------------------------------------------------------------
+    # --- statistics -------------------------------------------------------------------------------
 
     async def stats(self, topic: TopicName) -> dict[str, Any]:
         return topic_stats(await self._host(topic))
@@ -154,7 +179,11 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
 
         found = await self._on_each(topic, one, "GET", "/stats")
         partitions = {str(part): stats for part, stats in found.items()} if per_partition else {}
-        return {**sum_stats(found.values()), "metadata": {"partitions": count, "deleted": False}, "partitions": partitions}
+        return {
+            **sum_stats(found.values()),
+            "metadata": {"partitions": count, "deleted": False},
+            "partitions": partitions,
+        }
 
     async def partitioned_internal_stats(self, topic: TopicName) -> dict[str, Any]:
         count = await self._broker.service.partitions(topic)
@@ -167,7 +196,8 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         }
 
     async def last_message_id(self, topic: TopicName) -> dict[str, Any]:
-        """MessageIdImpl of the last entry; with the index of its last message if that is a batch."""
+        """MessageIdImpl of the last entry; with the index of its last message if that is a
+        batch."""
         host = await self._host(topic)
         position, entry = await host.last_message(read_compacted=False)
         found = _message_id(position, host.partition)
@@ -178,12 +208,16 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
                 found |= {"batchIndex": count - 1, "batchSize": count}
         return found
 
-    # --- work --------------------------------------------------------------------------------------------------------------------
+    # --- work -------------------------------------------------------------------------------------
 
     async def terminate(self, topic: TopicName) -> dict[str, Any]:
-        """Nothing can be published any more; the last message id. Raises UnsupportedCommand for a partitioned topic."""
+        """Nothing can be published any more; the last message id. Raises UnsupportedCommand for
+        a partitioned topic."""
         if topic.partition < 0 and await self._broker.service.partitions(topic):
-            raise UnsupportedCommand(f"Termination of a partitioned topic is not allowed; use {topic.local}/terminate/partitions")
+            raise UnsupportedCommand(
+                "Termination of a partitioned topic is not allowed; use "
+                f"{topic.local}/terminate/partitions"
+            )
         host = await self._host(topic)
         return _message_id(await host.terminate(), host.partition)
 
@@ -222,11 +256,13 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         """Raises UnsupportedCommand: brokers do not run jobs."""
         await self.compaction_status(topic)  # raises TopicNotFound
         raise UnsupportedCommand(
-            f"compaction of {topic} is a job of Spark's, not of a broker's: apply a DataJob of kind compaction (examples/compaction.yaml)"
+            f"compaction of {topic} is a job of Spark's, not of a broker's: apply a DataJob of "
+            "kind compaction (examples/compaction.yaml)"
         )
 
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
-        """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises NotOwner for a topic of another broker's."""
+        """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises
+        NotOwner for a topic of another broker's."""
         ownership, parts = self._broker.ownership, await self._parts(topic)
         bundles = dict.fromkeys([await ownership.bundle_of(part) for part in parts])
         if parts == [topic]:
@@ -235,16 +271,22 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             await self._unload_each(bundles, destination)
 
     async def _unload_each(self, bundles: Iterable[BundleName], destination: str) -> None:
-        """Have bundles handed over, whoever serves them, but those that `destination` has already; the first failure, when all have been tried."""
-        target = self._destination(destination) if destination else ""  # refuse it once, and before anything moves
+        """Have bundles handed over, whoever serves them, but those that `destination` has
+        already; the first failure, when all have been tried."""
+        # refuse it once, and before anything moves
+        target = self._destination(destination) if destination else ""
         outcomes = await asyncio.gather(
-            *(self._unload_anywhere(bundle, destination, target) for bundle in bundles), return_exceptions=True
+            *(self._unload_anywhere(bundle, destination, target) for bundle in bundles),
+            return_exceptions=True,
         )
-        if (failed := next((outcome for outcome in outcomes if outcome is not None), None)) is not None:
+        if (
+            failed := next((outcome for outcome in outcomes if outcome is not None), None)
+        ) is not None:
             raise failed
 
     async def _unload_anywhere(self, bundle: BundleName, destination: str, target: str) -> None:
-        """Have a bundle handed over by whoever serves it; nothing if nobody does, or `target`, the incarnation of `destination`."""
+        """Have a bundle handed over by whoever serves it; nothing if nobody does, or `target`,
+        the incarnation of `destination`."""
         viewed, owner = self._broker.views.bundles.get(str(bundle)), self._owner_of(str(bundle))
         if owner is None or (viewed is not None and viewed.record.incarnation == target):
             return
@@ -269,18 +311,23 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             owner = await ownership.resolve(bundle)
             if owner.broker != self._broker.context.broker:
                 raise NotOwner(
-                    f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}", owner.http_url, owner.http_url_tls
+                    f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}",
+                    owner.http_url,
+                    owner.http_url_tls,
                 )
             await ownership.serving(bundle)
 
     async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
-        """Move a bundle by request of a person: to a named broker it is pinned there for `move_pin_s`."""
+        """Move a bundle by request of a person: to a named broker it is pinned there for
+        `move_pin_s`."""
         ownership = self._broker.ownership
         target = self._destination(destination) if destination else ""
         pinned_until_ms = self._pinned_until_ms(None) if target else 0
         await self._bundle_served_here(bundle)
         with store_needed():
-            await ownership.move(str(bundle), target, "unload requested", pinned_until_ms=pinned_until_ms)
+            await ownership.move(
+                str(bundle), target, "unload requested", pinned_until_ms=pinned_until_ms
+            )
 
     def _pinned_until_ms(self, seconds: float | None) -> int:
         """When a pin of now ends (None = after `move_pin_s`); 0: there is none."""
@@ -289,12 +336,15 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         return context.clock.wall_ms() + int(kept_s * 1000) if kept_s else 0
 
     def _destination(self, name: str) -> str:
-        """The incarnation of a live broker, named, or as GET /admin/v2/brokers lists it, or by an address. Raises InvalidRequest."""
+        """The incarnation of a live broker, named, or as GET /admin/v2/brokers lists it, or by
+        an address. Raises InvalidRequest."""
         address = name.rpartition("://")[2]
         for identifier, viewed in self._broker.views.incarnations.items.items():
             if name == viewed.record.broker or address in addresses_of_broker(viewed.record):
                 return identifier
-        raise InvalidRequest(f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them")
+        raise InvalidRequest(
+            f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them"
+        )
 
 
 @contextlib.contextmanager
@@ -307,7 +357,8 @@ def store_needed() -> Iterator[None]:
 
 
 def _check_unused(host: TopicHost) -> None:
-    """Raises InUse naming the clients in the way of a deletion; a subscription without consumers is none, and goes with its topic."""
+    """Raises InUse naming the clients in the way of a deletion; a subscription without consumers
+    is none, and goes with its topic."""
     consumers = {name: len(found.core.consumers) for name, found in host.subscriptions.items()}
     _refuse_clients(host.name, len(host.core.producers), consumers)
 
@@ -315,9 +366,14 @@ def _check_unused(host: TopicHost) -> None:
 def _refuse_clients(topic: TopicName, producers: int, consumers: Mapping[str, int]) -> None:
     """Raises InUse if a topic has producers, or subscriptions with consumers."""
     if producers:
-        raise InUse(f"Topic {topic} has {producers} connected producers; close them first or force it")
+        raise InUse(
+            f"Topic {topic} has {producers} connected producers; close them first or force it"
+        )
     if names := sorted(name for name, count in consumers.items() if count):
-        raise InUse(f"Topic {topic} has consumers connected to {', '.join(names[:5])}; close them first or force it")
+        raise InUse(
+            f"Topic {topic} has consumers connected to {', '.join(names[:5])}; close them first or "
+            "force it"
+        )
 
 
 def address_of_broker(record: IncarnationRecord) -> str:

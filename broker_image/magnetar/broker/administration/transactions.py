@@ -1,9 +1,10 @@
 """Transactions, as administrators see them.
 
-Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions, ending one by force, and what topics and subscriptions
-that are served here know of them. Imports: metadata, the coordinator's part in this process if it has one, peers.
-Source: Pulsar's TransactionsBase. Invariants: whoever answers for a number to clients answers for it here; a coordinator that does not answer is
-named, not left out.
+Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions,
+ending one by force, and what topics and subscriptions that are served here know of them. Imports:
+metadata, the coordinator's part in this process if it has one, peers. Source: Pulsar's
+TransactionsBase. Invariants: whoever answers for a number to clients answers for it here; a
+coordinator that does not answer is named, not left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from magnetar.errors import (
     TransactionNotFound,
 )
 from magnetar.metadata import keys
-from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorRecord, CoordinatorSetRecord
+from magnetar.metadata.records import (
+    CoordinatorClaimRecord,
+    CoordinatorRecord,
+    CoordinatorSetRecord,
+)
 from magnetar.names import TopicName
 from magnetar.rest.coordinators import INTERNAL
 from magnetar.transactions.ids import TxnId
@@ -42,7 +47,10 @@ class TransactionAdministration(Administration):
         if self._process.coordinator is not None:
             return [{"id": FIRST, "brokerServiceUrl": self._broker.service_url}]
         holders = await self._holders()
-        return [{"id": tcid, "brokerServiceUrl": claim.service_url} for tcid, claim in sorted(holders.items())]
+        return [
+            {"id": tcid, "brokerServiceUrl": claim.service_url}
+            for tcid, claim in sorted(holders.items())
+        ]
 
     async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
         """As `CoordinatorInspection.stats`."""
@@ -52,8 +60,8 @@ class TransactionAdministration(Administration):
         return found
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
-        """`transactions`: those of one number or of all, the oldest first, so many at most; `more`: whether there are others besides;
-        `unreachable`: numbers whose coordinator does not answer.
+        """`transactions`: those of one number or of all, the oldest first, so many at most; `more`:
+        whether there are others besides; `unreachable`: numbers whose coordinator does not answer.
         """
         if self._process.coordinator is not None:
             inspection = await self._process.coordinator.inspection()
@@ -61,7 +69,9 @@ class TransactionAdministration(Administration):
             return {"transactions": rows[:limit], "more": len(rows) > limit, "unreachable": []}
         numbers = [tcid] if tcid is not None else await self._numbers()
         suffix = f"/transactions?{urlencode({'older_ms': older_ms, 'limit': limit + 1})}"
-        answers = await asyncio.gather(*(self._ask(number, "GET", suffix) for number in numbers), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(self._ask(number, "GET", suffix) for number in numbers), return_exceptions=True
+        )
         found: list[dict[str, Any]] = []
         unreachable = []
         for number, answer in zip(numbers, answers, strict=True):
@@ -72,17 +82,24 @@ class TransactionAdministration(Administration):
             else:
                 found += answer
         found.sort(key=lambda row: row["opened_ms"])
-        return {"transactions": found[:limit], "more": len(found) > limit, "unreachable": unreachable}
+        return {
+            "transactions": found[:limit],
+            "more": len(found) > limit,
+            "unreachable": unreachable,
+        }
 
     async def transaction(self, txn: TxnId) -> dict[str, Any]:
         """As `CoordinatorInspection.transaction`. Raises TransactionNotFound."""
         if self._process.coordinator is not None:
-            return await (await self._process.coordinator.inspection()).transaction(txn.most, txn.least)
+            return await (await self._process.coordinator.inspection()).transaction(
+                txn.most, txn.least
+            )
         found: dict[str, Any] = await self._ask(txn.most, "GET", f"/transactions/{txn.least}")
         return found
 
     async def abort_transaction(self, txn: TxnId) -> None:
-        """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is decided already."""
+        """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is
+        decided already."""
         if self._process.coordinator is not None:
             await (await self._process.coordinator.inspection()).abort(txn.most, txn.least)
         else:
@@ -93,12 +110,19 @@ class TransactionAdministration(Administration):
         if self._process.coordinator is not None:
             return await (await self._process.coordinator.inspection()).abort_of(FIRST, role)
         suffix = f"/abort?{urlencode({'role': role})}"
-        answers = await asyncio.gather(*(self._ask(number, "POST", suffix) for number in await self._numbers()))
-        return {"aborted": sum(found["aborted"] for found in answers), "more": any(found["more"] for found in answers)}
+        answers = await asyncio.gather(
+            *(self._ask(number, "POST", suffix) for number in await self._numbers())
+        )
+        return {
+            "aborted": sum(found["aborted"] for found in answers),
+            "more": any(found["more"] for found in answers),
+        }
 
-    # --- participants ----------------------------------------------------------------------------------------------------------
+    # --- participants -----------------------------------------------------------------------------
 
-    async def transaction_buffer_stats(self, topic: TopicName, low_watermarks: bool) -> dict[str, Any]:
+    async def transaction_buffer_stats(
+        self, topic: TopicName, low_watermarks: bool
+    ) -> dict[str, Any]:
         """Pulsar's TransactionBufferStats. Raises NotOwner, TopicNotFound, InvalidRequest."""
         host = await self._participant(topic)
         buffer = host.transactions.buffer if host.transactions is not None else None
@@ -106,25 +130,36 @@ class TransactionAdministration(Administration):
             "state": "Ready" if buffer is not None else "NoSnapshot",
             "maxReadPosition": _text(host.core.last_confirmed),
             "lastSnapshotTimestamps": 0,
-            "ongoingTxnSize": sum(1 for _ in buffer.open_transactions()) if buffer is not None else 0,
+            "ongoingTxnSize": sum(1 for _ in buffer.open_transactions())
+            if buffer is not None
+            else 0,
             "recoverStartTime": 0,
             "recoverEndTime": 0,
             "totalAbortedTransactions": buffer.fences.aborted() if buffer is not None else 0,
         }
         if low_watermarks:
-            found["lowWaterMarks"] = _watermarks(buffer.fences.floors() if buffer is not None else {})
+            found["lowWaterMarks"] = _watermarks(
+                buffer.fences.floors() if buffer is not None else {}
+            )
         return found
 
     async def transaction_in_buffer(self, topic: TopicName, txn: TxnId) -> dict[str, Any]:
-        """Pulsar's TransactionInBufferStats; the position is that of the topic's sidecar. Raises NotOwner, TopicNotFound, InvalidRequest."""
+        """Pulsar's TransactionInBufferStats; the position is that of the topic's sidecar. Raises
+        NotOwner, TopicNotFound, InvalidRequest."""
         host = await self._participant(topic)
         buffer = host.transactions.buffer if host.transactions is not None else None
         spans = buffer.durable_spans(txn) if buffer is not None else ()
         aborted = buffer is not None and buffer.fences.outcome(txn) is Outcome.ABORTED
-        return {"startPosition": _text((spans[0].ledger, spans[0].first)) if spans else None, "aborted": aborted}
+        return {
+            "startPosition": _text((spans[0].ledger, spans[0].first)) if spans else None,
+            "aborted": aborted,
+        }
 
-    async def pending_ack_stats(self, topic: TopicName, subscription: str, low_watermarks: bool) -> dict[str, Any]:
-        """Pulsar's TransactionPendingAckStats. Raises NotOwner, TopicNotFound, SubscriptionNotFound, InvalidRequest."""
+    async def pending_ack_stats(
+        self, topic: TopicName, subscription: str, low_watermarks: bool
+    ) -> dict[str, Any]:
+        """Pulsar's TransactionPendingAckStats. Raises NotOwner, TopicNotFound,
+        SubscriptionNotFound, InvalidRequest."""
         pending = (await self._pending(topic, subscription))[1]
         found: dict[str, Any] = {
             "state": "Ready" if pending is not None else "None",
@@ -133,54 +168,88 @@ class TransactionAdministration(Administration):
             "recoverEndTime": 0,
         }
         if low_watermarks:
-            found["lowWaterMarks"] = _watermarks(pending.fences.floors() if pending is not None else {})
+            found["lowWaterMarks"] = _watermarks(
+                pending.fences.floors() if pending is not None else {}
+            )
         return found
 
-    async def transaction_in_pending_acks(self, topic: TopicName, subscription: str, _txn: TxnId) -> dict[str, Any]:
-        """Pulsar's TransactionInPendingAckStats: what is held is no position here, but the ranges that it covered."""
+    async def transaction_in_pending_acks(
+        self, topic: TopicName, subscription: str, _txn: TxnId
+    ) -> dict[str, Any]:
+        """Pulsar's TransactionInPendingAckStats: what is held is no position here, but the
+        ranges that it covered."""
         await self._pending(topic, subscription)
         return {"cumulativeAckPosition": None}
 
-    async def position_in_pending_acks(self, topic: TopicName, subscription: str, position: tuple[int, int]) -> dict[str, Any]:
-        """Pulsar's PositionInPendingAckStats. Raises NotOwner, TopicNotFound, SubscriptionNotFound, InvalidRequest."""
+    async def position_in_pending_acks(
+        self, topic: TopicName, subscription: str, position: tuple[int, int]
+    ) -> dict[str, Any]:
+        """Pulsar's PositionInPendingAckStats. Raises NotOwner, TopicNotFound,
+        SubscriptionNotFound, InvalidRequest."""
         host, pending = await self._pending(topic, subscription)
         ordinal = host.core.ledgers.find(position)
         if ordinal is None:
             return {"state": "InvalidPosition"}
         if host.subscriptions[subscription].core.cursor.is_acknowledged(ordinal):
             return {"state": "MarkDelete"}
-        return {"state": "PendingAck" if pending is not None and pending.holders(ordinal) else "NotInPendingAck"}
+        return {
+            "state": "PendingAck"
+            if pending is not None and pending.holders(ordinal)
+            else "NotInPendingAck"
+        }
 
     async def _participant(self, topic: TopicName) -> TopicHost:
         if not topic.persistent:
-            raise InvalidRequest(f"topic {topic} is not persistent: it takes part in no transaction")
+            raise InvalidRequest(
+                f"topic {topic} is not persistent: it takes part in no transaction"
+            )
         return await self._host(topic)
 
-    async def _pending(self, topic: TopicName, subscription: str) -> tuple[TopicHost, PendingAcks | None]:
+    async def _pending(
+        self, topic: TopicName, subscription: str
+    ) -> tuple[TopicHost, PendingAcks | None]:
         host = await self._participant(topic)
         if subscription not in host.subscriptions:
-            raise SubscriptionNotFound(f"subscription {subscription!r} of topic {topic} does not exist; see its subscriptions")
-        return host, host.transactions.pending.get(subscription) if host.transactions is not None else None
+            raise SubscriptionNotFound(
+                f"subscription {subscription!r} of topic {topic} does not exist; see its "
+                "subscriptions"
+            )
+        return host, host.transactions.pending.get(
+            subscription
+        ) if host.transactions is not None else None
 
-    # --- processes of their own ------------------------------------------------------------------------------------------------
+    # --- processes of their own -------------------------------------------------------------------
 
     async def _holders(self) -> dict[int, CoordinatorClaimRecord]:
         """Who holds which number. Raises ServiceNotReady if nobody holds one."""
         items = (await self._broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
         if not items:
             raise ServiceNotReady(NO_COORDINATOR)
-        return {int(item.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(item.value) for item in items}
+        return {
+            int(item.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(
+                item.value
+            )
+            for item in items
+        }
 
     async def _numbers(self) -> list[int]:
-        """Those that clients are told of, that are held without (any more), or that have left transactions open.
+        """Those that clients are told of, that are held without (any more), or that have left
+        transactions open.
 
         Raises ServiceNotReady if nobody holds one.
         """
         store = self._broker.context.store
         item = await store.get(keys.COORDINATOR_SET)
         announced = CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
-        records = {record.key: CoordinatorRecord.decode(record.value) for record in (await store.range(keys.COORDINATORS)).items}
-        left = (int(key.removeprefix(keys.COORDINATORS)) for key, record in records.items() if record.open_transactions)
+        records = {
+            record.key: CoordinatorRecord.decode(record.value)
+            for record in (await store.range(keys.COORDINATORS)).items
+        }
+        left = (
+            int(key.removeprefix(keys.COORDINATORS))
+            for key, record in records.items()
+            if record.open_transactions
+        )
         return sorted({*range(announced), *await self._holders(), *left})
 
     async def _ask(self, tcid: int, method: str, suffix: str) -> Any:
@@ -191,9 +260,12 @@ class TransactionAdministration(Administration):
         claim = holders.get(tcid) or holders.get(FIRST)
         if claim is None:
             raise TransactionCoordinatorNotFound(
-                f"transaction coordinator {tcid} is not there, nor {FIRST}; look at kubectl get transactioncoordinators"
+                f"transaction coordinator {tcid} is not there, nor {FIRST}; look at kubectl get "
+                "transactioncoordinators"
             )
-        return await ask_broker(self._broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}")
+        return await ask_broker(
+            self._broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}"
+        )
 
 
 def _watermarks(floors: dict[int, int]) -> dict[str, int]:

@@ -1,10 +1,11 @@
 """Giving bundles to brokers.
 
-Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an orphan, asking an owner to hand one over; and
-which incarnations may be given bundles. Imports: balance (transition rules, placement), metadata, server siblings.
-Source: DESIGN 4; transition rule of PIP-192.
-Invariants: what is decided is decided on the store's own state of the bundle and committed by compare-and-swap on it; a wrong choice of a destination
-costs a move, never data; an outage of the store that cost everybody its lease costs nobody its bundles.
+Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an
+orphan, asking an owner to hand one over; and which incarnations may be given bundles. Imports:
+balance (transition rules, placement), metadata, server siblings. Source: DESIGN 4; transition rule
+of PIP-192. Invariants: what is decided is decided on the store's own state of the bundle and
+committed by compare-and-swap on it; a wrong choice of a destination costs a move, never data; an
+outage of the store that cost everybody its lease costs nobody its bundles.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ STORE_RETRY_S = 0.1
 
 
 class BundleSplit(NotOwner):
-    """This range is not a bundle (any more): look at the namespace again, which this broker has now done."""
+    """This range is not a bundle (any more): look at the namespace again, which this broker has
+    now done."""
 
 
 class Assigner:
-    """Writes Assigning for orphans and Releasing for what is to move. `leaving`: this incarnation takes no more bundles."""
+    """Writes Assigning for orphans and Releasing for what is to move. `leaving`: this
+    incarnation takes no more bundles."""
 
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
@@ -51,15 +54,20 @@ class Assigner:
         self._others_missing_until = 0.0
 
     def distrust_absence(self) -> None:
-        """Our own registration is gone: others may be missing for the same reason, so nobody's bundles are orphans for now."""
+        """Our own registration is gone: others may be missing for the same reason, so nobody's
+        bundles are orphans for now."""
         self._others_missing_until = math.inf
 
     def trust_absence_soon(self) -> None:
-        """We are registered again; who was away like us has as long again as reconnecting takes, half a lease, to do the same."""
-        self._others_missing_until = self._context.clock.monotonic() + self._context.settings.lease_ttl_s / 2
+        """We are registered again; who was away like us has as long again as reconnecting takes,
+        half a lease, to do the same."""
+        self._others_missing_until = (
+            self._context.clock.monotonic() + self._context.settings.lease_ttl_s / 2
+        )
 
     async def assign_merged(self, name: str) -> None:
-        """Assign an orphan; concurrent requests for the same bundle share one attempt. Raises BundleSplit, NamespaceNotFound."""
+        """Assign an orphan; concurrent requests for the same bundle share one attempt. Raises
+        BundleSplit, NamespaceNotFound."""
         task = self._assigning.get(name)
         if task is None:
             task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
@@ -83,20 +91,27 @@ class Assigner:
             await asyncio.sleep(STORE_RETRY_S)
 
     async def assign(self, name: str, guard: Compare | None = None) -> None:
-        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on the view.
+        """Write Assigning for an orphaned bundle, decided on the store's own state rather than on
+        the view.
 
-        Nothing while a missing owner may only be on its way back from an outage of the store: callers look again. Raises BundleSplit for a range
-        without a record that is not a bundle of its namespace.
+        Nothing while a missing owner may only be on its way back from an outage of the store:
+        callers look again. Raises BundleSplit for a range without a record that is not a bundle of
+        its namespace.
         """
         store, guards = self._context.store, [guard] if guard is not None else []
         item = await store.get(keys.bundle(BundleName.parse(name)))
         record = BundleRecord.decode(item.value) if item is not None else None
         if record is None or record.state is BundleState.DELETED:
-            # Whoever holds an old view of the namespace must not make a bundle of what has been split.
+            # Whoever holds an old view of the namespace must not make a bundle of what has been
+            # split.
             record = None
             guards.append(await self._still_a_bundle(BundleName.parse(name)))
         taken = record is not None and record.state is not BundleState.FREE
-        if record is not None and taken and await store.get(keys.incarnation(record.incarnation)) is not None:
+        if (
+            record is not None
+            and taken
+            and await store.get(keys.incarnation(record.incarnation)) is not None
+        ):
             assert item is not None
             self._views.bundles.observe(name, item.value, item.mod_revision)
             return
@@ -111,30 +126,46 @@ class Assigner:
             self._intended += Counter()  # forget who has none
 
     async def _write_assigning(
-        self, name: str, item: KeyValue | None, record: BundleRecord | None, destination: str, guards: list[Compare]
+        self,
+        name: str,
+        item: KeyValue | None,
+        record: BundleRecord | None,
+        destination: str,
+        guards: list[Compare],
     ) -> None:
         if record is None or record.state is BundleState.FREE:
             assigned = rules.assign(record, destination, reason="lookup")
         else:
-            assigned = rules.override(record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone")
+            assigned = rules.override(
+                record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone"
+            )
         if await self._write(name, item.mod_revision if item is not None else 0, assigned, *guards):
-            log.info("bundle.assigned", bundle=name, destination=destination, reason=assigned.reason)
+            log.info(
+                "bundle.assigned", bundle=name, destination=destination, reason=assigned.reason
+            )
 
-    async def _write(self, name: str, expected: int, record: BundleRecord, *guards: Compare) -> bool:
+    async def _write(
+        self, name: str, expected: int, record: BundleRecord, *guards: Compare
+    ) -> bool:
         """Compare-and-swap a bundle's record, the guards holding as well; whether it was done."""
         key, value = keys.bundle(BundleName.parse(name)), record.encode()
-        result = await self._context.store.transact([Compare(key, "mod", "=", expected), *guards], [Put(key, value)])
+        result = await self._context.store.transact(
+            [Compare(key, "mod", "=", expected), *guards], [Put(key, value)]
+        )
         if result.succeeded:
             self._views.bundles.observe(name, value, result.revision)
         return result.succeeded
 
     async def reassign(self, name: str, guard: Compare, reason: str) -> bool:
-        """Give a bundle that waits for its destination to another one; whether that was done. Raises ServiceNotReady if there is no other."""
+        """Give a bundle that waits for its destination to another one; whether that was done.
+        Raises ServiceNotReady if there is no other."""
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
             return False
         destination = self.place(rules.former_owners(viewed.record))
-        done = await self._write(name, viewed.mod_revision, rules.reassign(viewed.record, destination, reason), guard)
+        done = await self._write(
+            name, viewed.mod_revision, rules.reassign(viewed.record, destination, reason), guard
+        )
         if done:
             log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
         return done
@@ -144,17 +175,28 @@ class Assigner:
         key = keys.namespace(bundle.namespace)
         item = await self._context.store.get(key)
         if item is None:
-            raise NamespaceNotFound(f"namespace {bundle.namespace} of bundle {bundle} does not exist; create it first")
+            raise NamespaceNotFound(
+                f"namespace {bundle.namespace} of bundle {bundle} does not exist; create it first"
+            )
         self._views.namespaces.observe(str(bundle.namespace), item.value, item.mod_revision)
-        if bundle not in bundles_of(bundle.namespace, NamespaceRecord.decode(item.value).boundaries):
-            raise BundleSplit(f"{bundle.range} is not a bundle of namespace {bundle.namespace} (any more); look the topic up again")
+        if bundle not in bundles_of(
+            bundle.namespace, NamespaceRecord.decode(item.value).boundaries
+        ):
+            raise BundleSplit(
+                f"{bundle.range} is not a bundle of namespace {bundle.namespace} (any more); look "
+                "the topic up again"
+            )
         return Compare(key, "mod", "=", item.mod_revision)
 
     def place(self, exclude: Collection[str] = ()) -> str:
-        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker may take it."""
+        """The incarnation that should get one more bundle. Raises ServiceNotReady if no broker
+        may take it."""
         candidates = {name: load for name, load in self.candidates().items() if name not in exclude}
         if not candidates:
-            raise ServiceNotReady("Failed to acquire ownership: no broker takes bundles now (all are draining or cordoned)")
+            raise ServiceNotReady(
+                "Failed to acquire ownership: no broker takes bundles now (all are draining or "
+                "cordoned)"
+            )
         counts = {name: self._held[name] + self._intended[name] for name in candidates}
         return least_loaded(candidates, counts, self._context.clock.random_bits(31))
 
@@ -166,7 +208,9 @@ class Assigner:
                 self._held[before] -= 1
                 if not self._held[before]:
                     del self._held[before]
-            if viewed is not None and (holder := viewed.record.destination or viewed.record.incarnation):
+            if viewed is not None and (
+                holder := viewed.record.destination or viewed.record.incarnation
+            ):
                 self._holders[name] = holder
                 self._held[holder] += 1
 
@@ -182,11 +226,17 @@ class Assigner:
         return found
 
     async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
-        """Write Releasing for somebody's bundle, for its owner to act on; a record that has changed meanwhile is left alone."""
+        """Write Releasing for somebody's bundle, for its owner to act on; a record that has
+        changed meanwhile is left alone."""
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.OWNED:
             return
-        if await self._write(name, viewed.mod_revision, rules.release(viewed.record, destination, reason=reason), guard):
+        if await self._write(
+            name,
+            viewed.mod_revision,
+            rules.release(viewed.record, destination, reason=reason),
+            guard,
+        ):
             log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
 
     async def stop(self) -> None:

@@ -1,7 +1,8 @@
 """A bundle in service.
 
-Owns: the topics of one owned bundle, their creation, the writing of cursors, checkpoints and RELEASE. Imports: storage formats, topics, siblings.
-Invariants: everything written carries the bundle's epoch; after `append_release` nothing of this epoch is written any more; a checkpoint holds
+Owns: the topics of one owned bundle, their creation, the writing of cursors, checkpoints and
+RELEASE. Imports: storage formats, topics, siblings. Invariants: everything written carries the
+bundle's epoch; after `append_release` nothing of this epoch is written any more; a checkpoint holds
 the state as of its position or later, never earlier.
 """
 
@@ -53,14 +54,18 @@ MANIFEST_AGE_MAX_S = 1.0
 CHECKPOINT_SLICE_BYTES = 32 << 10
 """A checkpoint is made in turns of so much, one or two milliseconds each."""
 HOSTED_PER_TURN_MAX = 200
-"""Topics and subscriptions of a bundle that begins: a few milliseconds, in which nobody else is served."""
+"""Topics and subscriptions of a bundle that begins: a few milliseconds, in which nobody else is
+served."""
 DIRTY_RETRY_S = 1.0
 DELTAS_PER_BLOCK = 5
-"""A piece of a cursor has such a part of a block for ranges, and each time as much for masks, for the last of them, for properties, and names."""
+"""A piece of a cursor has such a part of a block for ranges, and each time as much for masks,
+for the last of them, for properties, and names."""
 LATE_ACKNOWLEDGEMENTS_S = 1.0
-"""How long a move waits for what consumers acknowledged before they read that they are to reconnect; publishing continues during the wait."""
+"""How long a move waits for what consumers acknowledged before they read that they are to
+reconnect; publishing continues during the wait."""
 HEARTBEAT_S = 300.0
-"""Of the age of entries a crash of their owner forgets no more than this, if nothing else is written to their bundle."""
+"""Of the age of entries a crash of their owner forgets no more than this, if nothing else is
+written to their bundle."""
 UNWRITTEN_MAX = 2_000
 """Ranges and masks of one cursor that wait for the log: writing them takes some 10 ms."""
 CONFIRMATIONS_MAX = 10_000
@@ -84,9 +89,11 @@ class RecoveredTopic:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredBundle:
-    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one; `fenced` tells that we had to fence it.
+    """Outcome of recovery. `sealed_end` closes the previous owner's open range, if it had one;
+    `fenced` tells that we had to fence it.
 
-    `records` are those that were replayed, which the next recovery replays as well while there is no newer checkpoint.
+    `records` are those that were replayed, which the next recovery replays as well while there is
+    no newer checkpoint.
     """
 
     topics: dict[str, RecoveredTopic]
@@ -110,13 +117,23 @@ class OwnedBundle:
         registry: TopicRegistry,
         checkpoint_due: Callable[[str], None],
     ) -> None:
-        """`ledger_ids` are those of our term; `checkpoint_due` is called with our name when a successor would have much to replay."""
-        self.context, self.name, self.tail_cache, self.policies = context, name, tail_cache, policies
+        """`ledger_ids` are those of our term; `checkpoint_due` is called with our name when a
+        successor would have much to replay."""
+        self.context, self.name, self.tail_cache, self.policies = (
+            context,
+            name,
+            tail_cache,
+            policies,
+        )
         self.ledger_ids, self.epoch = ledger_ids, ledger_ids.epoch
         self._registry = registry
         self.non_persistent = NonPersistentTopics(self, registry)
         self.catalog = recovered.catalog
-        self.replay = ReplayCost(context.settings.checkpoint_records_max, recovered.records, lambda: checkpoint_due(str(name)))
+        self.replay = ReplayCost(
+            context.settings.checkpoint_records_max,
+            recovered.records,
+            lambda: checkpoint_due(str(name)),
+        )
         self.serving = True
         self.since_ms = context.clock.wall_ms()
         self.parked: ParkedWork | None = None
@@ -132,10 +149,13 @@ class OwnedBundle:
         self.topics: dict[str, TopicHost] = {}
 
     async def host(self, topics: Mapping[str, RecoveredTopic]) -> None:
-        """Serve what recovery found, before anybody else knows of this bundle. Others have their turns on the way."""
+        """Serve what recovery found, before anybody else knows of this bundle. Others have their
+        turns on the way."""
         turns = Turns(HOSTED_PER_TURN_MAX)
         for topic, found in topics.items():
-            self.topics[topic] = TopicHost(self, TopicName.parse(topic), found.core, found.index, found.transactions)
+            self.topics[topic] = TopicHost(
+                self, TopicName.parse(topic), found.core, found.index, found.transactions
+            )
             await turns.after(1 + len(found.core.subscriptions))
 
     def append(self, record: Encoded, on_durable: Durable | None) -> None:
@@ -144,7 +164,8 @@ class OwnedBundle:
         self.replay.add(len(record.buffers[0]))
 
     def keep_time(self) -> None:
-        """Note that time has passed if nothing else was written for long, and if there is something whose age counts."""
+        """Note that time has passed if nothing else was written for long, and if there is
+        something whose age counts."""
         total, since = self._last_written
         now = self.context.clock.monotonic()
         if self.replay.total != total:
@@ -155,16 +176,22 @@ class OwnedBundle:
                 with contextlib.suppress(LimitExceeded):  # then much is under way
                     self.append(encode_heartbeat(epoch=self.epoch), None)
 
-    # --- topics ----------------------------------------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
     def held(self, name: TopicName) -> TopicHost | None:
-        """The topic, with or without storage, if it is there; one that is being created is not, as it may be deleted again."""
+        """The topic, with or without storage, if it is there; one that is being created is not,
+        as it may be deleted again."""
         if str(name) in self._creating:
             return None
-        return self.topics.get(str(name)) if name.persistent else self.non_persistent.by_name.get(str(name))
+        return (
+            self.topics.get(str(name))
+            if name.persistent
+            else self.non_persistent.by_name.get(str(name))
+        )
 
     async def topic(self, name: TopicName, create: bool) -> TopicHost | None:
-        """The topic, created (durably) if need be and allowed; None if it does not exist and `create` is False."""
+        """The topic, created (durably) if need be and allowed; None if it does not exist and
+        `create` is False."""
         creating = self._creating.get(str(name))
         if not create:
             if creating is not None:
@@ -186,14 +213,23 @@ class OwnedBundle:
 
     async def _create(self, name: TopicName) -> TopicHost:
         if not self.serving:
-            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+            raise ServiceNotReady(
+                f"bundle {self.name} of topic {name} is being unloaded; look it up again"
+            )
         self.context.log.space.check_publishing()
         created_ms = self.context.clock.wall_ms()
         core = Topic(str(name), self.ledger_ids, created_ms=created_ms)
         properties = {"created_ms": str(created_ms)}
         if topic_of_sidecar(str(name)) is not None:
-            raise NotAllowed(f"topic {name}: names that end in {SIDECAR} are the broker's own; choose another")
-        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.CREATE, properties=properties)
+            raise NotAllowed(
+                f"topic {name}: names that end in {SIDECAR} are the broker's own; choose another"
+            )
+        encoded = encode_topic(
+            epoch=self.epoch,
+            topic=str(name),
+            operation=TopicOperation.CREATE,
+            properties=properties,
+        )
         places: list[RecordPlace] = []
         self.append(encoded, places.append)
         await self.context.log.barrier()
@@ -201,12 +237,15 @@ class OwnedBundle:
         host.created_at = places[0]
         if not self.serving:
             core.freeze()  # it is in the log, so whoever goes on with this bundle has it
-            raise ServiceNotReady(f"bundle {self.name} of topic {name} is being unloaded; look it up again")
+            raise ServiceNotReady(
+                f"bundle {self.name} of topic {name} is being unloaded; look it up again"
+            )
         await self._registry.add(self, name)
         return host
 
     async def delete_topic(self, name: TopicName) -> None:
-        """Delete a topic, durably; its clients are sent away and may create it again. Raises ServiceNotReady, StorageError.
+        """Delete a topic, durably; its clients are sent away and may create it again. Raises
+        ServiceNotReady, StorageError.
 
         Entries that are on their way to storage are answered first.
         """
@@ -219,7 +258,9 @@ class OwnedBundle:
         if not self.serving or host.frozen:
             raise ServiceNotReady(f"topic {name} is being unloaded or deleted; try again")
         host.core.freeze()
-        encoded = encode_topic(epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={})
+        encoded = encode_topic(
+            epoch=self.epoch, topic=str(name), operation=TopicOperation.DELETE, properties={}
+        )
         self.append(encoded, lambda _place: self._deleted(host))
         await self.context.log.barrier()
         await self._registry.remove(self, name)
@@ -233,7 +274,8 @@ class OwnedBundle:
         log.info("topic.deleted", topic=str(host.name))
 
     async def is_compacted(self, topic: TopicHost) -> bool:
-        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises StoreError, StorageError.
+        """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises
+        StoreError, StorageError.
 
         That of an earlier life of its name, all of whose entries are gone, is none.
         """
@@ -250,11 +292,15 @@ class OwnedBundle:
             host.refresh_policies()
         self.non_persistent.refresh_policies()
 
-    # --- cursors ---------------------------------------------------------------------------------------------------------------
+    # --- cursors ----------------------------------------------------------------------------------
 
     def cursor_dirty(self, subscription: SubscriptionHost) -> None:
-        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s` later, or once there are many of them."""
-        if subscription.core.cursor.unwritten > UNWRITTEN_MAX and self.context.log.space.stalled is None:
+        """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s`
+        later, or once there are many of them."""
+        if (
+            subscription.core.cursor.unwritten > UNWRITTEN_MAX
+            and self.context.log.space.stalled is None
+        ):
             with contextlib.suppress(LimitExceeded):
                 self._append_deltas(subscription, self._dirty.pop(subscription, ()))
             return
@@ -262,10 +308,12 @@ class OwnedBundle:
         self._write_dirty_in(self.context.settings.ack_write_delay_s)
 
     def confirm_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        """As `write_cursor`, in the next turn of the loop, with what else comes of this cursor in this one.
+        """As `write_cursor`, in the next turn of the loop, with what else comes of this cursor in
+        this one.
 
-        While there is no space it waits in the cursor, so that the log's queue does not grow by every acknowledgement. Confirmations beyond
-        CONFIRMATIONS_MAX are given up then: the consumer asks again.
+        While there is no space it waits in the cursor, so that the log's queue does not grow by
+        every acknowledgement. Confirmations beyond CONFIRMATIONS_MAX are given up then: the
+        consumer asks again.
         """
         waiting = self._dirty.setdefault(subscription, [])
         if self.context.log.space.stalled is None or not self.serving:
@@ -279,18 +327,23 @@ class OwnedBundle:
         self._write_dirty_in(DIRTY_RETRY_S)
 
     def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier deltas included, is durable.
+        """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier
+        deltas included, is durable.
 
-        Raises LimitExceeded if the log does not take it: it is written later then, and `confirmed` runs after that.
+        Raises LimitExceeded if the log does not take it: it is written later then, and `confirmed`
+        runs after that.
         """
         self._append_deltas(subscription, [*self._dirty.pop(subscription, ()), confirmed])
 
     def _write_dirty_in(self, delay_s: float) -> None:
         if self._dirty_timer is None:
-            self._dirty_timer = asyncio.get_running_loop().call_later(delay_s, self._write_dirty_if_room)
+            self._dirty_timer = asyncio.get_running_loop().call_later(
+                delay_s, self._write_dirty_if_room
+            )
 
     def _write_dirty_if_room(self) -> None:
-        """While there is no space nothing would come of it, and what waits in memory must not grow."""
+        """While there is no space nothing would come of it, and what waits in memory must not
+        grow."""
         self._dirty_timer = None
         if self.context.log.space.stalled is not None and self.serving:
             self._write_dirty_in(DIRTY_RETRY_S)
@@ -299,7 +352,13 @@ class OwnedBundle:
 
     def _write_awaited(self) -> None:
         awaited, self._awaited = self._awaited, {}
-        self._write({subscription: self._dirty.pop(subscription) for subscription in awaited if self._dirty.get(subscription)})
+        self._write(
+            {
+                subscription: self._dirty.pop(subscription)
+                for subscription in awaited
+                if self._dirty.get(subscription)
+            }
+        )
 
     def _write_dirty(self) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -317,10 +376,15 @@ class OwnedBundle:
                     error=str(error),
                 )
             except Exception as error:
-                about = {"topic": str(subscription.topic.name), "subscription": subscription.core.name}
+                about = {
+                    "topic": str(subscription.topic.name),
+                    "subscription": subscription.core.name,
+                }
                 self.context.metrics.surprises.note("cursors", error, **about)
 
-    def _append_deltas(self, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]) -> None:
+    def _append_deltas(
+        self, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]
+    ) -> None:
         topic = subscription.topic
         if self.topics.get(str(topic.name)) is not topic:
             return  # deleted
@@ -328,7 +392,8 @@ class OwnedBundle:
             if self.parked is not None:
                 for confirm in confirmed:
                     self.parked.confirmation(subscription, confirm)
-            return  # else the client gets no confirmation, and acknowledges again if there is a new owner
+            # else the client gets no confirmation, and acknowledges again if there is a new owner
+            return
         then = _confirming(confirmed)
         room = self.context.log.append_bytes_max // DELTAS_PER_BLOCK
         while (delta := subscription.core.take_delta(room)) is not None:
@@ -345,7 +410,9 @@ class OwnedBundle:
         if then is not None:
             self.context.log.append((), 0, 0, then)  # behind whatever is under way
 
-    def _append_delta(self, subscription: SubscriptionHost, delta: CursorDelta, on_durable: Durable | None) -> None:
+    def _append_delta(
+        self, subscription: SubscriptionHost, delta: CursorDelta, on_durable: Durable | None
+    ) -> None:
         topic = subscription.topic
         encoded = encode_cursor(
             epoch=self.epoch,
@@ -363,7 +430,9 @@ class OwnedBundle:
         """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
         topic = subscription.topic
         if not self.serving:  # what is written now would be void
-            raise ServiceNotReady(f"topic {topic.name} is being unloaded; unsubscribe again after a lookup")
+            raise ServiceNotReady(
+                f"topic {topic.name} is being unloaded; unsubscribe again after a lookup"
+            )
         topic.drop_subscription(subscription)
         self._dirty.pop(subscription, None)
         if subscription.core.durable:
@@ -380,37 +449,49 @@ class OwnedBundle:
             self.append(encoded, None)
         await self.context.log.barrier()
 
-    # --- checkpoint and release ------------------------------------------------------------------------------------------------
+    # --- checkpoint and release -------------------------------------------------------------------
 
     def append_term(self, record: BundleRecord) -> None:
-        """Keep a copy of the bundle's record in the log, from which a lost metadata store is rebuilt; durable with whatever comes next."""
+        """Keep a copy of the bundle's record in the log, from which a lost metadata store is
+        rebuilt; durable with whatever comes next."""
         encoded = encode_term(epoch=self.epoch, bundle=str(self.name), state=record.encode())
         self.append(encoded, None)
 
     async def write_checkpoint(self, position: LogPosition) -> tuple[CheckpointPointer, int]:
-        """Write the bundle's state as an object that stands for everything before `position` of our log, which is durable; its size in bytes.
+        """Write the bundle's state as an object that stands for everything before `position` of our
+        log, which is durable; its size in bytes.
 
-        The state is taken from now on, topic by topic, so it may hold more than that: replaying what it holds already changes nothing, and every
-        record is one topic's. A topic whose creation lies behind `position` is left out: replay makes it, and what the log has before that creation
-        is of an earlier topic of its name. Others have their turns on the way.
+        The state is taken from now on, topic by topic, so it may hold more than that: replaying
+        what it holds already changes nothing, and every record is one topic's. A topic whose
+        creation lies behind `position` is left out: replay makes it, and what the log has before
+        that creation is of an earlier topic of its name. Others have their turns on the way.
         """
         self._checkpoints += 1
-        encoder, paused_at = CheckpointEncoder(str(self.name), self.epoch, self.context.incarnation, position), 0
+        encoder, paused_at = (
+            CheckpointEncoder(str(self.name), self.epoch, self.context.incarnation, position),
+            0,
+        )
         for name in sorted(self.topics):
             host = self.topics.get(name)
-            if host is None or (host.created_at is not None and host.created_at >= (position.file, position.offset)):
+            if host is None or (
+                host.created_at is not None and host.created_at >= (position.file, position.offset)
+            ):
                 continue  # it was deleted meanwhile, behind `position`, or created there
             for _ in encoder.add_in_pieces(name, host.to_state()):
                 if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
                     paused_at = encoder.size
                     await asyncio.sleep(0)
         written, size = await write_checkpoint(self.context.volume, encoder, self._checkpoints)
-        return CheckpointPointer(object=written, incarnation=self.context.incarnation, position=position), size
+        return CheckpointPointer(
+            object=written, incarnation=self.context.incarnation, position=position
+        ), size
 
     async def part_from_consumers(self, successor: Successor | None) -> None:
-        """Send consumers away, to the successor's address if known, and take what they acknowledged before they read that.
+        """Send consumers away, to the successor's address if known, and take what they acknowledged
+        before they read that.
 
-        Publishing continues. The wait for a slow peer ends after LATE_ACKNOWLEDGEMENTS_S: what it acknowledges later is redelivered.
+        Publishing continues. The wait for a slow peer ends after LATE_ACKNOWLEDGEMENTS_S: what it
+        acknowledges later is redelivered.
         """
         turns, connections = Turns(HOSTED_PER_TURN_MAX), set()
         for host in list(self.topics.values()):
@@ -421,10 +502,16 @@ class OwnedBundle:
             read = [connection.heartbeat.has_read() for connection in connections]
             _, slow = await asyncio.wait(read, timeout=LATE_ACKNOWLEDGEMENTS_S)
             if slow:
-                log.info("bundle.consumers_slow", bundle=str(self.name), connections=len(slow), waited_s=LATE_ACKNOWLEDGEMENTS_S)
+                log.info(
+                    "bundle.consumers_slow",
+                    bundle=str(self.name),
+                    connections=len(slow),
+                    waited_s=LATE_ACKNOWLEDGEMENTS_S,
+                )
 
     def freeze(self, *, parking: bool = False) -> None:
-        """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its clients send waits for its children."""
+        """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its
+        clients send waits for its children."""
         if parking:
             self.parked = ParkedWork(self.context.settings.split_parked_bytes_max)
         if self._dirty_timer is not None:
@@ -436,17 +523,21 @@ class OwnedBundle:
         self.non_persistent.freeze()
 
     async def append_release(self) -> LogPosition:
-        """Flush, let all receipts out, and end this epoch in our log; the position just after RELEASE. Raises Fenced, StorageError."""
+        """Flush, let all receipts out, and end this epoch in our log; the position just after
+        RELEASE. Raises Fenced, StorageError."""
         assert not self.serving
-        # No state in it: whoever comes next has read the log up to here, and a list of very many topics would not fit into a block.
+        # No state in it: whoever comes next has read the log up to here, and a list of very many
+        # topics would not fit into a block.
         self.append(encode_release(epoch=self.epoch, bundle=str(self.name), state=b""), None)
         await self.context.log.barrier()
         return self.context.log.position
 
     def take_over(self, parent: OwnedBundle) -> None:
-        """Go on with the topics of `parent` that fall into this bundle, clients and all: its term has ended in our own log, ours begins.
+        """Go on with the topics of `parent` that fall into this bundle, clients and all: its term
+        has ended in our own log, ours begins.
 
-        What they have acknowledged since the freeze, which is not in the log, is written in this term.
+        What they have acknowledged since the freeze, which is not in the log, is written in this
+        term.
         """
         assert not parent.serving
         for name, host in parent.topics.items():

@@ -1,10 +1,10 @@
 """Keeping recovery short.
 
-Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the way. Imports: balance (transition rules),
-metadata, server siblings.
-Source: DESIGN 5 (recovery chain). Invariants: it only saves work: a store or a volume in trouble delays it and harms nothing; nothing leaves
-the chain before the checkpoint that covers it is durable; one bundle is worked on by one task at a time, and of those with much to replay one
-after another.
+Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the
+way. Imports: balance (transition rules), metadata, server siblings. Source: DESIGN 5 (recovery
+chain). Invariants: it only saves work: a store or a volume in trouble delays it and harms nothing;
+nothing leaves the chain before the checkpoint that covers it is durable; one bundle is worked on by
+one task at a time, and of those with much to replay one after another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class BundleWork(Protocol):
 
 
 class Shortened(NamedTuple):
-    """A checkpoint that was written and is to be pointed to: of `size` bytes, with what was written when the bundle's count was `total`."""
+    """A checkpoint that was written and is to be pointed to: of `size` bytes, with what was
+    written when the bundle's count was `total`."""
 
     pointer: CheckpointPointer
     total: int
@@ -47,33 +48,51 @@ class Shortener:
     """Writes checkpoints of the bundles in `owned`, when asked and when chains grow."""
 
     def __init__(
-        self, context: BrokerContext, views: ClusterViews, owned: Mapping[str, OwnedBundle], roller: LogRoller, work: BundleWork
+        self,
+        context: BrokerContext,
+        views: ClusterViews,
+        owned: Mapping[str, OwnedBundle],
+        roller: LogRoller,
+        work: BundleWork,
     ) -> None:
-        self._context, self._views, self._owned, self._roller, self._work = context, views, owned, roller, work
+        self._context, self._views, self._owned, self._roller, self._work = (
+            context,
+            views,
+            owned,
+            roller,
+            work,
+        )
         self._asked: dict[str, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._stopped = False
 
-    async def shorten(self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int) -> Shortened | None:
-        """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is short, or it cannot be had now."""
+    async def shorten(
+        self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int
+    ) -> Shortened | None:
+        """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is
+        short, or it cannot be had now."""
         if self._roller.chain_bytes(record) <= scan_bytes_max:
             return None
         total = owned.replay.total
         try:
-            # The start of a small file is good enough, unless our term began inside it: a checkpoint may not lie before that.
+            # The start of a small file is good enough, unless our term began inside it: a
+            # checkpoint may not lie before that.
             always = self._context.log.position.file == record.chain[-1].start.file
             position = await self._roller.roll("checkpoint", always=always)
             start = record.chain[-1].start
             if (position.file, position.offset) < (start.file, start.offset):
-                return None  # this roll was under way before our term began; the next sealed file tries again
+                # this roll was under way before our term began; the next sealed file tries again
+                return None
             await owned.catalog.cover(record, position)
             pointer, size = await owned.write_checkpoint(position)
-            # Before it is pointed to, so that the newest copy in the log never needs what the store's record has let go of.
+            # Before it is pointed to, so that the newest copy in the log never needs what the
+            # store's record has let go of.
             owned.append_term(rules.advance_checkpoint(record, pointer))
             await self._context.log.barrier()
             return Shortened(pointer, total, size)
         except (StoreError, StorageError, ServiceNotReady) as error:
-            # It only saves work: a store that is away must neither end us nor hold up a move. The next sealed file tries again.
+            # It only saves work: a store that is away must neither end us nor hold up a move. The
+            # next sealed file tries again.
             log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
             return None
         except Exception as error:
@@ -85,37 +104,61 @@ class Shortener:
         limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
         for name, owned in self._owned.items():
             viewed = self._views.bundles.get(name)
-            if viewed is None or self._work.busy(name) or viewed.record.state is not BundleState.OWNED:
+            if (
+                viewed is None
+                or self._work.busy(name)
+                or viewed.record.state is not BundleState.OWNED
+            ):
                 continue
             if self._roller.chain_bytes(viewed.record) > limit:
                 self._work.begin(name, self._checkpoint(name, owned, viewed))
 
-    async def _checkpoint(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
-        """It only saves work: no error of it ends anything, the log and the claim report theirs by themselves."""
+    async def _checkpoint(
+        self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
+    ) -> None:
+        """It only saves work: no error of it ends anything, the log and the claim report theirs
+        by themselves."""
         with self._context.metrics.surprises.contained("checkpoint", bundle=name):
             try:
                 await self._write_and_point(name, owned, viewed)
             except StoreError as error:
                 log.warning("bundle.checkpoint_delayed", bundle=name, error=str(error))
 
-    async def _write_and_point(self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]) -> None:
+    async def _write_and_point(
+        self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
+    ) -> None:
         written = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
         if written is None or self._owned.get(name) is not owned:
             return
         advanced = rules.advance_checkpoint(viewed.record, written.pointer)
-        if await commit_record(self._context, self._views, name, viewed.mod_revision, advanced) is not None:
+        if (
+            await commit_record(self._context, self._views, name, viewed.mod_revision, advanced)
+            is not None
+        ):
             owned.replay.covered(written.total, written.size)
-            log.info("bundle.checkpoint", bundle=name, object=written.pointer.object, behind=owned.replay.behind)
+            log.info(
+                "bundle.checkpoint",
+                bundle=name,
+                object=written.pointer.object,
+                behind=owned.replay.behind,
+            )
 
     async def checkpoint(self, name: str) -> None:
-        """Write a checkpoint of a bundle we serve and point to it, however short its chain is; nothing if it is being worked on."""
+        """Write a checkpoint of a bundle we serve and point to it, however short its chain is;
+        nothing if it is being worked on."""
         owned, viewed = self._owned.get(name), self._views.bundles.get(name)
-        if owned is None or viewed is None or self._work.busy(name) or viewed.record.state is not BundleState.OWNED:
+        if (
+            owned is None
+            or viewed is None
+            or self._work.busy(name)
+            or viewed.record.state is not BundleState.OWNED
+        ):
             return
         await asyncio.wait([self._work.begin(name, self._checkpoint(name, owned, viewed))])
 
     def ask(self, name: str) -> None:
-        """A successor would have much to replay of this bundle: a checkpoint, after those that were asked for before."""
+        """A successor would have much to replay of this bundle: a checkpoint, after those that
+        were asked for before."""
         if self._stopped:
             return
         self._asked[name] = None
@@ -141,7 +184,8 @@ class Shortener:
             self._asking.cancel()
 
     async def cover(self, name: str) -> None:
-        """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed files. Raises NotOwner, StorageError."""
+        """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed
+        files. Raises NotOwner, StorageError."""
         owned, viewed = self._owned.get(name), self._views.bundles.get(name)
         if owned is None or viewed is None or not owned.serving:
             raise NotOwner(f"bundle {name} is not served by this broker; ask its owner")

@@ -1,8 +1,9 @@
 """Waking those who wait for a bundle.
 
-Owns: `BundleEvents`: one event per bundle that somebody waits for. Imports: asyncio.
-Invariants: whoever takes the event of a bundle before looking at its state misses no change; a change of one bundle wakes nobody who waits for
-another, so that thousands who are parked while hundreds of bundles change hands cost each of them two or three wake-ups.
+Owns: `BundleEvents`: one event per bundle that somebody waits for. Imports: asyncio. Invariants:
+whoever takes the event of a bundle before looking at its state misses no change; a change of one
+bundle wakes nobody who waits for another, so that thousands who are parked while hundreds of
+bundles change hands cost each of them two or three wake-ups.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Whether another broker still answers.
 
-Owns: `Liveness`: a handshake with a broker before clients are sent to it. Imports: clock, network, wire.
-A broker that was killed stays registered until its lease ends. A client that is sent to it meanwhile is refused and comes back after a back-off
-that has grown to seconds by then; one whose look-up waits here goes straight to the new owner.
-Invariants: it delays answers and decides nothing: while an owner is registered and silent, look-ups wait at most `silence_s_max`; one handshake per
-broker is under way at a time, and one that succeeded holds for a moment.
+Owns: `Liveness`: a handshake with a broker before clients are sent to it. Imports: clock, network,
+wire. A broker that was killed stays registered until its lease ends. A client that is sent to it
+meanwhile is refused and comes back after a back-off that has grown to seconds by then; one whose
+look-up waits here goes straight to the new owner. Invariants: it delays answers and decides
+nothing: while an owner is registered and silent, look-ups wait at most `silence_s_max`; one
+handshake per broker is under way at a time, and one that succeeded holds for a moment.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Liveness:
         self.silence_s_max = context.settings.lease_ttl_s + GRACE_S
 
     async def may_be_named(self, incarnation: str, record: IncarnationRecord) -> bool:
-        """Whether clients may be sent to this broker: it has answered lately, or been silent for longer than its lease would have held."""
+        """Whether clients may be sent to this broker: it has answered lately, or been silent for
+        longer than its lease would have held."""
         peer = self._peers.get(incarnation)
         if peer is None:
             peer = self._peers[incarnation] = _Peer()
@@ -88,7 +90,10 @@ class Liveness:
         # Silent, and yet its lease lives: clients may reach it though we cannot.
         given_up = peer.silent_since is not None and now - peer.silent_since > self.silence_s_max
         if peer.asking is None and (not given_up or now - peer.asked_at > self.silence_s_max):
-            peer.asking, peer.asked_at = asyncio.create_task(self._ask(peer, record), name=f"handshake {incarnation}"), now
+            peer.asking, peer.asked_at = (
+                asyncio.create_task(self._ask(peer, record), name=f"handshake {incarnation}"),
+                now,
+            )
         if given_up:
             return True
         if peer.asking is not None:
@@ -111,8 +116,14 @@ class Liveness:
         handshake: _Handshake | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                tls = self._context.tls.to_peers() if parts.scheme == "pulsar+ssl" and self._context.tls is not None else None
-                handshake = await connect_over(self._context.network, parts.hostname or "", parts.port or 0, _Handshake, tls)
+                tls = (
+                    self._context.tls.to_peers()
+                    if parts.scheme == "pulsar+ssl" and self._context.tls is not None
+                    else None
+                )
+                handshake = await connect_over(
+                    self._context.network, parts.hostname or "", parts.port or 0, _Handshake, tls
+                )
                 return await handshake.answered
         except (OSError, TimeoutError):
             return False

@@ -1,8 +1,10 @@
 """The load report.
 
-Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata, server siblings; reads /proc and the cgroup.
-Invariants: rates are differences of counters over the measured interval, never instantaneous guesses; memory is resident against the cgroup's
-limit, CPU against what this process can use; a report that cannot be written is dropped (the next one replaces it).
+Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata,
+server siblings; reads /proc and the cgroup. Invariants: rates are differences of counters over the
+measured interval, never instantaneous guesses; memory is resident against the cgroup's limit, CPU
+against what this process can use; a report that cannot be written is dropped (the next one replaces
+it).
 """
 
 from __future__ import annotations
@@ -64,11 +66,14 @@ class ProcessUsage:
         return usage.ru_utime + usage.ru_stime
 
     def memory_share(self) -> float:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / self._limit_bytes
+        return (
+            int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / self._limit_bytes
+        )
 
 
 def cpu_quota(path: Path) -> float:
-    """Cores that the cgroup of `path` (version 2: quota and period in us) grants; infinite if it sets no limit or is not there."""
+    """Cores that the cgroup of `path` (version 2: quota and period in us) grants; infinite if it
+    sets no limit or is not there."""
     try:
         quota, period = path.read_text().split()
         return int(quota) / int(period)
@@ -79,20 +84,36 @@ def cpu_quota(path: Path) -> float:
 class LoadReporter:
     """Publishes a `LoadRecord` every `load_report_s`."""
 
-    def __init__(self, context: BrokerContext, counted: Counted, lease: Callable[[], int], usage: Usage) -> None:
+    def __init__(
+        self, context: BrokerContext, counted: Counted, lease: Callable[[], int], usage: Usage
+    ) -> None:
         self._context, self._counted, self._lease, self._usage = context, counted, lease, usage
 
     async def run(self) -> None:
         """Report until cancelled."""
         metrics, clock = self._context.metrics, self._context.clock
-        before = (metrics.messages_in, metrics.messages_out, metrics.bytes_in, metrics.bytes_out, self._usage.cpu_seconds())
+        before = (
+            metrics.messages_in,
+            metrics.messages_out,
+            metrics.bytes_in,
+            metrics.bytes_out,
+            self._usage.cpu_seconds(),
+        )
         then = clock.monotonic()
         while True:
             await asyncio.sleep(self._context.settings.load_report_s * clock.uniform(0.9, 1.1))
             now = clock.monotonic()
-            after = (metrics.messages_in, metrics.messages_out, metrics.bytes_in, metrics.bytes_out, self._usage.cpu_seconds())
+            after = (
+                metrics.messages_in,
+                metrics.messages_out,
+                metrics.bytes_in,
+                metrics.bytes_out,
+                self._usage.cpu_seconds(),
+            )
             seconds = max(now - then, 1e-3)
-            await self._publish([(new - old) / seconds for new, old in zip(after, before, strict=True)])
+            await self._publish(
+                [(new - old) / seconds for new, old in zip(after, before, strict=True)]
+            )
             before, then = after, now
 
     async def _publish(self, rates: list[float]) -> None:
@@ -112,6 +133,8 @@ class LoadReporter:
             memory_usage=round(self._usage.memory_share(), 4),
         )
         try:
-            await self._context.store.put(keys.load(self._context.incarnation), record.encode(), self._lease())
+            await self._context.store.put(
+                keys.load(self._context.incarnation), record.encode(), self._lease()
+            )
         except StoreError as error:
             log.debug("load.report_dropped", error=str(error))

@@ -1,12 +1,14 @@
 """Who serves which bundle.
 
-Owns: this broker's part in the life of bundle records: resolving owners, assigning unowned bundles, acquiring, releasing, parking requests
-meanwhile. Imports: balance (transition rules, placement), metadata, storage (fencing), server siblings.
-Source: DESIGN 4 and 5; transition rule of PIP-192, hand-over of PIP-307.
+Owns: this broker's part in the life of bundle records: resolving owners, assigning unowned bundles,
+acquiring, releasing, parking requests meanwhile. Imports: balance (transition rules, placement),
+metadata, storage (fencing), server siblings. Source: DESIGN 4 and 5; transition rule of PIP-192,
+hand-over of PIP-307.
 
-Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while our claim stands; every acquisition passes
-through an Assigning record whose revision is the epoch; nothing is replayed before the previous owner's log is sealed; a request for a bundle
-that changes hands waits (up to `park_timeout_s`) instead of being refused.
+Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while
+our claim stands; every acquisition passes through an Assigning record whose revision is the epoch;
+nothing is replayed before the previous owner's log is sealed; a request for a bundle that changes
+hands waits (up to `park_timeout_s`) instead of being refused.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ from magnetar.broker.upkeep.log_rolling import LogRoller
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
-from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
+from magnetar.metadata.records import (
+    RESTORE_STRIDE,
+    BundleRecord,
+    BundleState,
+    IncarnationRecord,
+    NamespaceRecord,
+)
 from magnetar.names import BundleName, TopicName, bundle_of
 from magnetar.ownership import rules as rules
 from magnetar.topics.ledger_ids import LedgerIds
@@ -75,15 +83,23 @@ class Ownership:
         self._retries = RecoveryRetries(context)
         self._recovering: dict[str, int] = {}
         self._stopped = False
-        self._scans = LogScans(context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation))
+        self._scans = LogScans(
+            context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation)
+        )
         self._preloads = Preloads(context, self._scans)
         self.shortener = Shortener(context, views, self._owned, self._roller, self)
-        self._releaser = Releaser(context, views, self._owned, self._events, self._roller, self.shortener, self.assigner)
-        self._splitter = Splitter(context, views, self._owned, self.registry, self._events, self._make)
+        self._releaser = Releaser(
+            context, views, self._owned, self._events, self._roller, self.shortener, self.assigner
+        )
+        self._splitter = Splitter(
+            context, views, self._owned, self.registry, self._events, self._make
+        )
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
             view.listen(lambda _names: self._events.all_changed())
-        views.incarnations.listen(lambda _names: self._liveness.forget(frozenset(views.incarnations.items)))
+        views.incarnations.listen(
+            lambda _names: self._liveness.forget(frozenset(views.incarnations.items))
+        )
         # What was assigned to us between our registration and now will not change again by itself.
         self._bundles_changed(list(views.bundles.items))
 
@@ -92,18 +108,20 @@ class Ownership:
         """Bundles served here, by name; read only."""
         return self._owned
 
-    # --- questions -------------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     async def bundle_of(self, topic: TopicName) -> BundleName:
         """The bundle a topic falls into. Raises NamespaceNotFound."""
         name = topic.namespace_name
         viewed = self._views.namespaces.get(str(name))
         if viewed is None:
-            # The view may be a moment behind a namespace that was just created: ask the store before saying no.
+            # The view may be a moment behind a namespace that was just created: ask the store
+            # before saying no.
             found = await self._context.store.get(keys.namespace(name))
             if found is None:
                 raise NamespaceNotFound(
-                    f"namespace {name} of topic {topic} does not exist; create it first (TopicNamespace, or PUT /admin/v2/namespaces/{name})"
+                    f"namespace {name} of topic {topic} does not exist; create it first "
+                    f"(TopicNamespace, or PUT /admin/v2/namespaces/{name})"
                 )
             self._views.namespaces.observe(str(name), found.value, found.mod_revision)
             record = NamespaceRecord.decode(found.value)
@@ -129,24 +147,32 @@ class Ownership:
                     raise
 
     async def resolve(self, bundle: BundleName) -> IncarnationRecord:
-        """The live owner, after assigning the bundle if it has none. Raises BundleSplit, ServiceNotReady after `park_timeout_s`."""
+        """The live owner, after assigning the bundle if it has none. Raises BundleSplit,
+        ServiceNotReady after `park_timeout_s`."""
         name = str(bundle)
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while (owner := await self._owner_to_name(name)) is None:
             remaining = self._remaining(deadline, name)
             settling = self._resolving.get(name)
             if settling is None:  # one for all who ask for this bundle
-                settling = self._resolving[name] = asyncio.create_task(self._settle(name), name=f"resolve {name}")
+                settling = self._resolving[name] = asyncio.create_task(
+                    self._settle(name), name=f"resolve {name}"
+                )
                 settling.add_done_callback(lambda done: self._settled(name, done))
             await asyncio.wait([settling], timeout=remaining)
-            if settling.done() and not settling.cancelled() and (error := settling.exception()) is not None:
+            if (
+                settling.done()
+                and not settling.cancelled()
+                and (error := settling.exception()) is not None
+            ):
                 raise error  # that there is no such bundle
         return owner
 
     def _settled(self, name: str, task: asyncio.Task[None]) -> None:
         self._resolving.pop(name, None)
         if not task.cancelled():
-            task.exception()  # told to who asked, and missed by nobody whose client has left meanwhile
+            # told to who asked, and missed by nobody whose client has left meanwhile
+            task.exception()
 
     async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
         """The owner of a bundle, if it has one that clients may be sent to."""
@@ -157,10 +183,15 @@ class Ownership:
         if owner is None:
             return None
         ours = viewed.record.incarnation == self._context.incarnation
-        return owner.record if ours or await self._liveness.may_be_named(viewed.record.incarnation, owner.record) else None
+        return (
+            owner.record
+            if ours or await self._liveness.may_be_named(viewed.record.incarnation, owner.record)
+            else None
+        )
 
     async def _settle(self, name: str) -> None:
-        """Assign a bundle if it is an orphan; returns when something about it has changed, or after a while."""
+        """Assign a bundle if it is an orphan; returns when something about it has changed, or
+        after a while."""
         event = self._events.of(name)
         if self._is_orphan(self._views.bundles.get(name)):
             await self.assigner.assign_merged(name)
@@ -169,7 +200,8 @@ class Ownership:
                 await event.wait()
 
     async def serving(self, bundle: BundleName) -> OwnedBundle:
-        """The bundle as served here; waits while it is on its way here, or being released. Raises NotOwner, ServiceNotReady."""
+        """The bundle as served here; waits while it is on its way here, or being released.
+        Raises NotOwner, ServiceNotReady."""
         name, asked = str(bundle), False
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while True:
@@ -178,19 +210,27 @@ class Ownership:
             if owned is not None and owned.serving:
                 return owned
             viewed = self._views.bundles.get(name)
-            if owned is None and (viewed is None or self._is_orphan(viewed) or not self._concerns_us(viewed.record)):
+            if owned is None and (
+                viewed is None or self._is_orphan(viewed) or not self._concerns_us(viewed.record)
+            ):
                 if asked:
-                    raise NotOwner(f"bundle {name} is not served by this broker or is being unloaded; look the topic up again")
+                    raise NotOwner(
+                        f"bundle {name} is not served by this broker or is being unloaded; look "
+                        "the topic up again"
+                    )
                 asked = True
                 await self._ask_store(name)
                 continue
             await self._wait(changed, deadline, name)
 
     async def _ask_store(self, name: str) -> None:
-        """Who was sent here by a bundle's former owner may be faster than our watch: see the record as it is now, once for all who ask."""
+        """Who was sent here by a bundle's former owner may be faster than our watch: see the
+        record as it is now, once for all who ask."""
         asking = self._asking.get(name)
         if asking is None:
-            asking = self._asking[name] = asyncio.create_task(self._read_record(name), name=f"read {name}")
+            asking = self._asking[name] = asyncio.create_task(
+                self._read_record(name), name=f"read {name}"
+            )
             asking.add_done_callback(lambda _task: self._asking.pop(name, None))
         await asyncio.wait([asking], timeout=LOOK_AGAIN_S)
 
@@ -210,7 +250,8 @@ class Ownership:
         return self._views.incarnations.get(viewed.record.incarnation) is None
 
     async def _wait(self, changed: asyncio.Event, deadline: float, name: str) -> None:
-        with contextlib.suppress(TimeoutError):  # the caller looks again and gives up at its own deadline
+        # the caller looks again and gives up at its own deadline
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(self._remaining(deadline, name), LOOK_AGAIN_S)):
                 await changed.wait()
 
@@ -218,10 +259,13 @@ class Ownership:
         """Seconds left to wait. Raises ServiceNotReady if there are none."""
         remaining = deadline - self._context.clock.monotonic()
         if remaining <= 0:
-            raise ServiceNotReady(f"Failed to acquire ownership: bundle {name} is being unloaded for too long; try again")
+            raise ServiceNotReady(
+                f"Failed to acquire ownership: bundle {name} is being unloaded for too long; try "
+                "again"
+            )
         return remaining
 
-    # --- following our records -------------------------------------------------------------------------------------------------
+    # --- following our records --------------------------------------------------------------------
 
     def _bundles_changed(self, names: list[str]) -> None:
         for name in names:
@@ -247,11 +291,13 @@ class Ownership:
         else:
             taken = True
         if taken and owned is not None:
-            # Somebody took a bundle that we never released: they have fenced us, or will; stop before we find out the hard way.
+            # Somebody took a bundle that we never released: they have fenced us, or will; stop
+            # before we find out the hard way.
             self._context.fail(f"bundle {name} was taken over while we served it")
 
     def _give_up_recovery(self, name: str) -> None:
-        """A recovery for a record that has been replaced leads nowhere, however long it would take."""
+        """A recovery for a record that has been replaced leads nowhere, however long it would
+        take."""
         revision, viewed = self._recovering.get(name), self._views.bundles.get(name)
         if revision is not None and (viewed is None or viewed.mod_revision != revision):
             log.info("bundle.recovery_given_up", bundle=name, revision=revision)
@@ -284,7 +330,7 @@ class Ownership:
             return
         self._follow(name)
 
-    # --- acquiring -------------------------------------------------------------------------------------------------------------
+    # --- acquiring --------------------------------------------------------------------------------
 
     async def _acquire(self, name: str, assigned: Viewed[BundleRecord]) -> None:
         """From our Assigning record to Owned: fence, recover, commit."""
@@ -294,30 +340,43 @@ class Ownership:
         try:
             bundle, ledger_ids = BundleName.parse(name), LedgerIds(epoch)
             preloaded = await self._preloads.take(name, assigned.record)
-            recovered = await recover_bundle(self._context, bundle, assigned.record, ledger_ids, self._scans, preloaded)
+            recovered = await recover_bundle(
+                self._context, bundle, assigned.record, ledger_ids, self._scans, preloaded
+            )
             policies, owned = self.policies.version, self._make(bundle, ledger_ids, recovered)
             await owned.host(recovered.topics)
         except Exception as error:
-            # Stay Assigning: the leader may place it elsewhere, and we look again when the record changes or the retry comes. Whatever it is, it is
-            # about what is stored of this bundle: an end of ours would pass it on to the next broker, and that one's to the one after it.
+            # Stay Assigning: the leader may place it elsewhere, and we look again when the record
+            # changes or the retry comes. Whatever it is, it is about what is stored of this bundle:
+            # an end of ours would pass it on to the next broker, and that one's to the one after
+            # it.
             self._recovering.pop(name, None)
             revision, items = assigned.mod_revision, self._views.bundles.items
             await self._retries.wait(
-                name, epoch, error, lambda: self._events.of(name), lambda: getattr(items.get(name), "mod_revision", -1) != revision
+                name,
+                epoch,
+                error,
+                lambda: self._events.of(name),
+                lambda: getattr(items.get(name), "mod_revision", -1) != revision,
             )
             return
         finally:
             self._recovering.pop(name, None)
         self._retries.over(name)
         try:
-            # Once we have seen the assignment: files of whoever is fenced by now may go, and our term would begin in one that is gone.
+            # Once we have seen the assignment: files of whoever is fenced by now may go, and our
+            # term would begin in one that is gone.
             await self._context.log.check_claim()
         except StorageError:
             return  # which ends this incarnation
         start, end = self._context.log.position, recovered.sealed_end
         self._beginnings[name] = start.file
-        record = rules.own(assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end)
-        committed = await commit_record(self._context, self._views, name, assigned.mod_revision, record)
+        record = rules.own(
+            assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end
+        )
+        committed = await commit_record(
+            self._context, self._views, name, assigned.mod_revision, record
+        )
         if committed is None and not self._is_ours(name, epoch):
             log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
             return
@@ -331,36 +390,67 @@ class Ownership:
         self._context.metrics.acquisitions.labels(kind).inc()
         seconds = round(self._context.clock.monotonic() - started, 4)
         self._context.metrics.acquire_seconds.observe(seconds)
-        log.info("bundle.owned", bundle=name, epoch=epoch, topics=len(recovered.topics), seconds=seconds, fenced=recovered.fenced)
+        log.info(
+            "bundle.owned",
+            bundle=name,
+            epoch=epoch,
+            topics=len(recovered.topics),
+            seconds=seconds,
+            fenced=recovered.fenced,
+        )
 
-    def _make(self, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle) -> OwnedBundle:
+    def _make(
+        self, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle
+    ) -> OwnedBundle:
         ledger_ids.running_low, due = self._renewals.ask, self.shortener.ask
-        return OwnedBundle(self._context, name, ledger_ids, recovered, self._tail_cache, self.policies, self.registry, due)
+        return OwnedBundle(
+            self._context,
+            name,
+            ledger_ids,
+            recovered,
+            self._tail_cache,
+            self.policies,
+            self.registry,
+            due,
+        )
 
     def _is_ours(self, name: str, epoch: int) -> bool:
-        """Whether our term began though its answer was lost: a request to release it may have changed the record since."""
+        """Whether our term began though its answer was lost: a request to release it may have
+        changed the record since."""
         viewed = self._views.bundles.get(name)
         if viewed is None:
             return False  # taken from us, divided, and gone
-        ours = (viewed.record.incarnation, viewed.record.epoch) == (self._context.incarnation, epoch)
+        ours = (viewed.record.incarnation, viewed.record.epoch) == (
+            self._context.incarnation,
+            epoch,
+        )
         return ours and viewed.record.state is not BundleState.ASSIGNING
 
-    # --- releasing -------------------------------------------------------------------------------------------------------------
+    # --- releasing --------------------------------------------------------------------------------
 
-    async def move(self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0) -> None:
-        """Ask for a planned move of a bundle we own, as `Releaser.request`. Returns when it is handed over."""
+    async def move(
+        self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0
+    ) -> None:
+        """Ask for a planned move of a bundle we own, as `Releaser.request`. Returns when it is
+        handed over."""
         await self._releaser.request(name, destination, reason, pinned_until_ms)
 
     async def pin(self, name: str, until_ms: int) -> None:
-        """Keep a bundle we own here until then; 0 takes that back. Raises NotOwner, ServiceNotReady while it changes hands, StoreError."""
+        """Keep a bundle we own here until then; 0 takes that back. Raises NotOwner,
+        ServiceNotReady while it changes hands, StoreError."""
         await self._releaser.pin(name, until_ms)
 
-    # --- splitting -------------------------------------------------------------------------------------------------------------
+    # --- splitting --------------------------------------------------------------------------------
 
-    async def split(self, bundle: BundleName, boundaries: tuple[int, ...], reason: str = "split requested") -> list[BundleName]:
-        """Divide a bundle that we own at `boundaries`; its children, which we own then. Raises as `Splitter.request`."""
+    async def split(
+        self, bundle: BundleName, boundaries: tuple[int, ...], reason: str = "split requested"
+    ) -> list[BundleName]:
+        """Divide a bundle that we own at `boundaries`; its children, which we own then. Raises
+        as `Splitter.request`."""
         if self.assigner.leaving:
-            raise ServiceNotReady(f"bundle {bundle} is being unloaded: this broker is stopping; ask its next owner")
+            raise ServiceNotReady(
+                f"bundle {bundle} is being unloaded: this broker is stopping; ask its next owner"
+            )
         return await self._splitter.request(bundle, boundaries, reason)
 
     async def _split(self, owned: OwnedBundle, splitting: Viewed[BundleRecord]) -> None:
@@ -369,7 +459,7 @@ class Ownership:
             self._roller.roll_soon()  # it was called off, and has left
         self._bundles_changed(children)  # somebody may want one of them moved already
 
-    # --- our log ---------------------------------------------------------------------------------------------------------------
+    # --- our log ----------------------------------------------------------------------------------
 
     def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
         """The log has sealed a file: make it known, and shorten chains that have grown too long."""
@@ -379,25 +469,34 @@ class Ownership:
 
     @property
     def first_file_needed(self) -> int:
-        """Files of our log from this one on may be the start of a term that is about to be committed."""
+        """Files of our log from this one on may be the start of a term that is about to be
+        committed."""
         return min(self._beginnings.values(), default=self._context.log.position.file)
 
-    # --- stopping --------------------------------------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------
 
     async def empty(self, reason: str) -> None:
-        """Hand over every bundle we have now; raises ServiceNotReady if no other broker may take them: then they stay."""
+        """Hand over every bundle we have now; raises ServiceNotReady if no other broker may take
+        them: then they stay."""
         self.assigner.place((self._context.incarnation,))
         await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
 
     async def release_all(self, reason: str) -> None:
-        """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after `drain_timeout_s`."""
+        """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after
+        `drain_timeout_s`."""
         self.assigner.leaving = True
         async with asyncio.timeout(self._context.settings.drain_timeout_s):
             while self._owned or self._work.keys() - self._retries.waiting.keys():
                 if self._owned:
-                    await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
+                    await asyncio.gather(
+                        *(self._move_quietly(name, reason) for name in sorted(self._owned))
+                    )
                 else:
-                    hopeful = [task for name, task in self._work.items() if name not in self._retries.waiting]
+                    hopeful = [
+                        task
+                        for name, task in self._work.items()
+                        if name not in self._retries.waiting
+                    ]
                     await asyncio.wait(hopeful, timeout=1.0)
 
     async def _move_quietly(self, name: str, reason: str) -> None:

@@ -1,10 +1,10 @@
 """What waits while a bundle is divided.
 
-Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came between the freeze of a bundle and the beginning of its
-children. Imports: sessions.
-Invariants: what is parked of one producer stays in order, and nothing of it is stored behind something that was dropped: a producer that sends
-more than fits is sent away once what it sent before is on its way; what comes from a session that has ended, or is told so, is dropped, as its
-client sends it again.
+Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came
+between the freeze of a bundle and the beginning of its children. Imports: sessions. Invariants:
+what is parked of one producer stays in order, and nothing of it is stored behind something that was
+dropped: a producer that sends more than fits is sent away once what it sent before is on its way;
+what comes from a session that has ended, or is told so, is dropped, as its client sends it again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,18 @@ class ParkedSends(NamedTuple):
     def publish(self) -> None:
         """Go on with it."""
         if self.txn is None:
-            self.topic.publish(self.session, self.entries(), self.message_counts, self.sequences, self.highest)
+            self.topic.publish(
+                self.session, self.entries(), self.message_counts, self.sequences, self.highest
+            )
         else:
-            publish_in(self.txn, self.session, self.entries(), self.message_counts, self.sequences, self.highest)
+            publish_in(
+                self.txn,
+                self.session,
+                self.entries(),
+                self.message_counts,
+                self.sequences,
+                self.highest,
+            )
 
 
 class ParkedWork:
@@ -82,15 +91,21 @@ class ParkedWork:
             self._missed[session] = None
             return
         self._room -= size
-        self._sends.append(ParkedSends(topic, session, b"".join(entries), lengths, message_counts, sequences, highest, txn))
+        self._sends.append(
+            ParkedSends(
+                topic, session, b"".join(entries), lengths, message_counts, sequences, highest, txn
+            )
+        )
 
     def confirmation(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
-        """An acknowledgement that the subscription knows of, and its client wants to hear of once it is durable."""
+        """An acknowledgement that the subscription knows of, and its client wants to hear of
+        once it is durable."""
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))
 
     def request(self, size: int, again: Callable[[], None]) -> bool:
-        """Something of `size` bytes that cannot begin before the children do; False if too much waits already."""
+        """Something of `size` bytes that cannot begin before the children do; False if too much
+        waits already."""
         if len(self._requests) >= REQUESTS_MAX or size > self._request_room:
             return False
         self._request_room -= size
@@ -98,7 +113,8 @@ class ParkedWork:
         return True
 
     def resume(self, successor: Successor) -> None:
-        """The topics are served again: go on. Producers of which something was dropped are sent to the successor: they send it again."""
+        """The topics are served again: go on. Producers of which something was dropped are sent
+        to the successor: they send it again."""
         for parked in self._sends:
             if not parked.session.leaving:
                 parked.publish()

@@ -1,8 +1,9 @@
 """Reading a bundle ahead of its move.
 
-Owns: `Preloads`: when a record turns Releasing towards this broker it reads checkpoint, manifest and log while the source still serves, so that
-only the last moments are left to be read after RELEASE. Imports: storage by `log_scans`, recovery.
-Source: DESIGN 5 (planned move). Invariants: it only saves time: whatever fails or does not fit in the end is dropped, and recovery reads everything
+Owns: `Preloads`: when a record turns Releasing towards this broker it reads checkpoint, manifest
+and log while the source still serves, so that only the last moments are left to be read after
+RELEASE. Imports: storage by `log_scans`, recovery. Source: DESIGN 5 (planned move). Invariants: it
+only saves time: whatever fails or does not fit in the end is dropped, and recovery reads everything
 itself; nothing is taken in that is not durable for certain; at most one preload per bundle.
 """
 
@@ -27,7 +28,9 @@ log = structlog.get_logger(__name__)
 class _Preload:
     """One bundle on its way to us."""
 
-    def __init__(self, context: BrokerContext, scans: LogScans, name: str, releasing: Viewed[BundleRecord]) -> None:
+    def __init__(
+        self, context: BrokerContext, scans: LogScans, name: str, releasing: Viewed[BundleRecord]
+    ) -> None:
         self._context, self._scans, self._releasing = context, scans, releasing
         self._bundle = BundleName.parse(name)
         self._reading: LiveRead | None = None
@@ -39,7 +42,8 @@ class _Preload:
         try:
             return await self._read()
         except Exception as error:
-            # An old record, or a file that has just gone: recovery will see what is there, and tell of it.
+            # An old record, or a file that has just gone: recovery will see what is there, and tell
+            # of it.
             log.info("bundle.preload_failed", bundle=str(self._bundle), error=repr(error))
             return None
 
@@ -52,7 +56,9 @@ class _Preload:
         for former, span in ended:
             await replay.replay(self._scans, former, span)
         catalog = await BundleCatalog.open(self._context, self._bundle)
-        self._reading = self._scans.read_live(last.incarnation, last.start, term, replay.taker(last.incarnation))
+        self._reading = self._scans.read_live(
+            last.incarnation, last.start, term, replay.taker(last.incarnation)
+        )
         if self._cut:
             self._reading.cut()
         reached = await self._reading.reached()
@@ -74,20 +80,30 @@ class Preloads:
         self._loading: dict[str, _Preload] = {}
 
     def look(self, name: str, viewed: Viewed[BundleRecord] | None) -> None:
-        """The record of a bundle has changed: begin to read one that is coming, forget one that is not (any more)."""
+        """The record of a bundle has changed: begin to read one that is coming, forget one that
+        is not (any more)."""
         found = self._loading.get(name)
         record = viewed.record if viewed is not None else None
         if record is not None and viewed is not None and self._is_coming(record):
-            # The source may point to a newer checkpoint first, which makes what is to be read shorter.
+            # The source may point to a newer checkpoint first, which makes what is to be read
+            # shorter.
             if found is None or found.record.chain != record.chain:
                 self._drop(name)
                 self._loading[name] = _Preload(self._context, self._scans, name, viewed)
-        elif record is None or record.state is not BundleState.ASSIGNING or record.incarnation != self._context.incarnation:
+        elif (
+            record is None
+            or record.state is not BundleState.ASSIGNING
+            or record.incarnation != self._context.incarnation
+        ):
             self._drop(name)
 
     def _is_coming(self, record: BundleRecord) -> bool:
         ours = self._context.incarnation
-        return record.state is BundleState.RELEASING and record.destination == ours != record.incarnation and bool(record.chain)
+        return (
+            record.state is BundleState.RELEASING
+            and record.destination == ours != record.incarnation
+            and bool(record.chain)
+        )
 
     def _drop(self, name: str) -> None:
         found = self._loading.pop(name, None)
@@ -95,7 +111,8 @@ class Preloads:
             found.task.cancel()
 
     async def take(self, name: str, assigned: BundleRecord) -> Preloaded | None:
-        """What was read ahead of a bundle that is ours to acquire now; None if there is nothing of use."""
+        """What was read ahead of a bundle that is ours to acquire now; None if there is nothing
+        of use."""
         found = self._loading.pop(name, None)
         if found is None:
             return None

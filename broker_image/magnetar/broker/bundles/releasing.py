@@ -1,11 +1,12 @@
 """Releasing bundles: the source's side of a planned move.
 
-Owns: asking for a move or a pin of a bundle that is served here, and carrying a move out. Imports: balance (transition rules), metadata, server
-siblings.
-Source: transition rule of PIP-192, transfer of PIP-307.
+Owns: asking for a move or a pin of a bundle that is served here, and carrying a move out. Imports:
+balance (transition rules), metadata, server siblings. Source: transition rule of PIP-192, transfer
+of PIP-307.
 
-Invariants: consumers are told to reconnect before RELEASE is written, and what they acknowledged before they read that is written before
-RELEASE, so that the new owner does not deliver it again; publishing goes on until the freeze; after RELEASE nothing of this term is written.
+Invariants: consumers are told to reconnect before RELEASE is written, and what they acknowledged
+before they read that is written before RELEASE, so that the new owner does not deliver it again;
+publishing goes on until the freeze; after RELEASE nothing of this term is written.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from magnetar.ownership import rules as rules
 log = structlog.get_logger(__name__)
 
 MOVE_SCAN_BYTES_MAX = 2 << 20
-"""A successor replays this much of the log in some milliseconds: not worth a checkpoint before the move."""
+"""A successor replays this much of the log in some milliseconds: not worth a checkpoint before
+the move."""
 PRELOAD_S_MIN, PRELOAD_S_MAX, PRELOAD_BYTES_PER_S = 0.02, 0.5, 20 << 20
-"""How long a source goes on serving while the destination reads ahead: some time to begin, and what reading takes at about this pace."""
+"""How long a source goes on serving while the destination reads ahead: some time to begin, and
+what reading takes at about this pace."""
 
 
 class Releaser:
@@ -53,41 +56,62 @@ class Releaser:
         self._roller, self._shortener, self._assigner = roller, shortener, assigner
         self._permits = asyncio.Semaphore(context.settings.moves_parallel_max)
 
-    # --- asking for it ---------------------------------------------------------------------------------------------------------
+    # --- asking for it ----------------------------------------------------------------------------
 
     async def request(self, name: str, destination: str, reason: str, pinned_until_ms: int) -> None:
-        """Ask for a planned move; `destination` "" lets the release choose. Returns when the bundle is handed over.
+        """Ask for a planned move; `destination` "" lets the release choose. Returns when the bundle
+        is handed over.
 
-        Raises NotOwner if it is not ours, DestinationRefused. A move to nowhere (no other broker) frees the bundle cleanly.
+        Raises NotOwner if it is not ours, DestinationRefused. A move to nowhere (no other broker)
+        frees the bundle cleanly.
         """
         async with self._permits:
             owned = self._served(name)
             # One that is gone is replaced by placement, as it is when it goes on the way.
-            if self._views.incarnations.get(destination) is not None and destination not in self._assigner.candidates():
-                raise DestinationRefused(f"destination: {destination} takes no bundles: it is draining or cordoned; choose another")
-            # Again if our own checkpoint changed the record first; never on the record of a broker that took the bundle from us.
+            if (
+                self._views.incarnations.get(destination) is not None
+                and destination not in self._assigner.candidates()
+            ):
+                raise DestinationRefused(
+                    f"destination: {destination} takes no bundles: it is draining or cordoned; "
+                    "choose another"
+                )
+            # Again if our own checkpoint changed the record first; never on the record of a broker
+            # that took the bundle from us.
             while self._owned.get(name) is owned:
-                viewed = self._views.bundles.get(name)  # None: it has been split, and that is history already
+                # None: it has been split, and that is history already
+                viewed = self._views.bundles.get(name)
                 if viewed is None or not self._is_settled(viewed.record):
                     break
-                wanted = destination or self._choose_destination(name, viewed.record)  # now, so that it can begin to read
+                # now, so that it can begin to read
+                wanted = destination or self._choose_destination(name, viewed.record)
                 pinned = pinned_until_ms if wanted == destination else 0
-                releasing = rules.release(viewed.record, wanted, reason=reason, pinned_until_ms=pinned)
-                await commit_record(self._context, self._views, name, viewed.mod_revision, releasing)
+                releasing = rules.release(
+                    viewed.record, wanted, reason=reason, pinned_until_ms=pinned
+                )
+                await commit_record(
+                    self._context, self._views, name, viewed.mod_revision, releasing
+                )
             while self._owned.get(name) is owned:
                 changed = self._events.of(name)
                 if self._owned.get(name) is owned:
                     await changed.wait()
 
     async def pin(self, name: str, until_ms: int) -> None:
-        """Have load balancing leave the bundle here until then; 0: no longer. Raises NotOwner, ServiceNotReady, StoreError."""
+        """Have load balancing leave the bundle here until then; 0: no longer. Raises NotOwner,
+        ServiceNotReady, StoreError."""
         owned = self._served(name)
         while self._owned.get(name) is owned:
             viewed = self._views.bundles.get(name)
             if viewed is None or not self._is_settled(viewed.record):
-                raise ServiceNotReady(f"bundle {name} is being unloaded or split; try again in a moment")
+                raise ServiceNotReady(
+                    f"bundle {name} is being unloaded or split; try again in a moment"
+                )
             pinned = rules.pin(viewed.record, until_ms)
-            if await commit_record(self._context, self._views, name, viewed.mod_revision, pinned) is not None:
+            if (
+                await commit_record(self._context, self._views, name, viewed.mod_revision, pinned)
+                is not None
+            ):
                 log.info("bundle.pinned", bundle=name, until_ms=until_ms)
                 return
 
@@ -101,9 +125,11 @@ class Releaser:
         """Whether we own it and nothing is under way."""
         return record.state is BundleState.OWNED and record.incarnation == self._context.incarnation
 
-    # --- doing it --------------------------------------------------------------------------------------------------------------
+    # --- doing it ---------------------------------------------------------------------------------
 
-    async def carry_out(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> None:
+    async def carry_out(
+        self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]
+    ) -> None:
         """From our Releasing record to another broker's Assigning (or Free).
 
         Checkpoint, send consumers away, freeze, flush, RELEASE, commit, send producers away.
@@ -118,33 +144,54 @@ class Releaser:
         destination = self._choose_destination(name, record)
         released = rules.released(record, destination, end=end)
         committed = await commit_record(self._context, self._views, name, revision, released)
-        if committed is None and not others_went_on(self._context, self._views, name, released.chain[-1]):
+        if committed is None and not others_went_on(
+            self._context, self._views, name, released.chain[-1]
+        ):
             self._context.fail(f"bundle {name} was taken over during its release")
             return
-        log.info("bundle.released", bundle=name, epoch=record.epoch, destination=destination or "nobody", reason=record.reason)
-        # At once: while the successor reads the rest and commits, our clients come to it and wait there (PIP-307).
+        log.info(
+            "bundle.released",
+            bundle=name,
+            epoch=record.epoch,
+            destination=destination or "nobody",
+            reason=record.reason,
+        )
+        # At once: while the successor reads the rest and commits, our clients come to it and wait
+        # there (PIP-307).
         owned.close_clients(self._address_of(destination))
         del self._owned[name]
         self._context.metrics.bundles_owned.set(len(self._owned))
         self._roller.roll_soon()
 
     def _address_of(self, incarnation: str) -> Successor | None:
-        """Where clients reach a broker; None: they look their topics up, and wait there until the bundle has an owner."""
+        """Where clients reach a broker; None: they look their topics up, and wait there until
+        the bundle has an owner."""
         viewed = self._views.incarnations.get(incarnation) if incarnation else None
         return viewed.record.service_url_on if viewed is not None else None
 
-    async def _prepare(self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]) -> Viewed[BundleRecord]:
-        """While still serving: shorten a long chain, and let the destination read it; the record to release."""
+    async def _prepare(
+        self, name: str, owned: OwnedBundle, releasing: Viewed[BundleRecord]
+    ) -> Viewed[BundleRecord]:
+        """While still serving: shorten a long chain, and let the destination read it; the record
+        to release."""
         record = releasing.record
         written = await self._shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
         if written is not None:
             record = rules.advance_checkpoint(record, written.pointer)
-            revision = await commit_record(self._context, self._views, name, releasing.mod_revision, record)
+            revision = await commit_record(
+                self._context, self._views, name, releasing.mod_revision, record
+            )
             if revision is None:
-                return releasing  # another broker has changed the record, which the release will find out
+                # another broker has changed the record, which the release will find out
+                return releasing
             releasing = Viewed(record, revision)
         if record.destination:
-            await asyncio.sleep(min(PRELOAD_S_MAX, PRELOAD_S_MIN + self._roller.chain_bytes(record) / PRELOAD_BYTES_PER_S))
+            await asyncio.sleep(
+                min(
+                    PRELOAD_S_MAX,
+                    PRELOAD_S_MIN + self._roller.chain_bytes(record) / PRELOAD_BYTES_PER_S,
+                )
+            )
         return releasing
 
     def _choose_destination(self, name: str, record: BundleRecord) -> str:

@@ -1,8 +1,9 @@
 """New epochs for bundles that run out of ledger ids.
 
-Owns: `Renewals`: the unloading of bundles whose term has few ledger ids left. Imports: bundle, topics.ledger_ids.
-Invariant: a bundle is unloaded once at a time, as by an administrator; its next owner has a new epoch, and with it all ledger ids. One that
-could not be unloaded is asked for again with the next id that is wanted.
+Owns: `Renewals`: the unloading of bundles whose term has few ledger ids left. Imports: bundle,
+topics.ledger_ids. Invariant: a bundle is unloaded once at a time, as by an administrator; its next
+owner has a new epoch, and with it all ledger ids. One that could not be unloaded is asked for again
+with the next id that is wanted.
 """
 
 from __future__ import annotations

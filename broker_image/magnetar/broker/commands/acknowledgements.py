@@ -1,9 +1,11 @@
 """What consumers tell about messages.
 
-Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read by `participant/acknowledging`. Imports: wire,
-topics, server siblings. Source: facts on protocol semantics 2.5, 2.6, 2.10.
-Invariants: an ACK with a request id is answered, also for a consumer that is not attached; a success leaves only after its cursor record is
-durable; ids of what does not exist (any more) are passed over; what one ACK, and all that a subscription acknowledges, may take is bounded.
+Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read
+by `participant/acknowledging`. Imports: wire, topics, server siblings. Source: facts on protocol
+semantics 2.5, 2.6, 2.10. Invariants: an ACK with a request id is answered, also for a consumer that
+is not attached; a success leaves only after its cursor record is durable; ids of what does not
+exist (any more) are passed over; what one ACK, and all that a subscription acknowledges, may take
+is bounded.
 """
 
 from __future__ import annotations
@@ -17,9 +19,21 @@ import structlog
 
 from magnetar.broker.connections.sessions import ConsumerSession
 from magnetar.broker.reading.catalog import last_surviving_message
-from magnetar.broker.transactions.acknowledging import acknowledge_in_transaction, read_sizes, without_size
+from magnetar.broker.transactions.acknowledging import (
+    acknowledge_in_transaction,
+    read_sizes,
+    without_size,
+)
 from magnetar.broker.transactions.positions import entry_named, last_up_to
-from magnetar.errors import InvalidRequest, LimitExceeded, MagnetarError, NotAllowed, ProtocolError, ServiceNotReady, WireCode
+from magnetar.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    MagnetarError,
+    NotAllowed,
+    ProtocolError,
+    ServiceNotReady,
+    WireCode,
+)
 from magnetar.topics.acksets import mask_of_words
 from magnetar.topics.dispatch.base import SubscriptionType
 from magnetar.topics.intervals import joined
@@ -36,7 +50,8 @@ log = structlog.get_logger(__name__)
 
 CUMULATIVE = api.CommandAck.Cumulative
 ACK_SETS_PER_COMMAND_MAX = 16
-"""Ack sets of the greatest length that one ACK may have, all its ids together: 4 million messages."""
+"""Ack sets of the greatest length that one ACK may have, all its ids together: 4 million
+messages."""
 IDS_IN_TRANSACTION_MAX = 1_500
 """Of one ACK in a transaction, which is carried out at once."""
 PART_REST_S = 0.001
@@ -50,7 +65,8 @@ TRACKED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
 
 def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
-    """ACK: individual or cumulative; answered only if it has a request id. One that changes much gets turns, with what follows it behind.
+    """ACK: individual or cumulative; answered only if it has a request id. One that changes much
+    gets turns, with what follows it behind.
 
     Of a consumer that subscribes just now it waits until that is done.
     """
@@ -63,15 +79,25 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
         _refuse(connection, ack, *refused)
 
 
-def _take(connection: Connection, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> tuple[WireCode, str] | None:
-    """Do what an ACK asks for, now or later; `confirmed` is called when it is durable. Why it is refused, or None."""
+def _take(
+    connection: Connection, ack: api.CommandAck, confirmed: Callable[[], None] | None
+) -> tuple[WireCode, str] | None:
+    """Do what an ACK asks for, now or later; `confirmed` is called when it is durable. Why it is
+    refused, or None."""
     session = connection.consumers.get(ack.consumer_id)
     if session is None:
-        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits for its whole operation timeout.
-        return WireCode.CONSUMER_NOT_FOUND, "Consumer not found: it is not attached; subscribe, and acknowledge then"
+        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits
+        # for its whole operation timeout.
+        return (
+            WireCode.CONSUMER_NOT_FOUND,
+            "Consumer not found: it is not attached; subscribe, and acknowledge then",
+        )
     topic = session.subscription.topic
     if topic.leaving:
-        return WireCode.SERVICE_NOT_READY, f"topic {topic.name} is being unloaded; acknowledge again after the reconnect"
+        return (
+            WireCode.SERVICE_NOT_READY,
+            f"topic {topic.name} is being unloaded; acknowledge again after the reconnect",
+        )
     refusal = _too_many_words(ack, topic.context.settings.ack_words_max)
     if refusal is not None:
         return WireCode.NOT_ALLOWED, refusal
@@ -92,10 +118,11 @@ def _in_transaction(ack: api.CommandAck) -> bool:
 
 
 async def take_list(connection: Connection, parts: Iterator[bytes | None]) -> None:
-    """An ACK or REDELIVER that names so many messages that it is taken part by part (`list_parts`), others having their turns in between.
+    """An ACK or REDELIVER that names so many messages that it is taken part by part (`list_parts`),
+    others having their turns in between.
 
-    An ACK is answered once, after all of it; one that is refused may have been carried out in part, as if its ids had come one by one. In a
-    transaction it is carried out as a whole or refused.
+    An ACK is answered once, after all of it; one that is refused may have been carried out in part,
+    as if its ids had come one by one. In a transaction it is carried out as a whole or refused.
     """
     whole, previous = api.CommandAck(), None
     try:
@@ -111,7 +138,9 @@ async def take_list(connection: Connection, parts: Iterator[bytes | None]) -> No
                 whole.MergeFrom(command.ack)
                 if len(whole.message_id) > IDS_IN_TRANSACTION_MAX:
                     break
-            elif previous is not None and (refused := _take(connection, previous, None)) is not None:
+            elif (
+                previous is not None and (refused := _take(connection, previous, None)) is not None
+            ):
                 _refuse(connection, previous, *refused)
                 return
             else:
@@ -134,15 +163,22 @@ def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
         words = len(identifier.ack_set)
         longest, total = max(longest, words), total + words
     if longest > limit:
-        return f"ack_set of {longest} words is longer than ack_set_words_max={limit}; make smaller batches"
+        return (
+            f"ack_set of {longest} words is longer than ack_set_words_max={limit}; make smaller "
+            "batches"
+        )
     if total > ACK_SETS_PER_COMMAND_MAX * limit:
         most = ACK_SETS_PER_COMMAND_MAX * limit
-        return f"ack_sets of {total} words in one ACK are more than {most}; acknowledge fewer batches at once"
+        return (
+            f"ack_sets of {total} words in one ACK are more than {most}; acknowledge fewer batches "
+            "at once"
+        )
     return None
 
 
 def acknowledge_span(connection: Connection, span: AckSpan) -> None:
-    """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what consumers send most."""
+    """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what
+    consumers send most."""
     session = connection.consumers.get(span.consumer_id)
     if session is None:
         again = partial(acknowledge_span, connection, span)
@@ -151,28 +187,42 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
         return
     host = session.subscription
     if host.topic.transactions is not None and is_sidecar((span.ledger, span.first)):
-        found = (entry_named(host.topic, (span.ledger, entry)) for entry in range(span.first, span.first + span.entries))
+        found = (
+            entry_named(host.topic, (span.ledger, entry))
+            for entry in range(span.first, span.first + span.entries)
+        )
         ranges = [(ordinal, ordinal + 1) for ordinal in found if ordinal is not None]
     else:
-        ranges = [host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)]
+        ranges = [
+            host.topic.core.ledgers.span(span.ledger, span.first, span.first + span.entries - 1)
+        ]
     if host.core.crowded_out(ranges, ()) is None:
         host.acknowledge(session, ranges, (), None)
 
 
 def _acknowledge_in_transaction(
-    connection: Connection, session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+    connection: Connection,
+    session: ConsumerSession,
+    ack: api.CommandAck,
+    confirmed: Callable[[], None] | None,
 ) -> None:
-    """Answered with why it cannot be done, as far as it can be answered; while the topic's bundle is divided it waits."""
+    """Answered with why it cannot be done, as far as it can be answered; while the topic's
+    bundle is divided it waits."""
     topic = session.subscription.topic
     try:
         if len(ack.message_id) > IDS_IN_TRANSACTION_MAX:
             raise NotAllowed(
-                f"message_id: one ACK in a transaction names at most {IDS_IN_TRANSACTION_MAX} messages; send several, with fewer each"
+                f"message_id: one ACK in a transaction names at most {IDS_IN_TRANSACTION_MAX} "
+                "messages; send several, with fewer each"
             )
         if topic.frozen:
             parked = topic.bundle.parked
-            if parked is None or not parked.request(ack.ByteSize(), lambda: acknowledge(connection, ack)):
-                raise ServiceNotReady(f"topic {topic.name} is being unloaded; acknowledge again in a moment")
+            if parked is None or not parked.request(
+                ack.ByteSize(), lambda: acknowledge(connection, ack)
+            ):
+                raise ServiceNotReady(
+                    f"topic {topic.name} is being unloaded; acknowledge again in a moment"
+                )
         elif missing := without_size(topic, ack):
             connection.spawn(_acknowledge_when_read(connection, session, ack, missing))
         else:
@@ -182,7 +232,10 @@ def _acknowledge_in_transaction(
 
 
 async def _acknowledge_when_read(
-    connection: Connection, session: ConsumerSession, ack: api.CommandAck, missing: list[api.MessageIdData]
+    connection: Connection,
+    session: ConsumerSession,
+    ack: api.CommandAck,
+    missing: list[api.MessageIdData],
 ) -> None:
     try:
         await read_sizes(session.subscription.topic, missing)
@@ -205,7 +258,9 @@ def _confirm(connection: Connection, ack: api.CommandAck) -> Callable[[], None] 
     return lambda: connection.queue(response)
 
 
-def _acknowledge_cumulative(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
+def _acknowledge_cumulative(
+    session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+) -> None:
     if len(ack.message_id) != 1:
         if confirmed is not None:
             confirmed()
@@ -217,13 +272,20 @@ def _acknowledge_cumulative(session: ConsumerSession, ack: api.CommandAck, confi
         # Pulsar refuses to move a mark-delete beyond the last entry, and tells nobody.
         host.acknowledge(session, (), (), confirmed)
         return
-    # The position need not exist (a client may acknowledge what it saw before a seek): everything up to it is acknowledged.
+    # The position need not exist (a client may acknowledge what it saw before a seek): everything
+    # up to it is acknowledged.
     ordinal = ledgers.ordinal_after(position) - 1
-    mask = mask_of_words(identifier.ack_set) if identifier.ack_set and entry_named(host.topic, named) is not None else None
+    mask = (
+        mask_of_words(identifier.ack_set)
+        if identifier.ack_set and entry_named(host.topic, named) is not None
+        else None
+    )
     host.acknowledge_cumulative(session, ordinal, mask or None, confirmed)
 
 
-def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
+def _acknowledge_each(
+    session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+) -> None:
     topic = session.subscription.topic
     find = topic.core.ledgers.find if topic.transactions is None else partial(entry_named, topic)
     entries: list[int] = []
@@ -245,28 +307,40 @@ def _acknowledge_each(session: ConsumerSession, ack: api.CommandAck, confirmed: 
 
 
 def redeliver(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
-    """REDELIVER: the listed entries, or everything this consumer holds; much of that part by part."""
+    """REDELIVER: the listed entries, or everything this consumer holds; much of that part by
+    part."""
     session = connection.consumers.get(request.consumer_id)
     if session is None:
         return
     core = session.subscription.core
     if request.message_ids:
         _redeliver_listed(connection, request)
-    elif (consumer := core.consumers.get(session)) is not None and consumer.unacknowledged > HELD_AT_ONCE_MAX:
+    elif (
+        consumer := core.consumers.get(session)
+    ) is not None and consumer.unacknowledged > HELD_AT_ONCE_MAX:
         connection.spawn_in_order(_redeliver_held(session, core.held(session)))
     else:
         core.redeliver(session, None, request.consumer_epoch)
         session.subscription.schedule()
 
 
-def _redeliver_listed(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> bool:
+def _redeliver_listed(
+    connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages
+) -> bool:
     """Give back the listed entries; False if the rest of a longer list changes nothing more."""
     session = connection.consumers.get(request.consumer_id)
     if session is None:
         return False
     host = session.subscription
-    found = (host.topic.core.ledgers.find(commands.position_of(identifier)) for identifier in request.message_ids)
-    host.core.redeliver(session, joined([ordinal for ordinal in found if ordinal is not None]), request.consumer_epoch)
+    found = (
+        host.topic.core.ledgers.find(commands.position_of(identifier))
+        for identifier in request.message_ids
+    )
+    host.core.redeliver(
+        session,
+        joined([ordinal for ordinal in found if ordinal is not None]),
+        request.consumer_epoch,
+    )
     host.schedule()
     return host.core.kind in TRACKED  # others begin again with the mark-delete, once
 
@@ -292,7 +366,11 @@ async def last_message_id(connection: Connection, request: api.CommandGetLastMes
     batch_index: int | None = None
     if entry is not None:
         parsed = readable_entry(entry)
-        batch_index = last_surviving_message(parsed.metadata) if parsed is not None and parsed.batched else -1
-    identifier = commands.message_id_data(commands.Position(*position), session.partition, batch_index)
+        batch_index = (
+            last_surviving_message(parsed.metadata) if parsed is not None and parsed.batched else -1
+        )
+    identifier = commands.message_id_data(
+        commands.Position(*position), session.partition, batch_index
+    )
     mark_delete = host.topic.core.ledgers.position_before(host.core.cursor.mark_delete)
     return commands.last_message_id(request.request_id, identifier, commands.Position(*mark_delete))

@@ -1,9 +1,10 @@
 """Consumers of all connections.
 
-Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the answer. Imports: wire, topics, errors, server siblings.
-Source: facts on protocol semantics 2.1-2.3, 2.7, 2.10, 2.18.
-Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is durable and the claim was found: a former owner gives
-nobody who comes the state of its time; a request that its client has closed meanwhile leaves nothing behind.
+Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the
+answer. Imports: wire, topics, errors, server siblings. Source: facts on protocol semantics 2.1-2.3,
+2.7, 2.10, 2.18. Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its
+cursor is durable and the claim was found: a former owner gives nobody who comes the state of its
+time; a request that its client has closed meanwhile leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class TopicOpener(Protocol):
     """Where producers and consumers get their topics from."""
 
     async def open_topic(self, name: TopicName, create: bool) -> TopicHost:
-        """The topic as served here. Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise."""
+        """The topic as served here. Raises NotOwner, TopicNotFound, NotAllowed and what creation
+        may raise."""
         ...
 
 
@@ -58,10 +60,12 @@ class Consuming:
         self._context, self._topics = context, topics
 
     async def ensure(self, topic: TopicHost, name: str) -> None:
-        """Have a durable subscription that begins with the first message. Raises NotAllowed where subscriptions are not created by use."""
+        """Have a durable subscription that begins with the first message. Raises NotAllowed
+        where subscriptions are not created by use."""
         if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
             raise NotAllowed(
-                f"initial subscription {name!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+                f"initial subscription {name!r} does not exist on {topic.name}; create it first, "
+                "for auto-creation is off"
             )
         host = topic.open_subscription(name, EARLIEST, durable=True, properties={})
         await self._write_cursor(topic, host)
@@ -74,11 +78,13 @@ class Consuming:
             return
         if consumer_id in pending or attached is not None:
             raise ServiceNotReady(
-                f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or opened; try again"
+                f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or "
+                "opened; try again"
             )
         if len(connection.consumers) >= self._context.settings.consumers_per_connection_max:
             raise LimitExceeded(
-                f"consumers_per_connection_max: this connection has {len(connection.consumers)}; open another connection"
+                f"consumers_per_connection_max: this connection has {len(connection.consumers)}; "
+                "open another connection"
             )
         _check_subscribe(request)
         pending[consumer_id] = request.request_id
@@ -94,11 +100,14 @@ class Consuming:
                 host.drop_if_unused()
         connection.queue(commands.success(request.request_id))
         host.attached()
-        host.schedule()  # after SUCCESS: a consumer may have to be told that it is active, or is not
+        # after SUCCESS: a consumer may have to be told that it is active, or is not
+        host.schedule()
 
     async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
         """The subscription, as it is durable. Raises what SUBSCRIBE may be refused with."""
-        topic = await self._topics.open_topic(TopicName.parse(request.topic), create=request.force_topic_creation)
+        topic = await self._topics.open_topic(
+            TopicName.parse(request.topic), create=request.force_topic_creation
+        )
         _check_policies(topic, request)
         host = topic.open_subscription(
             request.subscription,
@@ -116,11 +125,14 @@ class Consuming:
             raise
         return host
 
-    async def _attach(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
+    async def _attach(
+        self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost
+    ) -> bool:
         """Register the consumer with its subscription; False if it is not wanted any more.
 
-        Where another consumer is in the way, it must prove first that it is alive: a client that crashed must not keep its successor out. Raises
-        ConsumerBusy, ConsumerAssignError, NotAllowed, ServiceNotReady.
+        Where another consumer is in the way, it must prove first that it is alive: a client that
+        crashed must not keep its successor out. Raises ConsumerBusy, ConsumerAssignError,
+        NotAllowed, ServiceNotReady.
         """
         try:
             return self._add_consumer(connection, request, host)
@@ -133,8 +145,13 @@ class Consuming:
                 raise
         return self._add_consumer(connection, request, host)
 
-    def _add_consumer(self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost) -> bool:
-        if connection.pending_consumers.get(request.consumer_id) != request.request_id or connection.closed:
+    def _add_consumer(
+        self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost
+    ) -> bool:
+        if (
+            connection.pending_consumers.get(request.consumer_id) != request.request_id
+            or connection.closed
+        ):
             return False
         topic = host.topic
         if topic.frozen or host.parted or topic.subscriptions.get(host.core.name) is not host:
@@ -163,15 +180,18 @@ class Consuming:
         return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
-        """Have the cursor durable, as it is now, before anybody relies on it; and be its owner still.
+        """Have the cursor durable, as it is now, before anybody relies on it; and be its owner
+        still.
 
-        Also when another request wrote it: a subscription that is just being created is not there yet, and a client that hears of its SEEK
-        after the first messages behind it throws those away.
+        Also when another request wrote it: a subscription that is just being created is not there
+        yet, and a client that hears of its SEEK after the first messages behind it throws those
+        away.
         """
         log = self._context.log
         waits = log.space.stalled is not None or log.hangs
         if not host.core.durable or (waits and host.recorded and host.core.placed):
-            await log.confirm()  # no space, or a disk that hangs: what is there already can be consumed all the same
+            # no space, or a disk that hangs: what is there already can be consumed all the same
+            await log.confirm()
             return
         log.space.check_room()
         if host.core.dirty:
@@ -180,9 +200,12 @@ class Consuming:
         host.recorded = True
 
     async def _roll_back(self, request: api.CommandSubscribe, host: SubscriptionHost) -> None:
-        """`start_message_rollback_duration_sec`: begin with what was published since; those who are there already are not disturbed."""
+        """`start_message_rollback_duration_sec`: begin with what was published since; those who
+        are there already are not disturbed."""
         if request.start_message_rollback_duration_sec and not host.core.connected:
-            since_ms = self._context.clock.wall_ms() - 1000 * request.start_message_rollback_duration_sec
+            since_ms = (
+                self._context.clock.wall_ms() - 1000 * request.start_message_rollback_duration_sec
+            )
             ordinal = await first_published_at(host.topic, since_ms)
             if not host.core.connected:
                 await reset(host, ordinal)
@@ -201,10 +224,15 @@ class Consuming:
             raise InvalidRequest("Consumer not found")
         host = session.subscription
         if host.topic.frozen:
-            raise ServiceNotReady(f"topic {host.topic.name} is being unloaded; unsubscribe again after the reconnect")
+            raise ServiceNotReady(
+                f"topic {host.topic.name} is being unloaded; unsubscribe again after the reconnect"
+            )
         others = [other for other in host.sessions() if other is not session]
         if others and not request.force:
-            raise ConsumerBusy(f"subscription {host.core.name!r} has {len(others)} more consumers; close them first or force it")
+            raise ConsumerBusy(
+                f"subscription {host.core.name!r} has {len(others)} more consumers; close them "
+                "first or force it"
+            )
         for other in others:
             other.close_by_broker(None)
         session.closed = True
@@ -213,7 +241,9 @@ class Consuming:
         await host.topic.bundle.remove_subscription(host)
         connection.queue(commands.success(request.request_id))
 
-    async def last_message_id(self, connection: Connection, request: api.CommandGetLastMessageId) -> None:
+    async def last_message_id(
+        self, connection: Connection, request: api.CommandGetLastMessageId
+    ) -> None:
         connection.queue(await last_message_id(connection, request))
 
     async def seek(self, connection: Connection, request: api.CommandSeek) -> None:
@@ -222,7 +252,8 @@ class Consuming:
 
 
 async def _look_for_compaction(topic: TopicHost) -> None:
-    """Jobs commit beside us: a reader of the compacted view gets the newest one, or the one we know while the store is away."""
+    """Jobs commit beside us: a reader of the compacted view gets the newest one, or the one we
+    know while the store is away."""
     try:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:
@@ -235,17 +266,20 @@ def _check_policies(topic: TopicHost, request: api.CommandSubscribe) -> None:
     kind = SUBSCRIPTION_TYPES[request.subType]
     if kind not in policies.subscription_types_enabled:
         raise NotAllowed(
-            f"topic {topic.name} does not support {kind} subscriptions; its policy subscription_types_enabled has others"
+            f"topic {topic.name} does not support {kind} subscriptions; its policy "
+            "subscription_types_enabled has others"
         )
     if request.subscription in topic.subscriptions:
         return
     if request.durable and not policies.auto_subscription_creation:
         raise SubscriptionNotFound(
-            f"subscription {request.subscription!r} does not exist on {topic.name}; create it first, for auto-creation is off"
+            f"subscription {request.subscription!r} does not exist on {topic.name}; create it "
+            "first, for auto-creation is off"
         )
     if 0 < policies.max_subscriptions <= len(topic.subscriptions):
         raise NotAllowed(
-            f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum number of subscriptions of the topic"
+            f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: Exceed the maximum "
+            "number of subscriptions of the topic"
         )
 
 
@@ -253,21 +287,30 @@ def _check_consumer_limits(host: SubscriptionHost) -> None:
     """Raises ConsumerBusy."""
     policies, topic = host.topic.policies, host.topic
     if 0 < policies.max_consumers_per_subscription <= len(host.core.consumers):
-        raise ConsumerBusy(f"subscription {host.core.name!r} reached max consumers limit {policies.max_consumers_per_subscription}")
+        raise ConsumerBusy(
+            f"subscription {host.core.name!r} reached max consumers limit "
+            f"{policies.max_consumers_per_subscription}"
+        )
     if policies.max_consumers > 0:
         connected = sum(len(other.core.consumers) for other in topic.subscriptions.values())
         if connected >= policies.max_consumers:
-            raise ConsumerBusy(f"topic {topic.name} reached max consumers limit {policies.max_consumers}")
+            raise ConsumerBusy(
+                f"topic {topic.name} reached max consumers limit {policies.max_consumers}"
+            )
 
 
 def _check_subscribe(request: api.CommandSubscribe) -> None:
-    """Refuse what no topic allows, before one is created for it. Raises InvalidSubscriptionName, NotAllowed."""
+    """Refuse what no topic allows, before one is created for it. Raises InvalidSubscriptionName,
+    NotAllowed."""
     check_subscription_name(request.subscription)
     if request.read_compacted and SubscriptionType(request.subType) not in (
         SubscriptionType.EXCLUSIVE,
         SubscriptionType.FAILOVER,
     ):
-        raise NotAllowed("read_compacted is allowed for Exclusive and Failover subscriptions only; use one of them")
+        raise NotAllowed(
+            "read_compacted is allowed for Exclusive and Failover subscriptions only; use one of "
+            "them"
+        )
 
 
 def _key_shared_policy(meta: api.KeySharedMeta) -> KeySharedPolicy:
@@ -279,8 +322,9 @@ def _key_shared_policy(meta: api.KeySharedMeta) -> KeySharedPolicy:
 def _start_position(topic: TopicHost, request: api.CommandSubscribe) -> Position:
     """Where a new subscription begins.
 
-    A reader's start id may lie inside a batch, whose entry is delivered whole again: the client drops what it has seen. The id itself is where
-    reading starts (a chunked message's first chunk); whether it is included is the client's affair.
+    A reader's start id may lie inside a batch, whose entry is delivered whole again: the client
+    drops what it has seen. The id itself is where reading starts (a chunked message's first chunk);
+    whether it is included is the client's affair.
     """
     if not request.durable and request.HasField("start_message_id"):
         start = request.start_message_id

@@ -1,10 +1,11 @@
 """Who serves a topic, how many partitions it has, and which topics there are.
 
-Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE, GET_SCHEMA and GET_OR_CREATE_SCHEMA.
-Imports: wire, names, errors, topics.topic_list, ownership, the registry and its watchers.
-Source: facts on protocol semantics 1.4, 2.11, 2.13, 2.15.
-Invariants: an answer names the owner as of now; while a bundle changes hands the answer waits for the new owner; a pattern that is too long or
-outside the dialect is left to the client (the answer says that it is not filtered).
+Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE,
+GET_SCHEMA and GET_OR_CREATE_SCHEMA. Imports: wire, names, errors, topics.topic_list, ownership, the
+registry and its watchers. Source: facts on protocol semantics 1.4, 2.11, 2.13, 2.15. Invariants: an
+answer names the owner as of now; while a bundle changes hands the answer waits for the new owner; a
+pattern that is too long or outside the dialect is left to the client (the answer says that it is
+not filtered).
 """
 
 from __future__ import annotations
@@ -18,8 +19,21 @@ from magnetar.broker.commands.topic_watchers import TopicWatchers
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
 from magnetar.coordinator.discovery import CoordinatorDiscovery
-from magnetar.errors import IncompatibleSchema, LimitExceeded, NotAllowed, ServiceNotReady, TopicExists, TopicNotFound
-from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, CoordinatorClaimRecord, IncarnationRecord, over_tls
+from magnetar.errors import (
+    IncompatibleSchema,
+    LimitExceeded,
+    NotAllowed,
+    ServiceNotReady,
+    TopicExists,
+    TopicNotFound,
+)
+from magnetar.metadata.records import (
+    INTERNAL_LISTENER,
+    OVER_TLS,
+    CoordinatorClaimRecord,
+    IncarnationRecord,
+    over_tls,
+)
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import PARTITIONED
 from magnetar.topics.patterns import TopicPattern
@@ -35,39 +49,54 @@ BYTES_SCHEMA = getattr(api.Schema, "None")
 """The type of plain bytes: a topic has no version of it, which an empty version says."""
 
 
-def addresses_of(owner: IncarnationRecord | CoordinatorClaimRecord, listener: str) -> tuple[str, str]:
-    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises ServiceNotReady.
+def addresses_of(
+    owner: IncarnationRecord | CoordinatorClaimRecord, listener: str
+) -> tuple[str, str]:
+    """The owner's addresses for clients of a listener, plain and by TLS; "" = it has none. Raises
+    ServiceNotReady.
 
-    Of a broker in Pulsar's words, and with those at which the C++ client keeps its connection: an address may come later.
+    Of a broker in Pulsar's words, and with those at which the C++ client keeps its connection: an
+    address may come later.
     """
     name = listener.removesuffix(OVER_TLS)
     url, url_tls = owner.service_url_on(name), owner.service_url_on(over_tls(name))
     if url is None and url_tls is None:
         if isinstance(owner, CoordinatorClaimRecord):
             raise ServiceNotReady(
-                f"transaction coordinator {owner.name} does not have {name} listener; give it --advertised-listeners as the brokers "
+                f"transaction coordinator {owner.name} does not have {name} listener; give it "
+                "--advertised-listeners as the brokers "
                 "(Failed to acquire ownership of an address on it)"
             )
-        raise ServiceNotReady(f"the broker do not have {name} listener; Failed to acquire ownership of an address on it, try again")
+        raise ServiceNotReady(
+            f"the broker do not have {name} listener; Failed to acquire ownership of an address on "
+            "it, try again"
+        )
     return url or "", url_tls or ""
 
 
 class Lookups:
     """Answers what is asked about topics before one is used."""
 
-    def __init__(self, context: BrokerContext, ownership: Ownership, partitioning: Partitioning) -> None:
+    def __init__(
+        self, context: BrokerContext, ownership: Ownership, partitioning: Partitioning
+    ) -> None:
         self._context, self._ownership, self._partitioning = context, ownership, partitioning
         self._registry = ownership.registry
         self.coordinators = CoordinatorDiscovery(context.store, context.clock, context.settings)
         self._watchers = TopicWatchers(self._registry)
         self._listing = asyncio.Lock()
-        """Many who ask at once take turns: a list of a hundred thousand topics takes tens of milliseconds."""
-        self._lists: dict[tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]] = {}
+        """Many who ask at once take turns: a list of a hundred thousand topics takes tens of
+        milliseconds."""
+        self._lists: dict[
+            tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]
+        ] = {}
 
     async def lookup(self, connection: Connection, lookup: api.CommandLookupTopic) -> None:
         self._context.metrics.lookups += 1
         topic = TopicName.parse(lookup.topic)
-        listener = lookup.advertised_listener_name.strip() or connection.listener or INTERNAL_LISTENER
+        listener = (
+            lookup.advertised_listener_name.strip() or connection.listener or INTERNAL_LISTENER
+        )
         if connection.tls:
             listener = over_tls(listener)
         if (coordinator := await self.coordinators.holder_of(topic)) is not None:
@@ -75,31 +104,42 @@ class Lookups:
         else:
             url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
         if not (url_tls if connection.tls else url):
-            # It is about to be restarted with such a port, or without one; an answer without an address would be an error for good.
+            # It is about to be restarted with such a port, or without one; an answer without an
+            # address would be an error for good.
             kind = "with" if connection.tls else "without"
             raise ServiceNotReady(
-                f"Failed to acquire ownership: who serves {topic} has no address {kind} TLS yet; look it up again"
+                f"Failed to acquire ownership: who serves {topic} has no address {kind} TLS yet; "
+                "look it up again"
             )
         connection.listener = listener
         connection.queue(commands.lookup_connect(lookup.request_id, url, url_tls or None))
 
-    async def partitioned_metadata(self, connection: Connection, request: api.CommandPartitionedTopicMetadata) -> None:
-        partitions = await self.partitions(TopicName.parse(request.topic), request.metadata_auto_creation_enabled)
+    async def partitioned_metadata(
+        self, connection: Connection, request: api.CommandPartitionedTopicMetadata
+    ) -> None:
+        partitions = await self.partitions(
+            TopicName.parse(request.topic), request.metadata_auto_creation_enabled
+        )
         connection.queue(commands.partitioned_metadata(request.request_id, partitions))
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
-        """Partitions of a topic, 0 for a plain one or one that using it will create. Raises TopicNotFound, NamespaceNotFound."""
-        partitions = await self.coordinators.announced(topic) or await self._partitioning.count(topic)
+        """Partitions of a topic, 0 for a plain one or one that using it will create. Raises
+        TopicNotFound, NamespaceNotFound."""
+        partitions = await self.coordinators.announced(topic) or await self._partitioning.count(
+            topic
+        )
         if not partitions and not await self._partitioning.exists(topic):
             partitions = await self._create_if_allowed(topic, may_create)
         return partitions
 
     async def _create_if_allowed(self, topic: TopicName, asked: bool) -> int:
-        """What auto-creation makes of an absent topic: partitions that exist now, or 0 for one that using it creates. Raises TopicNotFound."""
+        """What auto-creation makes of an absent topic: partitions that exist now, or 0 for one
+        that using it creates. Raises TopicNotFound."""
         policy = self._ownership.policies.namespace(topic.namespace_name).auto_topic_creation
         if not asked or not policy.allowed:
             raise TopicNotFound(
-                f"Topic {topic} does not exist, and {'its namespace' if asked else 'this request'} forbids creating it"
+                f"Topic {topic} does not exist, and {'its namespace' if asked else 'this request'} "
+                "forbids creating it"
             )
         if policy.type != PARTITIONED or topic.partition >= 0 or is_system_topic(topic):
             return 0
@@ -107,10 +147,11 @@ class Lookups:
             await self._partitioning.create(topic, policy.partitions)
         return await self._partitioning.count(topic)
 
-    # --- lists -----------------------------------------------------------------------------------------------------------------
+    # --- lists ------------------------------------------------------------------------------------
 
     async def topics(self, namespace: NamespaceName, mode: int) -> list[str]:
-        """Full names of the topics of a namespace, sorted: every creation that was answered is in it."""
+        """Full names of the topics of a namespace, sorted: every creation that was answered is
+        in it."""
         await self._registry.catch_up(namespace)
         return self._names(namespace, mode)
 
@@ -121,8 +162,11 @@ class Lookups:
             non_persistent=mode in (Mode.NON_PERSISTENT, Mode.ALL),
         )
 
-    async def topics_of_namespace(self, connection: Connection, request: api.CommandGetTopicsOfNamespace) -> None:
-        await connection.slow.writable()  # lists are large: who asks for many of them must read them, too
+    async def topics_of_namespace(
+        self, connection: Connection, request: api.CommandGetTopicsOfNamespace
+    ) -> None:
+        # lists are large: who asks for many of them must read them, too
+        await connection.slow.writable()
         namespace = NamespaceName.parse(request.namespace)
         await self._registry.catch_up(namespace)
         async with self._listing:
@@ -131,14 +175,21 @@ class Lookups:
             self._check_size(names)
             connection.queue(
                 commands.topics_of_namespace(
-                    request.request_id, names if changed else (), found, filtered=filtered, changed=changed
+                    request.request_id,
+                    names if changed else (),
+                    found,
+                    filtered=filtered,
+                    changed=changed,
                 )
             )
             if len(names) > LISTED_AT_ONCE_MAX:
                 await asyncio.sleep(0)
 
-    def _listed(self, namespace: NamespaceName, request: api.CommandGetTopicsOfNamespace) -> tuple[list[str], str, bool]:
-        """The names asked for, their hash, and whether the pattern has been applied; made once for all who ask between two changes."""
+    def _listed(
+        self, namespace: NamespaceName, request: api.CommandGetTopicsOfNamespace
+    ) -> tuple[list[str], str, bool]:
+        """The names asked for, their hash, and whether the pattern has been applied; made once
+        for all who ask between two changes."""
         pattern = request.topics_pattern if request.HasField("topics_pattern") else None
         key, version = (namespace, request.mode, pattern), self._registry.version(namespace)
         held = self._lists.get(key)
@@ -156,17 +207,29 @@ class Lookups:
 
     def _check_size(self, names: list[str]) -> None:
         """A frame beyond the announced limit would cost the client its connection."""
-        size, limit = sum(len(name.encode()) + 4 for name in names), self._context.settings.max_message_bytes
+        size, limit = (
+            sum(len(name.encode()) + 4 for name in names),
+            self._context.settings.max_message_bytes,
+        )
         if size > limit:
             raise NotAllowed(
-                f"the list of {len(names)} topics has {size} bytes, more than max_message_bytes {limit}; use a pattern"
+                f"the list of {len(names)} topics has {size} bytes, more than max_message_bytes "
+                f"{limit}; use a pattern"
             )
 
-    async def watch_topic_list(self, connection: Connection, request: api.CommandWatchTopicList) -> None:
+    async def watch_topic_list(
+        self, connection: Connection, request: api.CommandWatchTopicList
+    ) -> None:
         limit = self._context.settings.topic_watchers_per_connection_max
         if len(connection.watchers) >= limit:
-            raise NotAllowed(f"topic_watchers_per_connection_max: this connection watches {limit} lists; close some")
-        namespace, pattern = NamespaceName.parse(request.namespace), TopicPattern.compile(request.topics_pattern)
+            raise NotAllowed(
+                f"topic_watchers_per_connection_max: this connection watches {limit} lists; close "
+                "some"
+            )
+        namespace, pattern = (
+            NamespaceName.parse(request.namespace),
+            TopicPattern.compile(request.topics_pattern),
+        )
         await self._registry.catch_up(namespace)
         if connection.closed:
             return  # nobody would end it
@@ -183,17 +246,22 @@ class Lookups:
         unchanged = request.HasField("topics_hash") and request.topics_hash == found.topics_hash
         connection.queue(
             commands.watch_topic_list_success(
-                request.request_id, request.watcher_id, () if unchanged else found.names, found.topics_hash
+                request.request_id,
+                request.watcher_id,
+                () if unchanged else found.names,
+                found.topics_hash,
             )
         )
 
-    async def close_watcher(self, connection: Connection, request: api.CommandWatchTopicListClose) -> None:
+    async def close_watcher(
+        self, connection: Connection, request: api.CommandWatchTopicListClose
+    ) -> None:
         watcher = connection.watchers.pop(request.watcher_id, None)
         if watcher is not None:
             watcher.stop()
         connection.queue(commands.success(request.request_id))
 
-    # --- schemas ---------------------------------------------------------------------------------------------------------------
+    # --- schemas ----------------------------------------------------------------------------------
 
     async def schema(self, _connection: Connection, request: api.CommandGetSchema) -> None:
         """No topic has a registered schema: clients then treat its messages as bytes."""
@@ -202,11 +270,16 @@ class Lookups:
             raise IncompatibleSchema("Empty schema version")
         raise TopicNotFound(f"Topic not found or no-schema: {topic}")
 
-    async def create_schema(self, connection: Connection, request: api.CommandGetOrCreateSchema) -> None:
+    async def create_schema(
+        self, connection: Connection, request: api.CommandGetOrCreateSchema
+    ) -> None:
         topic = TopicName.parse(request.topic)
         if not await self._partitioning.exists(topic):
             raise TopicNotFound(f"topic {topic} does not exist; create it before its schema")
         if request.schema.type == BYTES_SCHEMA:  # Java's dead-letter and retry producers ask for it
             connection.queue(commands.schema_created(request.request_id, b""))
             return
-        raise NotAllowed(f"topic {topic}: schemas are not registered by this version; publish with one schema per producer")
+        raise NotAllowed(
+            f"topic {topic}: schemas are not registered by this version; publish with one schema "
+            "per producer"
+        )

@@ -1,9 +1,9 @@
 """Producers of all connections.
 
-Owns: PRODUCER and CLOSE_PRODUCER: admission, names, the answer. Imports: wire, topics, errors, server siblings.
-Source: facts on protocol semantics 2.12, 2.18.
-Invariants: a producer is registered with its topic and its connection or with neither; a request that its client has closed meanwhile leaves
-nothing behind; CLOSE_PRODUCER is answered after the producer's last receipt.
+Owns: PRODUCER and CLOSE_PRODUCER: admission, names, the answer. Imports: wire, topics, errors,
+server siblings. Source: facts on protocol semantics 2.12, 2.18. Invariants: a producer is
+registered with its topic and its connection or with neither; a request that its client has closed
+meanwhile leaves nothing behind; CLOSE_PRODUCER is answered after the producer's last receipt.
 """
 
 from __future__ import annotations
@@ -29,25 +29,35 @@ class Producing:
         self._context, self._topics, self._consuming = context, topics, consuming
         self._number = 0
 
-    # --- PRODUCER --------------------------------------------------------------------------------------------------------------
+    # --- PRODUCER ---------------------------------------------------------------------------------
 
     async def create(self, connection: Connection, request: api.CommandProducer) -> None:
-        """Answer PRODUCER; while the producer waits for exclusive access this goes on, and CLOSE_PRODUCER cancels it."""
+        """Answer PRODUCER; while the producer waits for exclusive access this goes on, and
+        CLOSE_PRODUCER cancels it."""
         producer_id, pending = request.producer_id, connection.pending_producers
         withheld = connection.closed_producers.withheld(producer_id)
         if withheld is not None:
             raise SendsGivenUp(withheld)
         existing = connection.producers.get(producer_id)
         if existing is not None and not self._replaces(existing, request):
-            self._answer(existing, request.request_id, await existing.topic.publishing.last_sequence(existing.name))
+            self._answer(
+                existing,
+                request.request_id,
+                await existing.topic.publishing.last_sequence(existing.name),
+            )
             return
         if producer_id in pending:
             raise ServiceNotReady(
-                f"producer_id: {producer_id} is being created already, its topic is being unloaded or opened; wait"
+                f"producer_id: {producer_id} is being created already, its topic is being unloaded "
+                "or opened; wait"
             )
-        if len(connection.producers) + len(pending) >= self._context.settings.producers_per_connection_max:
+        if (
+            len(connection.producers) + len(pending)
+            >= self._context.settings.producers_per_connection_max
+        ):
             raise LimitExceeded(
-                f"producers_per_connection_max: this connection has {len(connection.producers)}; open another connection"
+                f"producers_per_connection_max: this connection has {len(connection.producers)}; "
+                "open another connection"
             )
         self._check_name(request.producer_name)
         task = asyncio.current_task()
@@ -70,19 +80,26 @@ class Producing:
         """The initial subscription, at the first message, durably. Raises NotAllowed."""
         if name not in topic.subscriptions and not topic.policies.auto_subscription_creation:
             raise NotAllowed(
-                f"initial_subscription_name: {name!r} does not exist on topic {topic.name}, and the auto subscription creation is not "
+                f"initial_subscription_name: {name!r} does not exist on topic {topic.name}, and "
+                "the auto subscription creation is not "
                 "allowed; create it first"
             )
         await self._consuming.ensure(topic, name)
 
     def _replaces(self, existing: ProducerSession, request: api.CommandProducer) -> bool:
-        """Whether a producer with an id that is in use is its next self. Raises InvalidRequest if it is something else."""
+        """Whether a producer with an id that is in use is its next self. Raises InvalidRequest
+        if it is something else."""
         if str(existing.topic.name) != str(TopicName.parse(request.topic)):
-            raise InvalidRequest(f"producer_id: {request.producer_id} is in use on this connection; choose another")
+            raise InvalidRequest(
+                f"producer_id: {request.producer_id} is in use on this connection; choose another"
+            )
         return existing.name == request.producer_name and existing.epoch < request.epoch
 
-    async def _attach(self, connection: Connection, request: api.CommandProducer, topic: TopicHost) -> None:
-        """Register the producer with topic and connection, and say so. Raises what `Publishing.attach` does."""
+    async def _attach(
+        self, connection: Connection, request: api.CommandProducer, topic: TopicHost
+    ) -> None:
+        """Register the producer with topic and connection, and say so. Raises what
+        `Publishing.attach` does."""
         name = request.producer_name or self._generate_name()
         session = ProducerSession(connection, request.producer_id, name, request.epoch, topic)
         session.waits = lambda: self._tell_it_waits(session, request.request_id)
@@ -116,22 +133,28 @@ class Producing:
         session.connection.queue(commands.producer_success(request_id, session.name, ready=False))
 
     def _answer(self, session: ProducerSession, request_id: int, last_sequence: int) -> None:
-        answer = commands.producer_success(request_id, session.name, last_sequence, topic_epoch=session.topic_epoch)
+        answer = commands.producer_success(
+            request_id, session.name, last_sequence, topic_epoch=session.topic_epoch
+        )
         session.connection.queue(answer)
 
     def _check_name(self, name: str) -> None:
         limit, size = self._context.settings.producer_name_bytes_max, len(name.encode())
         if size > limit:
-            raise LimitExceeded(f"producer_name: {size} bytes are beyond producer_name_bytes_max {limit}; use a shorter one")
+            raise LimitExceeded(
+                f"producer_name: {size} bytes are beyond producer_name_bytes_max {limit}; use a "
+                "shorter one"
+            )
         if name and (violation := RULES["producer_name"].violation(name)) is not None:
             raise InvalidRequest(violation)
 
     def _generate_name(self) -> str:
-        """A name that no producer of the cluster had before: deduplication would drop what a second one of the name publishes."""
+        """A name that no producer of the cluster had before: deduplication would drop what a
+        second one of the name publishes."""
         self._number += 1
         return f"{CLUSTER_NAME}-{self._context.number}-{self._number}"
 
-    # --- CLOSE_PRODUCER --------------------------------------------------------------------------------------------------------
+    # --- CLOSE_PRODUCER ---------------------------------------------------------------------------
 
     async def close(self, connection: Connection, request: api.CommandCloseProducer) -> None:
         """Answer CLOSE_PRODUCER, also for a producer that is not there; one that waits gives up."""

@@ -1,8 +1,9 @@
 """Moving a subscription to another position.
 
-Owns: SEEK by id and by time, the reset of a subscription, finding a position by publish time. Imports: wire, topics, server siblings.
-Source: facts on protocol semantics 2.1 (rollback), 2.7, 2.9 (a chunked message is sought by its first chunk).
-Invariants: consumers are sent away before the cursor moves and the cursor is durable before anybody hears of it; a reader's subscription outlives
+Owns: SEEK by id and by time, the reset of a subscription, finding a position by publish time.
+Imports: wire, topics, server siblings. Source: facts on protocol semantics 2.1 (rollback), 2.7, 2.9
+(a chunked message is sought by its first chunk). Invariants: consumers are sent away before the
+cursor moves and the cursor is durable before anybody hears of it; a reader's subscription outlives
 the moment in which its consumer comes back.
 """
 
@@ -43,7 +44,8 @@ async def seek(connection: Connection, request: api.CommandSeek) -> None:
 
 
 def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[int, int | None]:
-    """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none, and which of its messages.
+    """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none,
+    and which of its messages.
 
     Raises InvalidRequest for more of them than an ack set may name.
     """
@@ -54,7 +56,10 @@ def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[in
     mask = None
     most = topic.context.settings.ack_words_max
     if len(identifier.ack_set) > most:
-        raise InvalidRequest(f"ack_set of {len(identifier.ack_set)} words is longer than ack_set_words_max={most}; seek without it")
+        raise InvalidRequest(
+            f"ack_set of {len(identifier.ack_set)} words is longer than ack_set_words_max={most}; "
+            "seek without it"
+        )
     if identifier.ack_set and topic.core.ledgers.find(position) == ordinal:
         mask = mask_of_words(identifier.ack_set)
     return ordinal, mask
@@ -63,12 +68,14 @@ def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[in
 async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -> None:
     """Send the consumers away, make `ordinal` the next entry to deliver, durably.
 
-    `mask` tells which of its messages are still to be delivered. Raises ServiceNotReady while the topic is being unloaded or the subscription is
-    gone, StorageError.
+    `mask` tells which of its messages are still to be delivered. Raises ServiceNotReady while the
+    topic is being unloaded or the subscription is gone, StorageError.
     """
     topic = host.topic
     if topic.frozen or topic.subscriptions.get(host.core.name) is not host:
-        raise ServiceNotReady(f"topic {topic.name} is being unloaded; seek again after the reconnect")
+        raise ServiceNotReady(
+            f"topic {topic.name} is being unloaded; seek again after the reconnect"
+        )
     host.send_away()
     host.core.reset(ordinal, mask)
     if host.core.durable:
@@ -77,13 +84,18 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
     host.schedule()
 
 
-async def first_published_at(topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None) -> int:
-    """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the first one if there is none.
+async def first_published_at(
+    topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None
+) -> int:
+    """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the
+    first one if there is none.
 
-    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of those from `low` up to `high` (the end). Those
-    of transactions do not: they were sent before their commit gave them their place. So only plain entries that can be read decide, and between two
-    of these what is known to have come before `publish_ms`: what was published since is behind the answer, and of transactions perhaps more (by
-    our wall clock: one that is wrong moves the answer between these two). Raises StorageError.
+    Publish times are taken to rise, as Pulsar does: a bisection that reads some twenty entries, of
+    those from `low` up to `high` (the end). Those of transactions do not: they were sent before
+    their commit gave them their place. So only plain entries that can be read decide, and between
+    two of these what is known to have come before `publish_ms`: what was published since is behind
+    the answer, and of transactions perhaps more (by our wall clock: one that is wrong moves the
+    answer between these two). Raises StorageError.
     """
     ledgers = topic.core.ledgers
     high = behind = ledgers.end if high is None else high
@@ -112,7 +124,8 @@ class _Dated(NamedTuple):
 
 
 async def _first_dated(topic: TopicHost, ordinal: int, end: int) -> _Dated | None:
-    """The first entry of [ordinal, end) that no transaction has published and whose metadata can be read."""
+    """The first entry of [ordinal, end) that no transaction has published and whose metadata can
+    be read."""
     found = _first_plain(topic, ordinal, end)
     while found is not None:
         published_ms = await publish_ms_of(topic, found)
@@ -128,7 +141,9 @@ def _first_plain(topic: TopicHost, ordinal: int, end: int) -> int | None:
     if topic.transactions is None:
         return ordinal if ordinal < end else None
     while ordinal < end:
-        committed = topic.transactions.buffer.links.unbroken(ledgers.position(ordinal), end - ordinal)
+        committed = topic.transactions.buffer.links.unbroken(
+            ledgers.position(ordinal), end - ordinal
+        )
         if not committed:
             return ordinal
         ordinal += committed

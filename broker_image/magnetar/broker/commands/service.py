@@ -1,9 +1,9 @@
 """What a broker answers.
 
-Owns: which part answers which command (SEND and FLOW aside: `connection` handles those at speed), refusals, back-pressure by the disk, opening
-topics. Imports: wire, names, errors, server siblings.
-Invariants: every request gets exactly one answer, a typed refusal if it cannot be done; a request that waits never holds up others of its
-connection.
+Owns: which part answers which command (SEND and FLOW aside: `connection` handles those at speed),
+refusals, back-pressure by the disk, opening topics. Imports: wire, names, errors, server siblings.
+Invariants: every request gets exactly one answer, a typed refusal if it cannot be done; a request
+that waits never holds up others of its connection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,24 @@ from magnetar.broker.commands.partitioning import Partitioning
 from magnetar.broker.commands.producing import Producing
 from magnetar.broker.commands.statistics import statistics
 from magnetar.broker.connections.connection import Connection
-from magnetar.broker.connections.refusals import COORDINATOR_KINDS, NOT_ENABLED, TRANSACTION_KINDS, refuse
+from magnetar.broker.connections.refusals import (
+    COORDINATOR_KINDS,
+    NOT_ENABLED,
+    TRANSACTION_KINDS,
+    refuse,
+)
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.transactions.ending import Ending, OwnParticipants
 from magnetar.coordinator.discovery import CoordinatorDiscovery
-from magnetar.errors import MagnetarError, NamespaceNotFound, NotAllowed, StorageError, TopicNotFound, WireCode
+from magnetar.errors import (
+    MagnetarError,
+    NamespaceNotFound,
+    NotAllowed,
+    StorageError,
+    TopicNotFound,
+    WireCode,
+)
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
 from magnetar.names import NamespaceName, TopicName
@@ -55,7 +67,8 @@ class BrokerService:
         self.guard: Guard | None = None
         """None: everybody may do everything."""
         self.coordinator: StandaloneCoordinator | None = None
-        """The transaction coordinator of a standalone server, which knows itself who may ask it what; elsewhere they are processes of their own."""
+        """The transaction coordinator of a standalone server, which knows itself who may ask it
+        what; elsewhere they are processes of their own."""
         context.metrics.gauge(
             "magnetar_transactions_open",
             "Transactions that topics served here wait for, counted once per topic",
@@ -63,14 +76,17 @@ class BrokerService:
         )
         context.metrics.gauge(
             "magnetar_transactions_oldest_seconds",
-            "How long the oldest transaction with messages at a topic served here has been there, 0 if there is none",
+            "How long the oldest transaction with messages at a topic served here has been there, "
+            "0 if there is none",
             self._oldest_transaction_s,
         )
         self.partitioning = Partitioning(context, ownership)
         self._lookups = lookups = Lookups(context, ownership, self.partitioning)
         self._consuming = consuming = Consuming(context, self)
         producing, ending = Producing(context, self, consuming), Ending(context, ownership)
-        self.participants = OwnParticipants(ending, ownership, context.settings.transaction_participant_timeout_s)
+        self.participants = OwnParticipants(
+            ending, ownership, context.settings.transaction_participant_timeout_s
+        )
         """Topics here as a coordinator in this process reaches them."""
         self._handlers: dict[int, Handler] = {
             Type.LOOKUP: lookups.lookup,
@@ -119,9 +135,12 @@ class BrokerService:
                     await self._guarded(self.guard, handler, connection, kind, body)
                 else:
                     await handler(connection, body)
-            except FileNotFoundError as error:  # of what is stored: an answer that says so, not the end of the connection
+            except (
+                FileNotFoundError
+            ) as error:  # of what is stored: an answer that says so, not the end of the connection
                 raise StorageError(
-                    f"{error.filename} is missing from storage; try again, and restore it if that does not help"
+                    f"{error.filename} is missing from storage; try again, and restore it if that "
+                    "does not help"
                 ) from error
         except MagnetarError as error:
             log.info(
@@ -133,15 +152,18 @@ class BrokerService:
             )
             refuse(connection, kind, body, error)
 
-    async def _guarded(self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any) -> None:
-        """Answer a command whose sender may have it answered; a right that was lost meanwhile takes back what it gave."""
+    async def _guarded(
+        self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any
+    ) -> None:
+        """Answer a command whose sender may have it answered; a right that was lost meanwhile
+        takes back what it gave."""
         version = guard.version
         await guard.check(connection, kind, body)
         await handler(connection, body)
         if guard.version != version:
             guard.look_at(connection)
 
-    # --- back-pressure ---------------------------------------------------------------------------------------------------------
+    # --- back-pressure ----------------------------------------------------------------------------
 
     def disk_is_behind(self) -> bool:
         """Whether so much waits for a flush that publishers must be held up."""
@@ -168,10 +190,13 @@ class BrokerService:
     def _coordinator_is_behind(self) -> bool:
         return self.coordinator is not None and self.coordinator.disk_is_behind()
 
-    # --- topics ----------------------------------------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
-    async def open_topic(self, name: TopicName, create: bool, *, by_administrator: bool = False) -> TopicHost:
-        """The topic as served here; whether clients may create it is a matter of policy, and does not bind an administrator.
+    async def open_topic(
+        self, name: TopicName, create: bool, *, by_administrator: bool = False
+    ) -> TopicHost:
+        """The topic as served here; whether clients may create it is a matter of policy, and does
+        not bind an administrator.
 
         Raises NotOwner, TopicNotFound, NotAllowed and what creation may raise.
         """
@@ -183,26 +208,42 @@ class BrokerService:
             self._ownership.registry.check_namespace(name)
         if partitioned is None and create:
             await self.partitioning.check_creation(name)
-            create = by_administrator or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
+            create = (
+                by_administrator
+                or self.namespace_policies(name.namespace_name).auto_topic_creation.allowed
+            )
         create = create or partitioned is not None
-        with self.partitioning.limits.room((name,)) if create and partitioned is None else contextlib.nullcontext():
-            topic = await (owned.topic(name, create) if name.persistent else owned.non_persistent.topic(name, create))
+        with (
+            self.partitioning.limits.room((name,))
+            if create and partitioned is None
+            else contextlib.nullcontext()
+        ):
+            topic = await (
+                owned.topic(name, create)
+                if name.persistent
+                else owned.non_persistent.topic(name, create)
+            )
         if topic is None:
             raise TopicNotFound(f"topic {name} does not exist; publish to it or create it first")
-        for subscription in partitioned.subscriptions if partitioned is not None and name.persistent else ():
+        for subscription in (
+            partitioned.subscriptions if partitioned is not None and name.persistent else ()
+        ):
             await self._consuming.ensure(topic, subscription)
         return topic
 
     async def partitions(self, topic: TopicName) -> int:
-        """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises NamespaceNotFound."""
+        """Partitions of a topic, 0 if it is not partitioned (or not there yet). Raises
+        NamespaceNotFound."""
         return await self.partitioning.count(topic)
 
     async def partitions_for_client(self, topic: TopicName, may_create: bool) -> int:
-        """As `partitions`, after auto-creation if the namespace has it make partitions. Raises TopicNotFound if it may not be created."""
+        """As `partitions`, after auto-creation if the namespace has it make partitions. Raises
+        TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
 
     def begin_coordinator(self, coordinator: StandaloneCoordinator) -> None:
-        """Have this process's own transaction coordinator answer what is for one, and lead clients here."""
+        """Have this process's own transaction coordinator answer what is for one, and lead
+        clients here."""
         self.coordinator, self.coordinators.here = coordinator, True
 
     @property
@@ -214,29 +255,47 @@ class BrokerService:
         """Policies that hold for topics of a namespace that have none of their own."""
         return self._ownership.policies.namespace(name)
 
-    # --- for REST and the load report ------------------------------------------------------------------------------------------
+    # --- for REST and the load report -------------------------------------------------------------
 
     def counts(self) -> tuple[int, int, int, int]:
         """(bundles, topics, producers, consumers) served now."""
         bundles = self._ownership.owned.values()
-        topics = [topic for owned in bundles for topic in (*owned.topics.values(), *owned.non_persistent.by_name.values())]
+        topics = [
+            topic
+            for owned in bundles
+            for topic in (*owned.topics.values(), *owned.non_persistent.by_name.values())
+        ]
         producers = sum(len(topic.core.producers) for topic in topics)
-        consumers = sum(len(host.core.consumers) for topic in topics for host in topic.subscriptions.values())
+        consumers = sum(
+            len(host.core.consumers) for topic in topics for host in topic.subscriptions.values()
+        )
         return len(self._ownership.owned), len(topics), producers, consumers
 
     def _topics_with_transactions(self) -> Iterator[TopicTransactions]:
         for owned in self._ownership.owned.values():
-            yield from (topic.transactions for topic in owned.topics.values() if topic.transactions is not None)
+            yield from (
+                topic.transactions
+                for topic in owned.topics.values()
+                if topic.transactions is not None
+            )
 
     def _oldest_transaction_s(self) -> float:
-        oldest = (next(found.buffer.open_transactions(), None) for found in self._topics_with_transactions())
+        oldest = (
+            next(found.buffer.open_transactions(), None)
+            for found in self._topics_with_transactions()
+        )
         now_ms = self._context.clock.wall_ms()
-        return max((max(0, now_ms - found.since_ms) / 1000 for found in oldest if found is not None), default=0.0)
+        return max(
+            (max(0, now_ms - found.since_ms) / 1000 for found in oldest if found is not None),
+            default=0.0,
+        )
 
     async def roll(self, topic: TopicName) -> tuple[int, int]:
-        """Make everything acknowledged so far readable from manifest-listed files; the topic's last position before that.
+        """Make everything acknowledged so far readable from manifest-listed files; the topic's last
+        position before that.
 
-        What transactions have published follows before long: the next round of maintenance rewrites it, however young.
+        What transactions have published follows before long: the next round of maintenance rewrites
+        it, however young.
         """
         host = await self.open_topic(topic, create=False)
         last, end = host.core.last_confirmed, host.core.ledgers.end
@@ -247,7 +306,8 @@ class BrokerService:
         return last.ledger, last.entry
 
     async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:
-        """Full names of the topics of a namespace, whoever serves them. Raises NamespaceNotFound."""
+        """Full names of the topics of a namespace, whoever serves them. Raises
+        NamespaceNotFound."""
         known = self._views.namespaces.get(str(namespace)) is not None
         if not known and await self._context.store.get(keys.namespace(namespace)) is None:
             raise NamespaceNotFound(f"namespace {namespace} does not exist; create it first")
@@ -256,14 +316,19 @@ class BrokerService:
 
 def _open_transactions(found: TopicTransactions) -> int:
     """Transactions with messages at a topic, or acknowledgements at one of its subscriptions."""
-    acknowledging = {txn for pending in found.pending.values() for txn in pending.open_transactions()}
+    acknowledging = {
+        txn for pending in found.pending.values() for txn in pending.open_transactions()
+    }
     return len(acknowledging | {known.txn for known in found.buffer.open_transactions()})
 
 
 def _not_offered(kind: int) -> str:
     if kind in TRANSACTION_KINDS:
         return NOT_ENABLED
-    return f"{commands.FIELD_OF_TYPE[kind]} is not offered by this version of Magnetar; docs/compatibility.md lists what is"
+    return (
+        f"{commands.FIELD_OF_TYPE[kind]} is not offered by this version of Magnetar; "
+        "docs/compatibility.md lists what is"
+    )
 
 
 __all__ = ["BrokerService", "WireCode"]

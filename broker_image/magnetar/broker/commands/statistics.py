@@ -1,7 +1,7 @@
 """What is told about consumers.
 
-Owns: CONSUMER_STATS and the rates of a consumer, from counters that delivery keeps anyway. Imports: wire, server siblings.
-Invariant: nothing is computed unless somebody asks.
+Owns: CONSUMER_STATS and the rates of a consumer, from counters that delivery keeps anyway. Imports:
+wire, server siblings. Invariant: nothing is computed unless somebody asks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class ConsumerRates(NamedTuple):
-    """Per second, of one consumer; `expired` is of its whole subscription. `acknowledged` counts messages, a batch with all of its own."""
+    """Per second, of one consumer; `expired` is of its whole subscription. `acknowledged` counts
+    messages, a batch with all of its own."""
 
     messages_out: float
     bytes_out: float
@@ -32,7 +33,8 @@ def consumer_rates(session: ConsumerSession) -> ConsumerRates:
     """Rates of a consumer that is connected."""
     host = session.subscription
     consumer = host.core.consumers[session]
-    # Acknowledgements are counted in entries, which is all that they cost; the consumer's own average makes messages of them.
+    # Acknowledgements are counted in entries, which is all that they cost; the consumer's own
+    # average makes messages of them.
     per_entry = consumer.messages_out / session.entries_out if session.entries_out else 1.0
     acknowledged = round(session.entries_acknowledged * per_entry)
     counts = (
@@ -49,7 +51,11 @@ def statistics(connection: Connection, request: api.CommandConsumerStats) -> Non
     """CONSUMER_STATS."""
     session = connection.consumers.get(request.consumer_id)
     if session is None:
-        connection.queue(commands.consumer_stats_failed(request.request_id, WireCode.CONSUMER_NOT_FOUND, "Consumer not found"))
+        connection.queue(
+            commands.consumer_stats_failed(
+                request.request_id, WireCode.CONSUMER_NOT_FOUND, "Consumer not found"
+            )
+        )
         return
     core = session.subscription.core
     consumer, kind, rates = core.consumers[session], core.kind, consumer_rates(session)

@@ -1,10 +1,10 @@
 """Watchers of topic lists.
 
-Owns: the lists that clients watch, one per namespace and pattern however many watch it, and the order of what each watcher is told.
-Imports: topics.topic_list, wire, the registry.
-Source: facts on protocol semantics 2.13.
-Invariants: a watcher hears SUCCESS first and every change of its list after that, once, in order; the hash it hears covers its whole list;
-changes of one moment are told together; a watcher ends with its connection.
+Owns: the lists that clients watch, one per namespace and pattern however many watch it, and the
+order of what each watcher is told. Imports: topics.topic_list, wire, the registry. Source: facts on
+protocol semantics 2.13. Invariants: a watcher hears SUCCESS first and every change of its list
+after that, once, in order; the hash it hears covers its whole list; changes of one moment are told
+together; a watcher ends with its connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 GATHER_S = 0.05
-"""Changes are told this much later, together: a thousand topics that are created at once are a few updates."""
+"""Changes are told this much later, together: a thousand topics that are created at once are a
+few updates."""
 
 
 class TopicWatcher:
@@ -46,7 +47,9 @@ class TopicWatcher:
 class WatchedList:
     """What all watchers of one namespace and pattern see."""
 
-    def __init__(self, owner: TopicWatchers, namespace: NamespaceName, pattern: TopicPattern) -> None:
+    def __init__(
+        self, owner: TopicWatchers, namespace: NamespaceName, pattern: TopicPattern
+    ) -> None:
         self._owner, self.namespace, self.pattern = owner, namespace, pattern
         self.topics = MatchingTopics(pattern, owner.persistent_names(namespace))
         self.watchers: dict[TopicWatcher, None] = {}
@@ -54,10 +57,15 @@ class WatchedList:
     def apply(self, names: list[str]) -> None:
         """Some of `names` came or went."""
         try:
-            change = self.topics.apply(names, [name for name in names if self._owner.is_present(self.namespace, name)])
+            change = self.topics.apply(
+                names, [name for name in names if self._owner.is_present(self.namespace, name)]
+            )
         except LimitExceeded as error:
-            # Its watchers would miss topics from now on; a client that loses its connection lists and watches anew.
-            log.warning("watcher.pattern_too_costly", namespace=str(self.namespace), error=str(error))
+            # Its watchers would miss topics from now on; a client that loses its connection lists
+            # and watches anew.
+            log.warning(
+                "watcher.pattern_too_costly", namespace=str(self.namespace), error=str(error)
+            )
             for watcher in list(self.watchers):
                 watcher.connection.close()
             return
@@ -81,8 +89,15 @@ class TopicWatchers:
         self._timer: asyncio.TimerHandle | None = None
         registry.listen(self._changed)
 
-    def open(self, connection: Connection, watcher_id: int, namespace: NamespaceName, pattern: TopicPattern) -> TopicWatcher:
-        """A watcher; what `watched.topics` holds when this returns is what its SUCCESS must tell. Raises LimitExceeded."""
+    def open(
+        self,
+        connection: Connection,
+        watcher_id: int,
+        namespace: NamespaceName,
+        pattern: TopicPattern,
+    ) -> TopicWatcher:
+        """A watcher; what `watched.topics` holds when this returns is what its SUCCESS must
+        tell. Raises LimitExceeded."""
         self._flush()
         watched = self._lists.get((namespace, pattern.text))
         if watched is None:
@@ -105,7 +120,9 @@ class TopicWatchers:
     def _changed(self, namespace: NamespaceName, names: list[str]) -> None:
         if not any(watched == namespace for watched, _ in self._lists):
             return
-        self._pending.setdefault(namespace, {}).update(dict.fromkeys(of_domain(names, persistent=True, non_persistent=False)))
+        self._pending.setdefault(namespace, {}).update(
+            dict.fromkeys(of_domain(names, persistent=True, non_persistent=False))
+        )
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
 

@@ -1,7 +1,8 @@
 """Producers that one connection has had.
 
-Owns: `ClosedProducers`: whose late SENDs are ignored, and what the next PRODUCER of an id is refused with. Imports: asyncio.
-Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`; closing one costs no more however many were closed; memory is bounded.
+Owns: `ClosedProducers`: whose late SENDs are ignored, and what the next PRODUCER of an id is
+refused with. Imports: asyncio. Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`; closing
+one costs no more however many were closed; memory is bounded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 FORGOTTEN_SENDS_S = 30.0
-"""SENDs for a producer that the broker closed may arrive for about as long; they are dropped silently."""
+"""SENDs for a producer that the broker closed may arrive for about as long; they are dropped
+silently."""
 
 
 class ClosedProducers:
@@ -36,13 +38,15 @@ class ClosedProducers:
         self._until[producer_id] = now + FORGOTTEN_SENDS_S
 
     def withhold(self, producer_id: int, text: str) -> None:
-        """Have the next PRODUCER of that id refused with `text`; beyond the limit the first refusal is forgotten."""
+        """Have the next PRODUCER of that id refused with `text`; beyond the limit the first
+        refusal is forgotten."""
         self._withheld.pop(producer_id, None)
         self._withheld[producer_id] = text, asyncio.get_running_loop().time() + FORGOTTEN_SENDS_S
         if len(self._withheld) > self._limit:
             del self._withheld[next(iter(self._withheld))]
 
     def withheld(self, producer_id: int) -> str | None:
-        """What a PRODUCER of that id is refused with, once, and only if it comes about as soon as a client does that was closed."""
+        """What a PRODUCER of that id is refused with, once, and only if it comes about as soon
+        as a client does that was closed."""
         text, until = self._withheld.pop(producer_id, ("", 0.0))
         return text if asyncio.get_running_loop().time() < until else None

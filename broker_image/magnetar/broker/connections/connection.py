@@ -1,9 +1,10 @@
 """One client connection.
 
-Owns: the transport, the hot path of SEND, the dispatch of commands to the service, gathered writes, back-pressure in both directions.
-Imports: wire, server siblings.
-Invariants: every frame of a read is handled before the next read; one write carries everything queued in one turn of the loop; a request that
-waits does not hold up later ones; nothing is read from a peer whose publishes outrun the disk; a malformed frame ends only this connection.
+Owns: the transport, the hot path of SEND, the dispatch of commands to the service, gathered writes,
+back-pressure in both directions. Imports: wire, server siblings. Invariants: every frame of a read
+is handled before the next read; one write carries everything queued in one turn of the loop; a
+request that waits does not hold up later ones; nothing is read from a peer whose publishes outrun
+the disk; a malformed frame ends only this connection.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ ENTRY_METADATA_SINCE = 18
 ACK_SPAN_BYTES_MIN = 60
 """Shorter ones, of a few entries, are parsed: that is as fast."""
 TURN_COST_MAX, TURN_REST_S = 16 << 10, 0.001
-"""Of the commands of one connection that are handled before others get their turn, a few milliseconds: of each its size twice, and one of these.
-Before its next turn, unless it publishes, it rests: what others have asked for takes several turns of the loop."""
+"""Of the commands of one connection that are handled before others get their turn, a few
+milliseconds: of each its size twice, and one of these. Before its next turn, unless it
+publishes, it rests: what others have asked for takes several turns of the loop."""
 SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
-"""What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a request that gets a task of its own."""
+"""What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a
+request that gets a task of its own."""
 SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
 CONNECT_BYTES_MAX = 64 * 1024
 """Largest frame before CONNECT was accepted: memory that a peer without credentials may hold."""
@@ -64,8 +67,11 @@ CONNECT_BYTES_MAX = 64 * 1024
 class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
-    def __init__(self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None) -> None:
-        """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes the one that a LOOKUP names."""
+    def __init__(
+        self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None
+    ) -> None:
+        """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes
+        the one that a LOOKUP names."""
         self._table, self._service_of, self.listener = table, service, listener
         self.tls = listener is not None and listener.endswith(OVER_TLS)
         self.settings = table.settings
@@ -93,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         self.takes_entry_metadata = False
         self.principal: Principal | None = None
 
-    # --- asyncio ---------------------------------------------------------------------------------------------------------------
+    # --- asyncio ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -161,7 +167,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def _weigh(self) -> None:
-        """Give a peer that does not read no more messages, until it has read most of what waits for it."""
+        """Give a peer that does not read no more messages, until it has read most of what waits
+        for it."""
         if self.writable and self._outbound.too_much:
             self.writable = False
             self.slow.begin()
@@ -176,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
                 consumer.subscription.core.resume(consumer)
                 consumer.subscription.schedule()
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def _handle_frames(self, nbytes: int) -> None:
         frames = self._inbound.advance(nbytes)
@@ -203,10 +210,16 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if kind == SEND:
                 pass
-            elif kind != ACK or not ACK_SPAN_BYTES_MIN <= body - start <= LARGE_BYTES or not self._acknowledged(start, body):
+            elif (
+                kind != ACK
+                or not ACK_SPAN_BYTES_MIN <= body - start <= LARGE_BYTES
+                or not self._acknowledged(start, body)
+            ):
                 waiting = len(self._requests)
                 self._handle_command(start, body)
-                left -= 2 * (body - start) + (COMMAND_COST if len(self._requests) == waiting else REQUEST_COST)
+                left -= 2 * (body - start) + (
+                    COMMAND_COST if len(self._requests) == waiting else REQUEST_COST
+                )
             else:
                 left -= COMMAND_COST + (body - start >> 3)
             if self._requests_held:
@@ -216,15 +229,22 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if left <= 0 and not self._closing:
                 self._begin_turn()
-                asyncio.get_running_loop().call_later(0 if kind == SEND else TURN_REST_S, self._end_turn)
+                asyncio.get_running_loop().call_later(
+                    0 if kind == SEND else TURN_REST_S, self._end_turn
+                )
                 return
         if group is not None and not self._closing:
             group.publish()
 
     def _take_list(self, start: int, body: int) -> bool:
-        """Take an ACK or REDELIVER of very many ids, part by part; False if it is to be decoded at once."""
+        """Take an ACK or REDELIVER of very many ids, part by part; False if it is to be decoded
+        at once."""
         data = bytes(self._inbound.view[start:body])
-        parts = list_parts(data, 0, len(data)) if self._connected and self._table.ready.is_set() else None
+        parts = (
+            list_parts(data, 0, len(data))
+            if self._connected and self._table.ready.is_set()
+            else None
+        )
         if parts is None:
             check_fields(data, 0, len(data))
         else:
@@ -232,7 +252,8 @@ class Connection(asyncio.BufferedProtocol):
         return parts is not None
 
     def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
-        """Run a request in turns with other connections; of this one nothing is handled before it has ended."""
+        """Run a request in turns with other connections; of this one nothing is handled before
+        it has ended."""
         self._begin_turn()
         self.spawn(request).add_done_callback(lambda _task: self._end_turn())
 
@@ -248,7 +269,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def listens(self) -> bool:
-        """Whether what the peer says is read; while it is not, silence tells nothing about the peer."""
+        """Whether what the peer says is read; while it is not, silence tells nothing about the
+        peer."""
         return not (self._reading_paused or self._requests_held or self._in_turn or self.slow.holds)
 
     def _hold_back(self) -> bool:
@@ -281,15 +303,23 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.listens:
             self._transport.resume_reading()
-            self.buffer_updated(0)  # and what came meanwhile counts as heard, though it is yet to be read
+            # and what came meanwhile counts as heard, though it is yet to be read
+            self.buffer_updated(0)
 
-    def _collect_send(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
+    def _collect_send(
+        self, group: SendGroup | None, start: int, body: int, end: int
+    ) -> SendGroup | None:
         """Add one SEND to the group, publishing the group first if it is another producer's."""
-        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(self._inbound.data, start, body)
+        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(
+            self._inbound.data, start, body
+        )
         session = self.producers.get(producer_id)
         if session is None:
             if producer_id not in self.closed_producers:
-                raise ProtocolError(f"SEND for producer {producer_id}, which does not exist on this connection; create it first")
+                raise ProtocolError(
+                    f"SEND for producer {producer_id}, which does not exist on this connection; "
+                    "create it first"
+                )
             return group
         txn = None if most is None and least is None else TxnId(most or 0, least or 0)
         if group is not None and (group.session is not session or group.txn != txn):
@@ -311,7 +341,8 @@ class Connection(asyncio.BufferedProtocol):
         return group
 
     def _acknowledged(self, start: int, body: int) -> bool:
-        """Take an ACK of consecutive entries; False if it is any other, which is left to the service."""
+        """Take an ACK of consecutive entries; False if it is any other, which is left to the
+        service."""
         span = runs.parse_ack_span(self._inbound.data, start, body)
         if span is None or not self._connected:
             return False
@@ -354,7 +385,8 @@ class Connection(asyncio.BufferedProtocol):
         self.client_version = connect.client_version[:200]
         self.protocol_version = min(commands.PROTOCOL_VERSION, connect.protocol_version)
         self.takes_entry_metadata = (
-            self.protocol_version >= ENTRY_METADATA_SINCE and connect.feature_flags.supports_broker_entry_metadata
+            self.protocol_version >= ENTRY_METADATA_SINCE
+            and connect.feature_flags.supports_broker_entry_metadata
         )
         if self._table.handshakes is not None and not self._table.handshakes.admit(self, connect):
             return
@@ -362,7 +394,11 @@ class Connection(asyncio.BufferedProtocol):
         self._inbound.allow(self.settings.max_message_bytes)
         self._table.admitted(self)
         self.heartbeat.admitted()
-        self.queue(commands.connected(SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes))
+        self.queue(
+            commands.connected(
+                SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes
+            )
+        )
 
     def _flow(self, flow: api.CommandFlow) -> None:
         consumer = self.consumers.get(flow.consumer_id)
@@ -370,25 +406,36 @@ class Connection(asyncio.BufferedProtocol):
             consumer.subscription.core.flow(consumer, flow.messagePermits)
             consumer.subscription.schedule()
 
-    # --- requests that wait ----------------------------------------------------------------------------------------------------
+    # --- requests that wait -----------------------------------------------------------------------
 
     def spawn(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a request beside the others of this connection; it ends with the connection.
 
-        While too many wait for an answer (a bundle that changes hands has them all wait) nothing more is read: nobody is refused or dropped.
+        While too many wait for an answer (a bundle that changes hands has them all wait) nothing
+        more is read: nobody is refused or dropped.
         """
         task = asyncio.create_task(request)
         self._requests[task] = None
         task.add_done_callback(self._request_done)
-        if len(self._requests) >= self.settings.requests_per_connection_max and not self._requests_held:
+        if (
+            len(self._requests) >= self.settings.requests_per_connection_max
+            and not self._requests_held
+        ):
             self._requests_held = True
-            log.info("connection.many_requests", peer=self.peer, limit=self.settings.requests_per_connection_max)
+            log.info(
+                "connection.many_requests",
+                peer=self.peer,
+                limit=self.settings.requests_per_connection_max,
+            )
             self.hold_reading()
         return task
 
     def _request_done(self, task: asyncio.Task[None]) -> None:
         self._requests.pop(task, None)
-        if self._requests_held and len(self._requests) <= self.settings.requests_per_connection_max // 2:
+        if (
+            self._requests_held
+            and len(self._requests) <= self.settings.requests_per_connection_max // 2
+        ):
             self._requests_held = False
             if not self._reading_paused:
                 self._resume_reading()
@@ -396,10 +443,11 @@ class Connection(asyncio.BufferedProtocol):
             self._table.surprises.note("connections", error, peer=self.peer)
             self.close()
 
-    # --- writing ---------------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def queue(self, data: bytes | memoryview) -> None:
-        """Send after everything queued before, together with whatever else this turn of the loop brings."""
+        """Send after everything queued before, together with whatever else this turn of the loop
+        brings."""
         if self._closing:
             return
         self._outbound.add(data)
@@ -445,7 +493,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._outbound.full or not self.writable:
             self._weigh()
 
-    # --- sessions --------------------------------------------------------------------------------------------------------------
+    # --- sessions ---------------------------------------------------------------------------------
 
     def ignore_producer(self, session: ProducerSession) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
@@ -464,10 +512,11 @@ class Connection(asyncio.BufferedProtocol):
             del self.consumers[session.consumer_id]
         session.subscription.detach(session)
 
-    # --- end -------------------------------------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     async def is_alive(self) -> bool:
-        """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is closed and its sessions are gone then."""
+        """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is
+        closed and its sessions are gone then."""
         if await self.heartbeat.answers():
             return True
         self.abort()

@@ -1,7 +1,8 @@
 """All connections of a broker.
 
-Owns: how many there may be, and the gate that keeps their requests waiting until the broker is ready. Imports: asyncio, settings, peer_budget.
-Invariant: a connection is in the table from being made to being lost.
+Owns: how many there may be, and the gate that keeps their requests waiting until the broker is
+ready. Imports: asyncio, settings, peer_budget. Invariant: a connection is in the table from being
+made to being lost.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """A connection that has not sent CONNECT yet; another such one may be dropped for it. Raises LimitExceeded."""
+        """A connection that has not sent CONNECT yet; another such one may be dropped for it.
+        Raises LimitExceeded."""
         dropped = self.budget.admit(connection, connection.group)
         self._open[connection] = None
         if dropped is not None:
@@ -78,11 +80,21 @@ class ConnectionTable:
         """Register metrics, each by its name, its meaning and how it is read."""
         limit, budget = self.settings.connections_max, self.budget
         gauge(
-            "magnetar_connections_max", "Client connections there may be: connections_max, or what open files allow", lambda: limit
+            "magnetar_connections_max",
+            "Client connections there may be: connections_max, or what open files allow",
+            lambda: limit,
         )
-        gauge("magnetar_connections_dropped", "Connections without CONNECT that made room for others", lambda: budget.dropped)
+        gauge(
+            "magnetar_connections_dropped",
+            "Connections without CONNECT that made room for others",
+            lambda: budget.dropped,
+        )
         if self.handshakes is not None:
-            gauge("magnetar_connections_not_authenticated", "Connections that were refused for what they showed", self.refused)
+            gauge(
+                "magnetar_connections_not_authenticated",
+                "Connections that were refused for what they showed",
+                self.refused,
+            )
 
     def open(self) -> list[Connection]:
         """The connections of now."""

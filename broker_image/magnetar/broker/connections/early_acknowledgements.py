@@ -1,8 +1,9 @@
 """Acknowledgements that come while their consumer subscribes.
 
-Owns: `EarlyAcknowledgements` of one connection: a client that groups acknowledgements sends a group as soon as it has reconnected, which may be
-before its SUBSCRIBE is answered. Imports: nothing.
-Invariants: they are carried out in order, before anything is delivered to that consumer; memory is bounded.
+Owns: `EarlyAcknowledgements` of one connection: a client that groups acknowledgements sends a group
+as soon as it has reconnected, which may be before its SUBSCRIBE is answered. Imports: nothing.
+Invariants: they are carried out in order, before anything is delivered to that consumer; memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 
 EARLY_BYTES_MAX = 32 << 10
-"""Of the commands of one connection that are held; what comes beyond that is answered as if nobody had subscribed."""
+"""Of the commands of one connection that are held; what comes beyond that is answered as if
+nobody had subscribed."""
 
 
 class EarlyAcknowledgements:
@@ -29,7 +31,8 @@ class EarlyAcknowledgements:
         self._subscribing[consumer_id] += 1
 
     def hold(self, consumer_id: int, size: int, act: Callable[[], None]) -> bool:
-        """Keep a command of `size` bytes until its consumer has subscribed; False if that does not, or if there is no room."""
+        """Keep a command of `size` bytes until its consumer has subscribed; False if that does
+        not, or if there is no room."""
         if consumer_id not in self._subscribing or self._bytes + size > EARLY_BYTES_MAX:
             return False
         self._bytes += size
@@ -37,7 +40,8 @@ class EarlyAcknowledgements:
         return True
 
     def release(self, consumer_id: int) -> None:
-        """A SUBSCRIBE has ended: if it was the only one, carry out what was held. The consumer is there, or will not be."""
+        """A SUBSCRIBE has ended: if it was the only one, carry out what was held. The consumer
+        is there, or will not be."""
         self._subscribing[consumer_id] -= 1
         if self._subscribing[consumer_id] > 0:
             return

@@ -1,9 +1,10 @@
 """Whether a peer is still there.
 
-Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer answers, and when it has read what was sent.
-Imports: asyncio, wire, settings. Source: facts on protocol semantics 1.3.
-Invariants: silence counts only while the peer is read; what it may have said while it was not counts as a sign of life; a peer answers PINGs in
-order, behind what it said before, and what it said is handled in order.
+Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer
+answers, and when it has read what was sent. Imports: asyncio, wire, settings. Source: facts on
+protocol semantics 1.3. Invariants: silence counts only while the peer is read; what it may have
+said while it was not counts as a sign of life; a peer answers PINGs in order, behind what it said
+before, and what it said is handled in order.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """The connection is open: CONNECT is due within `connect_timeout_s`, and then something within every `keep_alive_s`."""
-        self._wait(min(self._connection.settings.connect_timeout_s, self._connection.settings.keep_alive_s))
+        """The connection is open: CONNECT is due within `connect_timeout_s`, and then something
+        within every `keep_alive_s`."""
+        self._wait(
+            min(self._connection.settings.connect_timeout_s, self._connection.settings.keep_alive_s)
+        )
 
     def admitted(self) -> None:
         """CONNECT was accepted: from now on `keep_alive_s` counts."""
@@ -72,7 +76,8 @@ class Heartbeat:
                 reader.set_result(None)
 
     def has_read(self) -> asyncio.Future[None]:
-        """Done when the peer has read what is queued to it now, and what it said before that is handled; or when the connection is over."""
+        """Done when the peer has read what is queued to it now, and what it said before that is
+        handled; or when the connection is over."""
         reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._connection.closed:
             reader.set_result(None)
@@ -113,7 +118,9 @@ class Heartbeat:
         """A peer that has not sent CONNECT in time, or nothing since the last PING, is gone."""
         connection = self._connection
         if not connection.connected or (connection.listens and not self._heard):
-            log.info("connection.keep_alive_failed", peer=connection.peer, connected=connection.connected)
+            log.info(
+                "connection.keep_alive_failed", peer=connection.peer, connected=connection.connected
+            )
             connection.abort()
             return
         self._heard = False

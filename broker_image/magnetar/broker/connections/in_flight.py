@@ -1,7 +1,8 @@
 """What one connection has under way without storage.
 
-Owns: the count of non-persistent messages that a connection had handled in the current turn of the loop. Imports: asyncio.
-Invariant: the count goes back to 0 at the end of the turn, when their receipts are on their way.
+Owns: the count of non-persistent messages that a connection had handled in the current turn of the
+loop. Imports: asyncio. Invariant: the count goes back to 0 at the end of the turn, when their
+receipts are on their way.
 """
 
 from __future__ import annotations

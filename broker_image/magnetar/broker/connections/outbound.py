@@ -1,8 +1,9 @@
 """What waits to be written to one connection.
 
-Owns: `Outbound`: the frames queued to a peer, what of them the transport gets, and which are messages of which consumer. Imports: asyncio, wire.
-Invariants: frames leave whole and in the order in which they were queued; the transport holds little, so that what waits for a slow peer can be taken
-back; a message is dropped as a whole, and never after a byte of it went to the transport.
+Owns: `Outbound`: the frames queued to a peer, what of them the transport gets, and which are
+messages of which consumer. Imports: asyncio, wire. Invariants: frames leave whole and in the order
+in which they were queued; the transport holds little, so that what waits for a slow peer can be
+taken back; a message is dropped as a whole, and never after a byte of it went to the transport.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Outbound:
     @property
     def size(self) -> int:
         """Bytes that the peer has not taken yet."""
-        return self._queued + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+        return self._queued + (
+            self._transport.get_write_buffer_size() if self._transport is not None else 0
+        )
 
     @property
     def too_much(self) -> bool:
@@ -66,7 +69,8 @@ class Outbound:
         self._queued += len(data)
 
     def add_messages(self, session: ConsumerSession, frames: Sequence[Buffer]) -> None:
-        """Queue messages of a consumer: header, entry, header, entry, ... They are dropped if it is closed before they are written."""
+        """Queue messages of a consumer: header, entry, header, entry, ... They are dropped if it
+        is closed before they are written."""
         start = len(self._buffers)
         self._buffers += frames
         self._queued += sum(map(len, frames))
@@ -82,7 +86,13 @@ class Outbound:
                 break
         while self._buffers and not self.full:
             if self._queued <= FIRST_WRITE_BYTES_MAX and not transport.get_write_buffer_size():
-                buffers, size, self._buffers, self._queued, self._messages = self._buffers, self._queued, [], 0, []
+                buffers, size, self._buffers, self._queued, self._messages = (
+                    self._buffers,
+                    self._queued,
+                    [],
+                    0,
+                    [],
+                )
             else:
                 buffers, size = self._take()
             if len(buffers) == 1:
@@ -106,19 +116,29 @@ class Outbound:
         self._messages.clear()
 
     def _drop_messages(self) -> None:
-        """Forget those of consumers that are closed: their client comes back, and is given them again."""
-        buffers, self._buffers, messages, self._messages, done = self._buffers, [], self._messages, [], 0
+        """Forget those of consumers that are closed: their client comes back, and is given them
+        again."""
+        buffers, self._buffers, messages, self._messages, done = (
+            self._buffers,
+            [],
+            self._messages,
+            [],
+            0,
+        )
         for session, start, end in messages:
             self._buffers += buffers[done:start]
             done = end
             if not session.closed:
-                self._messages.append((session, len(self._buffers), len(self._buffers) + end - start))
+                self._messages.append(
+                    (session, len(self._buffers), len(self._buffers) + end - start)
+                )
                 self._buffers += buffers[start:end]
         self._buffers += buffers[done:]
         self._queued = sum(map(len, self._buffers))
 
     def _take(self) -> tuple[list[Buffer], int]:
-        """The first buffers, about as much as one write may have, and their size; at least one, and no header without its entry."""
+        """The first buffers, about as much as one write may have, and their size; at least one,
+        and no header without its entry."""
         count = size = 0
         while size < WRITE_BYTES_MAX and count < len(self._buffers):
             size += len(self._buffers[count])

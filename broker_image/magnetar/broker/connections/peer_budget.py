@@ -1,8 +1,10 @@
 """What connections may take before they have shown who they are, and by address.
 
-Owns: `PeerBudget`, which counts the connections of one kind, and `peer_group`, the unit that is counted. Imports: errors, ipaddress. Pure.
-Invariants: there are never more than `most` connections; of those that have shown nothing yet there are at most `unknown_max`; for one more the
-oldest of the group that has most of them is dropped, so that a flood from one address drops itself; a connection that is kept is never dropped.
+Owns: `PeerBudget`, which counts the connections of one kind, and `peer_group`, the unit that is
+counted. Imports: errors, ipaddress. Pure. Invariants: there are never more than `most` connections;
+of those that have shown nothing yet there are at most `unknown_max`; for one more the oldest of the
+group that has most of them is dropped, so that a flood from one address drops itself; a connection
+that is kept is never dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ Peer = TypeVar("Peer", bound=Hashable)
 
 
 def peer_group(peername: Any) -> str:
-    """The unit by which peers are counted: an IPv4 address, or the /64 of an IPv6 address. `peername` is a socket's; unknown ones are one group."""
+    """The unit by which peers are counted: an IPv4 address, or the /64 of an IPv6 address.
+    `peername` is a socket's; unknown ones are one group."""
     if not isinstance(peername, tuple) or not peername:
         return ""
     host = str(peername[0])
@@ -60,21 +63,30 @@ class PeerBudget(Generic[Peer]):
         return self._unknown_count
 
     def admit(self, peer: Peer, group: str) -> Peer | None:
-        """Count one more, which has shown nothing yet. Returns the one that has to go for it; the caller ends that connection.
+        """Count one more, which has shown nothing yet. Returns the one that has to go for it; the
+        caller ends that connection.
 
         Raises LimitExceeded if there is no room: it is not counted.
         """
         count, oldest = self._count.get(group, 0), None
         if count >= self.group_max and not self._unknown.get(group):
             raise LimitExceeded(
-                f"{self._name}: {count} connections are open from {group or 'unknown'}, the most one address may have"
+                f"{self._name}: {count} connections are open from {group or 'unknown'}, the most "
+                "one address may have"
             )
         if count >= self.group_max:
             oldest = self._drop_oldest(group)
-        elif self._unknown_count and (self._unknown_count >= self.unknown_max or len(self._groups) >= self.most):
-            oldest = self._drop_oldest(max(self._unknown, key=lambda name: len(self._unknown[name])))
+        elif self._unknown_count and (
+            self._unknown_count >= self.unknown_max or len(self._groups) >= self.most
+        ):
+            oldest = self._drop_oldest(
+                max(self._unknown, key=lambda name: len(self._unknown[name]))
+            )
         elif len(self._groups) >= self.most:
-            raise LimitExceeded(f"{self._name}: {len(self._groups)} connections are open, the most there may be; close some")
+            raise LimitExceeded(
+                f"{self._name}: {len(self._groups)} connections are open, the most there may be; "
+                "close some"
+            )
         self._groups[peer] = group
         self._count[group] = self._count.get(group, 0) + 1
         self._unknown.setdefault(group, {})[peer] = None

@@ -1,9 +1,10 @@
 """Typed refusals.
 
-Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE never looks at ERROR), and the words of servers
-without transactions, to clients and to administrators. Imports: wire, errors.
-Invariants: every request of the protocol that expects an answer has an entry here; what expects none gets none; what only a broker may send
-ends the connection.
+Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE
+never looks at ERROR), and the words of servers without transactions, to clients and to
+administrators. Imports: wire, errors. Invariants: every request of the protocol that expects an
+answer has an entry here; what expects none gets none; what only a broker may send ends the
+connection.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ NOT_ENABLED = "Transactions are not enabled."
 _NOT_CONFIGURED = "This Broker is not configured with transactionCoordinatorEnabled=true"
 """Apache Pulsar's words to administrators."""
 NO_COORDINATOR = (
-    f"{_NOT_CONFIGURED}: there is no transaction coordinator; on Kubernetes apply a TransactionCoordinator, a standalone server is one unless "
+    f"{_NOT_CONFIGURED}: there is no transaction coordinator; on Kubernetes apply a "
+    "TransactionCoordinator, a standalone server is one unless "
     "MAGNETAR_TRANSACTIONS_ENABLED is 0"
 )
 COORDINATOR_REFUSES = (
-    f"{_NOT_CONFIGURED}: the setting transactions_enabled is 0; set it to 1, or take it out of the TransactionCoordinator"
+    f"{_NOT_CONFIGURED}: the setting transactions_enabled is 0; set it to 1, or take it out of the "
+    "TransactionCoordinator"
 )
 COORDINATOR_KINDS = frozenset(
     {
@@ -49,10 +52,16 @@ def _txn(request: Any) -> TxnId:
 
 _BY_KIND: dict[int, Refuse] = {
     Type.LOOKUP: lambda r, code, text: commands.lookup_failed(r.request_id, code, text),
-    Type.PARTITIONED_METADATA: lambda r, code, text: commands.partitioned_metadata_failed(r.request_id, code, text),
+    Type.PARTITIONED_METADATA: lambda r, code, text: commands.partitioned_metadata_failed(
+        r.request_id, code, text
+    ),
     Type.GET_SCHEMA: lambda r, code, text: commands.schema_failed(r.request_id, code, text),
-    Type.GET_OR_CREATE_SCHEMA: lambda r, code, text: commands.schema_refused(r.request_id, code, text),
-    Type.CONSUMER_STATS: lambda r, code, text: commands.consumer_stats_failed(r.request_id, code, text),
+    Type.GET_OR_CREATE_SCHEMA: lambda r, code, text: commands.schema_refused(
+        r.request_id, code, text
+    ),
+    Type.CONSUMER_STATS: lambda r, code, text: commands.consumer_stats_failed(
+        r.request_id, code, text
+    ),
     Type.END_TXN_ON_PARTITION: lambda r, code, text: transactions.end_on_partition_response(
         r.request_id, _txn(r), transactions.Refusal(code, text)
     ),
@@ -79,9 +88,18 @@ _ANSWERED_BY_ERROR = frozenset(
         Type.TC_CLIENT_CONNECT_REQUEST,
     }
 )
-"""Apache Pulsar answers the requests of transactions so, too, when it has them switched off: clients look for its text."""
+"""Apache Pulsar answers the requests of transactions so, too, when it has them switched off:
+clients look for its text."""
 _ANSWERED_BY_NOTHING = frozenset(
-    {Type.ACK, Type.FLOW, Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, Type.SEND, Type.AUTH_RESPONSE, Type.PING, Type.PONG}
+    {
+        Type.ACK,
+        Type.FLOW,
+        Type.REDELIVER_UNACKNOWLEDGED_MESSAGES,
+        Type.SEND,
+        Type.AUTH_RESPONSE,
+        Type.PING,
+        Type.PONG,
+    }
 )
 """An AUTH_RESPONSE may come late, after its challenge was given up."""
 
@@ -89,7 +107,8 @@ _ANSWERED_BY_NOTHING = frozenset(
 def refuse(connection: Connection, kind: int, request: Any, error: MagnetarError) -> None:
     """Answer a request of type `kind` with an error, in the response that its sender waits for.
 
-    `request` is the sub-message, or the whole command for kinds that no handler took. Raises ProtocolError for what only a broker may send.
+    `request` is the sub-message, or the whole command for kinds that no handler took. Raises
+    ProtocolError for what only a broker may send.
     """
     if isinstance(request, api.BaseCommand):
         request = getattr(request, commands.FIELD_OF_TYPE[kind])
@@ -99,4 +118,6 @@ def refuse(connection: Connection, kind: int, request: Any, error: MagnetarError
     elif kind in _ANSWERED_BY_ERROR:
         connection.queue(commands.error_of(request.request_id, error))
     elif kind not in _ANSWERED_BY_NOTHING:
-        raise ProtocolError(f"{commands.FIELD_OF_TYPE[kind]} is what a broker sends; a client must not")
+        raise ProtocolError(
+            f"{commands.FIELD_OF_TYPE[kind]} is what a broker sends; a client must not"
+        )

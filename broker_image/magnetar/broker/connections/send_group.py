@@ -1,8 +1,9 @@
 """SENDs on their way from one read of a connection to a topic.
 
-Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none; what is refused before it comes into one.
-Imports: wire, storage.log_format, sessions, settings, participant.
-Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of the receive buffer, valid until the next read.
+Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none; what is refused
+before it comes into one. Imports: wire, storage.log_format, sessions, settings, participant.
+Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of
+the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ from magnetar.wire.frames import InboundBuffer
 from magnetar.wire.sent_entries import check_sent_entry
 
 
-def refusal_of(session: ProducerSession, entry: memoryview, count: int, settings: BrokerSettings) -> tuple[WireCode, str] | None:
-    """Why one SEND of `count` messages is not taken, or None. Raises ProtocolError for an entry that is cut off."""
+def refusal_of(
+    session: ProducerSession, entry: memoryview, count: int, settings: BrokerSettings
+) -> tuple[WireCode, str] | None:
+    """Why one SEND of `count` messages is not taken, or None. Raises ProtocolError for an entry
+    that is cut off."""
     if len(entry) > settings.entry_bytes_max:
-        return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {settings.max_message_bytes} bytes"
+        return (
+            WireCode.NOT_ALLOWED,
+            f"Exceed maximum message size of {settings.max_message_bytes} bytes",
+        )
     try:
         verify_entry(entry)
         metadata = check_sent_entry(entry, count, settings.batch_messages_max)
@@ -54,13 +61,24 @@ class SendGroup:
         self.sequences.append(sequence)
         self.highest.append(highest)
 
-    def add_following(self, inbound: InboundBuffer, start: int, body: int, end: int, settings: BrokerSettings) -> None:
-        """Add the SENDs that differ from the last one, data[start:end], in what each of them must differ in only."""
+    def add_following(
+        self, inbound: InboundBuffer, start: int, body: int, end: int, settings: BrokerSettings
+    ) -> None:
+        """Add the SENDs that differ from the last one, data[start:end], in what each of them
+        must differ in only."""
         if inbound.received - end < end - body or self.counts[-1] != 1:
             return  # nothing of that size follows in this read: not worth the preparation
         sequence, room = self.sequences[-1], settings.publish_bytes_max - self.bytes
         entries, reached = send_runs.following_sends(
-            inbound.view, start, body, end, inbound.received, sequence, settings.entry_bytes_max, room, settings.batch_messages_max
+            inbound.view,
+            start,
+            body,
+            end,
+            inbound.received,
+            sequence,
+            settings.entry_bytes_max,
+            room,
+            settings.batch_messages_max,
         )
         count = len(entries)
         if not count:
@@ -73,13 +91,23 @@ class SendGroup:
         self.sequences.extend(range(sequence + 1, sequence + 1 + count))
 
     def publish(self) -> None:
-        """Hand them over, unless the producer is closed by now; the topic copies the entries, since the receive buffer is reused."""
+        """Hand them over, unless the producer is closed by now; the topic copies the entries,
+        since the receive buffer is reused."""
         if self.session.leaving:
             return
         if self.txn is None:
-            self.session.topic.publish(self.session, self.entries, self.counts, self.sequences, self.highest_or_none())
+            self.session.topic.publish(
+                self.session, self.entries, self.counts, self.sequences, self.highest_or_none()
+            )
         else:
-            publish_in(self.txn, self.session, self.entries, self.counts, self.sequences, self.highest_or_none())
+            publish_in(
+                self.txn,
+                self.session,
+                self.entries,
+                self.counts,
+                self.sequences,
+                self.highest_or_none(),
+            )
 
     def highest_or_none(self) -> list[int] | None:
         """The highest sequence ids of batches; None if there was none."""

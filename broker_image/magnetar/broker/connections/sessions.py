@@ -1,8 +1,9 @@
 """Producers and consumers of one connection.
 
-Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a topic. Imports: wire builders.
-Invariants: a session belongs to one connection and one topic; a closed session sends nothing more; a producer's answers leave in the order of
-its SENDs, errors among them.
+Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a
+topic. Imports: wire builders. Invariants: a session belongs to one connection and one topic; a
+closed session sends nothing more; a producer's answers leave in the order of its SENDs, errors
+among them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
 ACTIVE_CONSUMER_CHANGE_SINCE = 12
 """Protocol version."""
 DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
-"""Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the connection, again and again."""
+"""Clients (4.2 and 0.19) that take REACHED_END_OF_TOPIC for an unknown command and close the
+connection, again and again."""
 DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
-"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with NotAllowed or TopicTerminated: it hears of nothing
-any more. At any other code they come back and send the same again."""
+"""Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with
+NotAllowed or TopicTerminated: it hears of nothing any more. At any other code they come back and
+send the same again."""
 WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 """Refusals that the same SEND may not meet the next time."""
 
 
 class ProducerSession:
-    """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether it has sent a part of a message.
+    """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
+    it has sent a part of a message.
 
     `waits` is called when it must queue for exclusive access.
     """
@@ -59,8 +63,16 @@ class ProducerSession:
         "waits",
     )
 
-    def __init__(self, connection: Connection, producer_id: int, name: str, epoch: int, topic: TopicHost) -> None:
-        self.connection, self.producer_id, self.name, self.epoch, self.topic = connection, producer_id, name, epoch, topic
+    def __init__(
+        self, connection: Connection, producer_id: int, name: str, epoch: int, topic: TopicHost
+    ) -> None:
+        self.connection, self.producer_id, self.name, self.epoch, self.topic = (
+            connection,
+            producer_id,
+            name,
+            epoch,
+            topic,
+        )
         self.encoded_name = name.encode()
         self.pending = 0
         self.topic_epoch: int | None = None
@@ -68,7 +80,7 @@ class ProducerSession:
         self.waits: Callable[[], None] | None = None
         self._granted: asyncio.Future[Grant] | None = None
 
-    # --- waiting for exclusive access ------------------------------------------------------------------------------------------
+    # --- waiting for exclusive access -------------------------------------------------------------
 
     async def wait_for_grant(self) -> Grant:
         """Wait until the topic lets us in. Raises what `refuse` was given."""
@@ -87,13 +99,18 @@ class ProducerSession:
         if self._granted is not None and not self._granted.done():
             self._granted.set_exception(error)
 
-    # --- answers ---------------------------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------
 
-    def durable(self, ledger: int, first_entry: int, sequences: Sequence[int], highest: Sequence[int] | None) -> None:
-        """Entries first_entry.. are on stable storage under our claim: send their receipts, in order."""
+    def durable(
+        self, ledger: int, first_entry: int, sequences: Sequence[int], highest: Sequence[int] | None
+    ) -> None:
+        """Entries first_entry.. are on stable storage under our claim: send their receipts, in
+        order."""
         self.pending -= len(sequences)
         if not self.closed:
-            self.connection.queue(runs.send_receipts(self.producer_id, ledger, first_entry, sequences, highest))
+            self.connection.queue(
+                runs.send_receipts(self.producer_id, ledger, first_entry, sequences, highest)
+            )
 
     def answer(self, frame: bytes) -> None:
         """Answer a SEND that is not stored, behind the answers to all SENDs before it."""
@@ -103,7 +120,8 @@ class ProducerSession:
             self.connection.queue(frame)
 
     def answer_behind(self, frame: bytes) -> None:
-        """Answer a SEND behind whatever is on its way to storage, another session's SENDs among it."""
+        """Answer a SEND behind whatever is on its way to storage, another session's SENDs among
+        it."""
         self.pending += 1
         self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
 
@@ -112,24 +130,32 @@ class ProducerSession:
         if not self.closed:
             self.connection.queue(frame)
 
-    def refuse_sends(self, sequences: Sequence[int], highest: Sequence[int] | None, error: MagnetarError) -> None:
-        """Answer SENDs with an error at once, before the answers to those before them: these may have to wait for long.
+    def refuse_sends(
+        self, sequences: Sequence[int], highest: Sequence[int] | None, error: MagnetarError
+    ) -> None:
+        """Answer SENDs with an error at once, before the answers to those before them: these may
+        have to wait for long.
 
-        Every client takes an error that is not about the message itself for a reason to connect anew and send again.
+        Every client takes an error that is not about the message itself for a reason to connect
+        anew and send again.
         """
         self.topic.context.metrics.publish_errors += len(sequences)
         for number, sequence in enumerate(sequences):
             last = max(sequence, highest[number]) if highest is not None else sequence
-            self.connection.queue(commands.send_error(self.producer_id, last, error.wire_code, str(error)))
+            self.connection.queue(
+                commands.send_error(self.producer_id, last, error.wire_code, str(error))
+            )
 
     def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
         """Refuse a SEND for what it says, behind the answers to those before it.
 
-        Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all SENDs behind it, and is told `text` when it comes
-        back.
+        Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all
+        SENDs behind it, and is told `text` when it comes back.
         """
         self.topic.context.metrics.publish_errors += 1
-        if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(DEAF_AFTER_REFUSED_SEND):
+        if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(
+            DEAF_AFTER_REFUSED_SEND
+        ):
             self.connection.closed_producers.withhold(self.producer_id, text)
             self.close_by_broker(None)
         else:
@@ -141,7 +167,8 @@ class ProducerSession:
         return self.closed or self._leaving
 
     def close_by_broker(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307), after the receipts of what is under way.
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), after the
+        receipts of what is under way.
 
         One that the client does not know to exist yet is only marked `closed`.
         """
@@ -152,7 +179,9 @@ class ProducerSession:
         if not known:
             self.closed = True
             return
-        frame = commands.close_producer(self.producer_id, *_addresses(self.connection, self.topic, successor))
+        frame = commands.close_producer(
+            self.producer_id, *_addresses(self.connection, self.topic, successor)
+        )
         self._leaving = True
         if self.pending and not self.topic.context.log.fenced:
             self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
@@ -166,7 +195,8 @@ class ProducerSession:
 
 
 class ConsumerSession:
-    """One consumer, and what it has been sent and has acknowledged. `closed`: it is sent nothing more."""
+    """One consumer, and what it has been sent and has acknowledged. `closed`: it is sent nothing
+    more."""
 
     __slots__ = (
         "bytes_out",
@@ -196,16 +226,27 @@ class ConsumerSession:
         read_compacted: bool,
         sends_epoch: bool,
     ) -> None:
-        self.connection, self.consumer_id, self.name, self.subscription = connection, consumer_id, name, subscription
+        self.connection, self.consumer_id, self.name, self.subscription = (
+            connection,
+            consumer_id,
+            name,
+            subscription,
+        )
         self.partition = subscription.topic.partition
         self.read_compacted, self.sends_epoch = read_compacted, sends_epoch
         self.closed = self.told_end_of_topic = False
-        self.entries_out = self.bytes_out = self.messages_redelivered = self.entries_acknowledged = 0
+        self.entries_out = self.bytes_out = self.messages_redelivered = (
+            self.entries_acknowledged
+        ) = 0
         clock = subscription.topic.context.clock
-        self.connected_ms, self.meter = clock.wall_ms(), RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
+        self.connected_ms, self.meter = (
+            clock.wall_ms(),
+            RateMeter(clock.monotonic(), CONSUMER_COUNTERS),
+        )
 
     def part(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any message that is not written yet.
+        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any
+        message that is not written yet.
 
         What it says until `close_by_broker` is heard: it may have acknowledged before it got that.
         """
@@ -226,12 +267,21 @@ class ConsumerSession:
 
     def end_of_topic(self) -> None:
         """Tell the client, once, that nothing will follow, if it can hear it."""
-        if not self.told_end_of_topic and not self.connection.client_version.startswith(DEAF_TO_END_OF_TOPIC):
+        if not self.told_end_of_topic and not self.connection.client_version.startswith(
+            DEAF_TO_END_OF_TOPIC
+        ):
             self.told_end_of_topic = True
             self.connection.queue(commands.reached_end_of_topic(self.consumer_id))
 
 
-def _addresses(connection: Connection, topic: TopicHost, successor: Successor | None) -> tuple[str | None, str | None]:
-    """The successor's address for this client, plain or by TLS as it came here; neither if the client must look the topic up."""
-    url = topic.context.listeners.handed_over(connection.listener, successor) if successor is not None else None
+def _addresses(
+    connection: Connection, topic: TopicHost, successor: Successor | None
+) -> tuple[str | None, str | None]:
+    """The successor's address for this client, plain or by TLS as it came here; neither if the
+    client must look the topic up."""
+    url = (
+        topic.context.listeners.handed_over(connection.listener, successor)
+        if successor is not None
+        else None
+    )
     return (None, url) if connection.tls else (url, None)

@@ -1,8 +1,9 @@
 """A peer that does not read.
 
-Owns: what happens between a full write buffer and its being drained: hold back, wait, give up. Imports: asyncio, settings.
-Invariants: what is queued to one peer is bounded: beyond `write_buffer_bytes_max` it gets no messages, beyond four times that it is not read
-either, so that it can ask for nothing more; a peer that has taken too little for `slow_peer_s` is dropped.
+Owns: what happens between a full write buffer and its being drained: hold back, wait, give up.
+Imports: asyncio, settings. Invariants: what is queued to one peer is bounded: beyond
+`write_buffer_bytes_max` it gets no messages, beyond four times that it is not read either, so that
+it can ask for nothing more; a peer that has taken too little for `slow_peer_s` is dropped.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ class SlowPeer:
         connection, settings = self._connection, self._connection.settings
         waiting = connection.unsent_bytes
         if asyncio.get_running_loop().time() - self._since > settings.slow_peer_s:
-            log.warning("connection.slow_peer", peer=connection.peer, unsent_bytes=waiting, seconds=settings.slow_peer_s)
+            log.warning(
+                "connection.slow_peer",
+                peer=connection.peer,
+                unsent_bytes=waiting,
+                seconds=settings.slow_peer_s,
+            )
             connection.abort()
             return
         if not self.holds and waiting > HOLD_FACTOR * settings.write_buffer_bytes_max:

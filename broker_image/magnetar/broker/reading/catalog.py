@@ -1,9 +1,10 @@
 """What a bundle has in sealed files.
 
-Owns: the bundle's manifest as this broker knows it, reads through level-0 indexes and compacted segments, and bringing the manifest up to date.
-Imports: storage, topics.ledgers, metadata, segments.
-Invariants: only committed manifests are served, and never an older one after a newer one; a compacted view is used only up to its horizon; a file
-that is missing is looked for in a fresh manifest first, and an entry that cannot be found is an error, never a gap.
+Owns: the bundle's manifest as this broker knows it, reads through level-0 indexes and compacted
+segments, and bringing the manifest up to date. Imports: storage, topics.ledgers, metadata,
+segments. Invariants: only committed manifests are served, and never an older one after a newer one;
+a compacted view is used only up to its horizon; a file that is missing is looked for in a fresh
+manifest first, and an entry that cannot be found is an error, never a gap.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ log = structlog.get_logger(__name__)
 
 INDEXES_HELD_MAX = 64
 INDEXED_RUNS_HELD_MAX = 100_000
-"""Runs of indexes in memory, about half a kilobyte each, beyond those of the index that was asked for last: a file of tiny runs has very many."""
+"""Runs of indexes in memory, about half a kilobyte each, beyond those of the index that was
+asked for last: a file of tiny runs has very many."""
 READ_BYTES_MAX = 4 << 20
 SEAL_WAIT_S = 5.0
 SEAL_LOOK_S = 0.1
@@ -58,11 +60,13 @@ SEAL_LOOK_S = 0.1
 
 F = TypeVar("F")
 Sources = Callable[[tuple[int, int]], tuple[tuple[int, int], int] | None]
-"""The place in the sidecar of an entry that a transaction has published, and how many follow it on both sides; None for any other."""
+"""The place in the sidecar of an entry that a transaction has published, and how many follow it
+on both sides; None for any other."""
 
 
 class Located(NamedTuple):
-    """Where entries lie: `entries` of them from number `low` of a run on, which the log file `name` has under `topic` (a sidecar has another)."""
+    """Where entries lie: `entries` of them from number `low` of a run on, which the log file
+    `name` has under `topic` (a sidecar has another)."""
 
     topic: str
     name: str
@@ -94,7 +98,8 @@ def surviving_messages(metadata: MessageMetadata) -> int:
 def last_surviving_message(metadata: MessageMetadata) -> int:
     """Index of the last message of a batch that compaction left, -1 if none.
 
-    Counts down instead of building a mask: both fields are whatever a producer sent, and must not size an integer.
+    Counts down instead of building a mask: both fields are whatever a producer sent, and must not
+    size an integer.
     """
     removed = set(metadata.compacted_batch_indexes)
     index = max(1, metadata.num_messages_in_batch) - 1
@@ -106,7 +111,9 @@ def last_surviving_message(metadata: MessageMetadata) -> int:
 class BundleCatalog:
     """Sealed data of one bundle."""
 
-    def __init__(self, context: BrokerContext, bundle: BundleName, manifest: Manifest | None) -> None:
+    def __init__(
+        self, context: BrokerContext, bundle: BundleName, manifest: Manifest | None
+    ) -> None:
         self._context, self._bundle, self._manifest = context, bundle, manifest
         self._indexes: OrderedDict[str, LevelZeroIndex] = OrderedDict()
         self._runs_held = 0
@@ -121,11 +128,17 @@ class BundleCatalog:
         return catalog
 
     async def refresh(self) -> None:
-        """Take over the manifest that the store points to, if it is newer than ours: else it is not even read."""
+        """Take over the manifest that the store points to, if it is newer than ours: else it is
+        not even read."""
         known = self._manifest
-        if known is not None and await committed_generation(self._context.store, self._bundle) <= known.generation:
+        if (
+            known is not None
+            and await committed_generation(self._context.store, self._bundle) <= known.generation
+        ):
             return
-        manifest, _, _ = await load_manifest(self._context.store, self._context.volume, self._bundle)
+        manifest, _, _ = await load_manifest(
+            self._context.store, self._context.volume, self._bundle
+        )
         self.take(manifest)
 
     def take(self, manifest: Manifest) -> None:
@@ -141,14 +154,21 @@ class BundleCatalog:
         """The newest committed manifest this broker has seen."""
         return self._manifest if self._manifest is not None else Manifest(str(self._bundle), 0)
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     async def read(
-        self, topic: TopicName, ledgers: LedgerTable, request: ReadRequest, bytes_max: int, sources: Sources | None = None
+        self,
+        topic: TopicName,
+        ledgers: LedgerTable,
+        request: ReadRequest,
+        bytes_max: int,
+        sources: Sources | None = None,
     ) -> tuple[list[memoryview], list[int]]:
-        """Entries of the request from one run of a sealed file or one block of a segment, at least one. Raises StorageError.
+        """Entries of the request from one run of a sealed file or one block of a segment, at least
+        one. Raises StorageError.
 
-        `sources` if the topic was used with transactions: until they are rewritten their entries lie in its sidecar.
+        `sources` if the topic was used with transactions: until they are rewritten their entries
+        lie in its sidecar.
         """
         return await self._looked_for(
             str(topic),
@@ -157,9 +177,15 @@ class BundleCatalog:
         )
 
     async def facts(
-        self, topic: TopicName, ledgers: LedgerTable, first: int, sources: Sources | None, entries_max: int
+        self,
+        topic: TopicName,
+        ledgers: LedgerTable,
+        first: int,
+        sources: Sources | None,
+        entries_max: int,
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """(message counts, append times) of the entries from `first` on that lie in one place, at least one. Raises as `read`."""
+        """(message counts, append times) of the entries from `first` on that lie in one place,
+        at least one. Raises as `read`."""
         position = ledgers.position(first)
 
         async def once() -> tuple[Sequence[int], Sequence[int]] | None:
@@ -181,9 +207,15 @@ class BundleCatalog:
         return await self._looked_for(str(topic), position, once)
 
     async def count(
-        self, topic: TopicName, ledgers: LedgerTable, first: int, sources: Sources | None, entries_max: int
+        self,
+        topic: TopicName,
+        ledgers: LedgerTable,
+        first: int,
+        sources: Sources | None,
+        entries_max: int,
     ) -> tuple[int, int]:
-        """(entries, messages) from `first` on that lie in one place: whole blocks of segments are not read for it. Raises as `read`."""
+        """(entries, messages) from `first` on that lie in one place: whole blocks of segments
+        are not read for it. Raises as `read`."""
         position = ledgers.position(first)
 
         async def whole_block() -> tuple[int, int]:
@@ -192,7 +224,10 @@ class BundleCatalog:
                 footer = (segment := await self._segments.segment(reference)).footer
                 block = footer.blocks[segment.block_at_or_after(position)]
                 last = ledgers.find((block.last_ledger, block.last_entry))
-                if (block.first_ledger, block.first_entry) == position and last == first + block.rows - 1 < first + entries_max:
+                if (
+                    block.first_ledger,
+                    block.first_entry,
+                ) == position and last == first + block.rows - 1 < first + entries_max:
                     return block.rows, block.messages
             return 0, 0
 
@@ -202,8 +237,11 @@ class BundleCatalog:
         counts, _ = await self.facts(topic, ledgers, first, sources, entries_max)
         return len(counts), sum(counts)
 
-    async def _looked_for(self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]) -> F:
-        """What `once` finds of an entry; it is asked again if files have been rewritten meanwhile. Raises StorageError."""
+    async def _looked_for(
+        self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]
+    ) -> F:
+        """What `once` finds of an entry; it is asked again if files have been rewritten
+        meanwhile. Raises StorageError."""
         for attempt in (1, 2):
             try:
                 found = await once()
@@ -217,18 +255,26 @@ class BundleCatalog:
                     raise
                 missing = f": {error.file} is missing"  # with its index
             if attempt == 1:
-                # A rewrite came in between, and its inputs were collected: the manifest names others by now.
+                # A rewrite came in between, and its inputs were collected: the manifest names
+                # others by now.
                 await self.refresh()
         raise CorruptData(
-            f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s manifest{missing}",
+            f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s "
+            f"manifest{missing}",
             topic=topic,
             first=(position.ledger, position.entry),
         )
 
     async def _read_once(
-        self, topic: str, ledgers: LedgerTable, request: ReadRequest, bytes_max: int, sources: Sources | None
+        self,
+        topic: str,
+        ledgers: LedgerTable,
+        request: ReadRequest,
+        bytes_max: int,
+        sources: Sources | None,
     ) -> tuple[list[memoryview], list[int]] | None:
-        """As `read`; None if the manifest that we know does not have the entry. Raises FileNotFoundError, StorageError."""
+        """As `read`; None if the manifest that we know does not have the entry. Raises
+        FileNotFoundError, StorageError."""
         position = ledgers.position(request.first)
         reference = self._level_one(topic, position)
         if reference is not None:
@@ -241,13 +287,24 @@ class BundleCatalog:
         located = await self._locate(topic, position, request.entries, sources)
         return None if located is None else await self._read_run(*located, bytes_max)
 
-    async def _locate(self, topic: str, position: Position, entries: int, sources: Sources | None) -> Located | None:
-        """The log file and run that hold an entry, and how many of those from it on may be taken from there."""
+    async def _locate(
+        self, topic: str, position: Position, entries: int, sources: Sources | None
+    ) -> Located | None:
+        """The log file and run that hold an entry, and how many of those from it on may be taken
+        from there."""
         linked = sources(position) if sources is not None else None
         if linked is not None:
-            position, entries, topic = Position(*linked[0]), min(entries, linked[1]), sidecar_of(topic)
+            position, entries, topic = (
+                Position(*linked[0]),
+                min(entries, linked[1]),
+                sidecar_of(topic),
+            )
         found = await self._find(topic, position)
-        return None if found is None else Located(topic, found[0], found[1], position.entry - found[1].first_entry, entries)
+        return (
+            None
+            if found is None
+            else Located(topic, found[0], found[1], position.entry - found[1].first_entry, entries)
+        )
 
     def _level_one(self, topic: str, position: Position) -> SegmentReference | None:
         """The level-1 segment whose span holds the position."""
@@ -260,11 +317,19 @@ class BundleCatalog:
     ) -> tuple[list[memoryview], list[int]]:
         offset = run.offset + sum(run.lengths[:low])
         high, size = low, 0
-        while high < len(run.lengths) and high - low < entries_max and (high == low or size + run.lengths[high] <= bytes_max):
+        while (
+            high < len(run.lengths)
+            and high - low < entries_max
+            and (high == low or size + run.lengths[high] <= bytes_max)
+        ):
             size += run.lengths[high]
             high += 1
         data = memoryview(await self._context.volume.read(name, offset, size))
-        entries = checked_entries(data, run.lengths[low:high], PieceOfRun(name, offset, topic, run.ledger, run.first_entry + low))
+        entries = checked_entries(
+            data,
+            run.lengths[low:high],
+            PieceOfRun(name, offset, topic, run.ledger, run.first_entry + low),
+        )
         return entries, list(run.message_counts[low:high])
 
     async def _find(self, topic: str, position: Position) -> tuple[str, Run] | None:
@@ -278,7 +343,8 @@ class BundleCatalog:
         return None
 
     async def index(self, file: LevelZero) -> LevelZeroIndex:
-        """The index of a sealed log file, from memory if it was used lately. Raises CorruptData, StorageError, FileNotFoundError."""
+        """The index of a sealed log file, from memory if it was used lately. Raises CorruptData,
+        StorageError, FileNotFoundError."""
         name = names.index(file.incarnation, file.file)
         held = self._indexes.get(name)
         if held is None:
@@ -287,7 +353,9 @@ class BundleCatalog:
             self._indexes[name] = held
             held.on_decoded = self._count
         self._indexes.move_to_end(name)
-        while len(self._indexes) > 1 and (len(self._indexes) > INDEXES_HELD_MAX or self._runs_held > INDEXED_RUNS_HELD_MAX):
+        while len(self._indexes) > 1 and (
+            len(self._indexes) > INDEXES_HELD_MAX or self._runs_held > INDEXED_RUNS_HELD_MAX
+        ):
             self._let_go(next(iter(self._indexes)))
         return held
 
@@ -312,7 +380,7 @@ class BundleCatalog:
             await self._context.volume.remove(name)
         return LevelZeroIndex.decode(await self._durable_index(file), name)
 
-    # --- compacted view --------------------------------------------------------------------------------------------------------
+    # --- compacted view ---------------------------------------------------------------------------
 
     def compacted(self, topic: str) -> Compacted | None:
         """The committed compacted view of a topic, if there is one."""
@@ -321,20 +389,27 @@ class BundleCatalog:
         segments = self._manifest.topics.get(topic)
         return segments.compacted if segments is not None else None
 
-    async def read_compacted(self, topic: str, ledgers: LedgerTable, request: ReadRequest) -> CompactedRead:
-        """The next surviving entry from the request on, with those that follow it without a gap. Raises StorageError."""
+    async def read_compacted(
+        self, topic: str, ledgers: LedgerTable, request: ReadRequest
+    ) -> CompactedRead:
+        """The next surviving entry from the request on, with those that follow it without a gap.
+        Raises StorageError."""
         try:
             return await self._read_compacted_once(topic, ledgers, request)
         except FileNotFoundError:
-            await self.refresh()  # a later compaction has replaced the view, and its segments were collected
+            # a later compaction has replaced the view, and its segments were collected
+            await self.refresh()
         try:
             return await self._read_compacted_once(topic, ledgers, request)
         except FileNotFoundError as error:
             raise CorruptData(
-                f"{error.filename or error}, a segment of the compacted view of {topic}, is missing; restore it or compact again"
+                f"{error.filename or error}, a segment of the compacted view of {topic}, is "
+                "missing; restore it or compact again"
             ) from error
 
-    async def _read_compacted_once(self, topic: str, ledgers: LedgerTable, request: ReadRequest) -> CompactedRead:
+    async def _read_compacted_once(
+        self, topic: str, ledgers: LedgerTable, request: ReadRequest
+    ) -> CompactedRead:
         view = self.compacted(topic)
         assert view is not None
         start = tuple(ledgers.position(request.first))
@@ -350,7 +425,11 @@ class BundleCatalog:
 
     @staticmethod
     def _consecutive(
-        block: Block, row: int, ledgers: LedgerTable, entries_max: int, bytes_max: int = READ_BYTES_MAX
+        block: Block,
+        row: int,
+        ledgers: LedgerTable,
+        entries_max: int,
+        bytes_max: int = READ_BYTES_MAX,
     ) -> CompactedRead:
         """Rows of one block from `row` on whose ordinals follow each other, at least one."""
         first = ledgers.find((block.ledgers[row], block.entries[row]))
@@ -373,8 +452,11 @@ class BundleCatalog:
             found.message_counts.append(block.message_counts[at])
         return found
 
-    async def last_compacted(self, topic: str, ledgers: LedgerTable) -> tuple[Position, memoryview | None]:
-        """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty, or the topic was truncated behind it.
+    async def last_compacted(
+        self, topic: str, ledgers: LedgerTable
+    ) -> tuple[Position, memoryview | None]:
+        """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty, or the
+        topic was truncated behind it.
 
         A view keeps what its topic has dropped, and no reader gets that.
         """
@@ -386,14 +468,19 @@ class BundleCatalog:
         block = await segment.block(len(segment.footer.blocks) - 1)
         last = len(block.entries) - 1
         position = Position(block.ledgers[last], block.entries[last])
-        return (position, block.payload(last)) if ledgers.find(position) is not None else (EARLIEST, None)
+        return (
+            (position, block.payload(last))
+            if ledgers.find(position) is not None
+            else (EARLIEST, None)
+        )
 
-    # --- bringing the manifest up to date --------------------------------------------------------------------------------------
+    # --- bringing the manifest up to date ---------------------------------------------------------
 
     async def cover(self, record: BundleRecord, position: LogPosition) -> None:
         """List every log file of the bundle's chain before `position` of our log in the manifest.
 
-        Raises StoreError, StorageError; ServiceNotReady while a broker that gave us the bundle has not sealed its file yet.
+        Raises StoreError, StorageError; ServiceNotReady while a broker that gave us the bundle has
+        not sealed its file yet.
         """
         reached = (record.epochs[-1], position.file)
         before = self.manifest.covered
@@ -403,7 +490,8 @@ class BundleCatalog:
         for file in await self._files(record, position):
             if before is not None and all((epoch, file.file) < before for epoch in file.epochs):
                 continue
-            if file.incarnation != self._context.incarnation:  # our own have been made durable before a roll returns
+            # our own have been made durable before a roll returns
+            if file.incarnation != self._context.incarnation:
                 await self._durable_index(file)
             if await self._holds(file):
                 files.append(file)
@@ -412,26 +500,39 @@ class BundleCatalog:
 
         def edit(manifest: Manifest) -> Manifest | None:
             if manifest.generation < known:
-                # Split meanwhile, or the store is lost: a restore would take what is written on top for what was committed.
-                raise StoreError(f"manifest of {self._bundle}: the store has forgotten generation {known}")
+                # Split meanwhile, or the store is lost: a restore would take what is written on top
+                # for what was committed.
+                raise StoreError(
+                    f"manifest of {self._bundle}: the store has forgotten generation {known}"
+                )
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 
         self.take(await self._commit_in_term(record.epochs[-1], edit))
 
-    async def _commit_in_term(self, epoch: int, edit: Callable[[Manifest], Manifest | None]) -> Manifest:
-        """Commit the manifest while the bundle's record has the term `epoch`; the one that holds then. Raises StoreError, StorageError.
+    async def _commit_in_term(
+        self, epoch: int, edit: Callable[[Manifest], Manifest | None]
+    ) -> Manifest:
+        """Commit the manifest while the bundle's record has the term `epoch`; the one that holds
+        then. Raises StoreError, StorageError.
 
-        The collector relies on it: a manifest of a bundle that is over never becomes current (`collection.manifests_of_the_dead`).
+        The collector relies on it: a manifest of a bundle that is over never becomes current
+        (`collection.manifests_of_the_dead`).
         """
         context, key = self._context, keys.bundle(self._bundle)
         while True:
             item = await context.store.get(key)
             if item is None or epoch not in BundleRecord.decode(item.value).epochs:
-                raise StoreError(f"manifest of {self._bundle}: term {epoch} is over, and others have gone on from it")
+                raise StoreError(
+                    f"manifest of {self._bundle}: term {epoch} is over, and others have gone on "
+                    "from it"
+                )
             unchanged = Compare(key, "mod", "=", item.mod_revision)
-            committed = await commit_manifest(context.store, context.volume, context.clock, self._bundle, edit, [unchanged])
-            if committed.outcome is not Outcome.REFUSED:  # else the record has changed: it was shortened, or is moving
+            committed = await commit_manifest(
+                context.store, context.volume, context.clock, self._bundle, edit, [unchanged]
+            )
+            # else the record has changed: it was shortened, or is moving
+            if committed.outcome is not Outcome.REFUSED:
                 return committed.manifest
 
     async def _holds(self, file: LevelZero) -> bool:
@@ -446,18 +547,22 @@ class BundleCatalog:
         return known
 
     async def _durable_index(self, file: LevelZero) -> bytes:
-        """The index of somebody else's file, on stable storage: its writer may have died before it wrote one, or before the name was synced."""
+        """The index of somebody else's file, on stable storage: its writer may have died before
+        it wrote one, or before the name was synced."""
         name = names.index(file.incarnation, file.file)
         try:
             data = await self._context.volume.read(name)
         except FileNotFoundError:
-            builder = await build_index(self._context.volume, file.incarnation, file.file, file.length)
+            builder = await build_index(
+                self._context.volume, file.incarnation, file.file, file.length
+            )
             data = builder.encode(file.length)
         await self._context.volume.put_if_absent(name, data)
         return data
 
     async def _files(self, record: BundleRecord, position: LogPosition) -> list[LevelZero]:
-        """The chain as files. A file that a living broker shares with us is listed only once it is sealed."""
+        """The chain as files. A file that a living broker shares with us is listed only once it
+        is sealed."""
         epochs: dict[tuple[str, int], set[int]] = {}
         for term, span in zip(record.epochs, record.chain, strict=True):
             own = span.end is None
@@ -471,7 +576,14 @@ class BundleCatalog:
         for (incarnation, number), terms in epochs.items():
             length = await self._sealed_length(incarnation, number)
             if length:
-                found.append(LevelZero(incarnation=incarnation, file=number, length=length, epochs=tuple(sorted(terms))))
+                found.append(
+                    LevelZero(
+                        incarnation=incarnation,
+                        file=number,
+                        length=length,
+                        epochs=tuple(sorted(terms)),
+                    )
+                )
         return found
 
     async def _sealed_length(self, incarnation: str, number: int) -> int:
@@ -483,8 +595,11 @@ class BundleCatalog:
                 return length
             if clock.monotonic() > deadline:
                 if await self._context.store.get(keys.incarnation(incarnation)) is None:
-                    # It gave us the bundle and died before it sealed; if it had no other bundle, nobody else will ever fence it.
+                    # It gave us the bundle and died before it sealed; if it had no other bundle,
+                    # nobody else will ever fence it.
                     await fence(self._context.volume, incarnation)
                     continue
-                raise ServiceNotReady(f"log file {number} of {incarnation} is not sealed yet; try again in a moment")
+                raise ServiceNotReady(
+                    f"log file {number} of {incarnation} is not sealed yet; try again in a moment"
+                )
             await asyncio.sleep(SEAL_LOOK_S)

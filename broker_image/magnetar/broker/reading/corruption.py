@@ -1,8 +1,9 @@
 """What is wrong with this broker's storage right now.
 
-Owns: `DamageTable`: named damage (file, offset, topic, entries), since when, how often met; shown by REST, counted by metrics, logged when it is
-first met. Imports: errors, clock.
-Invariants: damage is named, never only counted; it leaves the table when what failed has succeeded; the table is bounded.
+Owns: `DamageTable`: named damage (file, offset, topic, entries), since when, how often met; shown
+by REST, counted by metrics, logged when it is first met. Imports: errors, clock. Invariants: damage
+is named, never only counted; it leaves the table when what failed has succeeded; the table is
+bounded.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class DamageTable:
         self._found: dict[tuple[str, str], Damage] = {}
         self.met = 0
 
-    def note(self, what: str, about: str, error: Exception, *, bundle: str = "", topic: str = "") -> Damage:
+    def note(
+        self, what: str, about: str, error: Exception, *, bundle: str = "", topic: str = ""
+    ) -> Damage:
         """`what` failed on `about`; the entry for it."""
         now_ms = self._clock.wall_ms()
         self.met += 1
@@ -56,7 +59,16 @@ class DamageTable:
             return known
         named = error if isinstance(error, CorruptData) else CorruptData("")
         damage = Damage(
-            what, bundle, named.topic or topic, named.file, named.offset, named.first, named.last, str(error), now_ms, now_ms
+            what,
+            bundle,
+            named.topic or topic,
+            named.file,
+            named.offset,
+            named.first,
+            named.last,
+            str(error),
+            now_ms,
+            now_ms,
         )
         if len(self._found) < DAMAGE_MAX:
             self._found[what, about] = damage
@@ -84,4 +96,7 @@ class DamageTable:
 
     def listed(self) -> list[dict[str, Any]]:
         """Everything that is wrong now, the oldest first, as REST shows it."""
-        return [asdict(found) for found in sorted(self._found.values(), key=lambda found: found.since_ms)]
+        return [
+            asdict(found)
+            for found in sorted(self._found.values(), key=lambda found: found.since_ms)
+        ]

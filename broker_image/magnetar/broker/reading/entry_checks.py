@@ -1,7 +1,8 @@
 """Entries as they come from a log file.
 
-Owns: `checked_entries`, which cuts a piece of a run into entries and compares each with the checksum its client computed. Imports: errors, wire.
-Invariant: an entry that is short, or is not what its client sent, never leaves here; the error names file, offset, topic and positions. An entry
+Owns: `checked_entries`, which cuts a piece of a run into entries and compares each with the
+checksum its client computed. Imports: errors, wire. Invariant: an entry that is short, or is not
+what its client sent, never leaves here; the error names file, offset, topic and positions. An entry
 that has no checksum, or no room for one, leaves as it is.
 """
 
@@ -15,7 +16,8 @@ from magnetar.wire.checksum import verify_entry
 
 
 class PieceOfRun(NamedTuple):
-    """Where consecutive entries of one ledger were read: the first of them is (ledger, entry) and begins at `offset` of `file`."""
+    """Where consecutive entries of one ledger were read: the first of them is (ledger, entry)
+    and begins at `offset` of `file`."""
 
     file: str
     offset: int
@@ -24,12 +26,16 @@ class PieceOfRun(NamedTuple):
     entry: int
 
 
-def checked_entries(data: memoryview, lengths: Sequence[int], piece: PieceOfRun) -> list[memoryview]:
-    """The entries of these lengths that lie back to back in `data`. Raises CorruptData naming the damage."""
+def checked_entries(
+    data: memoryview, lengths: Sequence[int], piece: PieceOfRun
+) -> list[memoryview]:
+    """The entries of these lengths that lie back to back in `data`. Raises CorruptData naming
+    the damage."""
     if len(data) != sum(lengths):
         end = piece.offset + len(data)
         raise CorruptData(
-            f"{piece.file} ends at {end}, inside acknowledged entries of {piece.topic} from {(piece.ledger, piece.entry)} on; "
+            f"{piece.file} ends at {end}, inside acknowledged entries of {piece.topic} from "
+            f"{(piece.ledger, piece.entry)} on; "
             "restore this file",
             file=piece.file,
             offset=end,
@@ -48,7 +54,8 @@ def checked_entries(data: memoryview, lengths: Sequence[int], piece: PieceOfRun)
         except ChecksumMismatch as error:
             position, offset = (piece.ledger, piece.entry + len(entries)), piece.offset + at
             raise CorruptData(
-                f"{piece.file}: entry {position} of {piece.topic} at {offset} is damaged: {error}; restore this file",
+                f"{piece.file}: entry {position} of {piece.topic} at {offset} is damaged: {error}; "
+                "restore this file",
                 file=piece.file,
                 offset=offset,
                 topic=piece.topic,

@@ -1,9 +1,10 @@
 """Where the entries of one topic lie.
 
-Owns: `Run` (consecutive entries that lie back to back in one log file), the index over them by ordinal, and the tail cache's bookkeeping.
-Imports: topics.ledgers only.
-Invariants: runs are in ordinal order and leave no gap between the first indexed ordinal and the topic's end; a run's bytes in the file are
-exactly its entries back to back; entries kept in memory are the bytes that were made durable.
+Owns: `Run` (consecutive entries that lie back to back in one log file), the index over them by
+ordinal, and the tail cache's bookkeeping. Imports: topics.ledgers only. Invariants: runs are in
+ordinal order and leave no gap between the first indexed ordinal and the topic's end; a run's bytes
+in the file are exactly its entries back to back; entries kept in memory are the bytes that were
+made durable.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ RELEASED_HELD_MAX = 1_000
 
 
 class Run:
-    """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's first byte.
+    """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's
+    first byte.
 
-    `append_ms` is when the broker took them; where it is UNKNOWN, `message_counts` are not the entries' either. `messages_before` is how many
-    messages the topic had before them, UNKNOWN if only storage tells.
+    `append_ms` is when the broker took them; where it is UNKNOWN, `message_counts` are not the
+    entries' either. `messages_before` is how many messages the topic had before them, UNKNOWN if
+    only storage tells.
     """
 
     __slots__ = (
@@ -60,7 +63,9 @@ class Run:
         self.file = file
         self.offset = offset
         self.lengths = lengths if isinstance(lengths, array) else array("I", lengths)
-        self.message_counts = message_counts if isinstance(message_counts, array) else array("I", message_counts)
+        self.message_counts = (
+            message_counts if isinstance(message_counts, array) else array("I", message_counts)
+        )
         self.bytes = sum(lengths)
         self.append_ms, self.messages_before = append_ms, messages_before
         self.payload: bytes | None = None
@@ -75,7 +80,8 @@ class Run:
         return [0, *accumulate(self.lengths)]
 
     def entries(self, low: int, high: int) -> list[memoryview] | None:
-        """The entries low..high-1 of this run (counted from 0) if they are in memory. Made on demand: what is only kept costs nothing per entry."""
+        """The entries low..high-1 of this run (counted from 0) if they are in memory. Made on
+        demand: what is only kept costs nothing per entry."""
         if self.payload is None:
             return None
         view = memoryview(self.payload)
@@ -116,7 +122,8 @@ class EntryIndex:
         self._firsts.append(run.first)
 
     def drop_before(self, ordinal: int) -> int:
-        """Forget the runs that lie wholly below `ordinal`: sealed files and segments have them. Returns how many there were."""
+        """Forget the runs that lie wholly below `ordinal`: sealed files and segments have them.
+        Returns how many there were."""
         count = 0
         while count < len(self._runs) and self._runs[count].end <= ordinal:
             count += 1
@@ -162,7 +169,9 @@ class TailCache:
         run.payload = payload
         self._held.append(run)
         self.bytes += run.bytes
-        while len(self._held) > 1 and (self.bytes > self._bytes_max or self._held[0].payload is None):
+        while len(self._held) > 1 and (
+            self.bytes > self._bytes_max or self._held[0].payload is None
+        ):
             oldest = self._held.popleft()
             if oldest.payload is None:
                 self._released -= 1

@@ -1,8 +1,9 @@
 """Keys of sealed log files.
 
-Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports: metadata, names, storage's names of files.
-Invariants: a roll never waits for the store: the key follows when the store answers; a file without a key is never given up; whoever writes a
-file's key, its owner or the collector for a dead one, writes the same.
+Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports:
+metadata, names, storage's names of files. Invariants: a roll never waits for the store: the key
+follows when the store answers; a file without a key is never given up; whoever writes a file's key,
+its owner or the collector for a dead one, writes the same.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ log = structlog.get_logger(__name__)
 STORE_RETRY_S = 0.1
 
 
-async def sealed_files(store: MetadataStore, prefix: str = keys.LOGS) -> dict[LogFile, LogFileRecord]:
-    """Sealed log files as the store has them, of all incarnations or of one (`keys.logs_of`). Raises StoreError."""
+async def sealed_files(
+    store: MetadataStore, prefix: str = keys.LOGS
+) -> dict[LogFile, LogFileRecord]:
+    """Sealed log files as the store has them, of all incarnations or of one (`keys.logs_of`).
+    Raises StoreError."""
     found = {}
     for item in (await store.range(prefix)).items:
         incarnation, _, number = item.key.removeprefix(keys.LOGS).rpartition("/")
@@ -35,30 +39,42 @@ async def sealed_files(store: MetadataStore, prefix: str = keys.LOGS) -> dict[Lo
 
 
 class LogKeys:
-    """Writes keys; `bundle_of` says which bundle a topic falls into, or raises NamespaceNotFound."""
+    """Writes keys; `bundle_of` says which bundle a topic falls into, or raises
+    NamespaceNotFound."""
 
-    def __init__(self, context: BrokerContext, bundle_of: Callable[[TopicName], Awaitable[BundleName]]) -> None:
+    def __init__(
+        self, context: BrokerContext, bundle_of: Callable[[TopicName], Awaitable[BundleName]]
+    ) -> None:
         self._context, self._bundle_of = context, bundle_of
         self._publishing: dict[asyncio.Task[None], None] = {}
 
     def publish(self, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
-        """Write the key of our own file `number`, which holds these epochs of these topics, in the background."""
+        """Write the key of our own file `number`, which holds these epochs of these topics, in
+        the background."""
         task = asyncio.create_task(self._write_ours(number, length, topics), name="log key")
         self._publishing[task] = None
         task.add_done_callback(lambda done: self._publishing.pop(done, None))
 
-    async def _write_ours(self, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
-        """Without its key a file stays until this incarnation has ended, and is completed then: no error of one file concerns the others."""
+    async def _write_ours(
+        self, number: int, length: int, topics: Mapping[str, Iterable[int]]
+    ) -> None:
+        """Without its key a file stays until this incarnation has ended, and is completed then:
+        no error of one file concerns the others."""
         with self._context.metrics.surprises.contained("log keys", file=str(number)):
             await self.write(self._context.incarnation, number, length, topics)
 
-    async def write(self, incarnation: str, number: int, length: int, topics: Mapping[str, Iterable[int]]) -> None:
+    async def write(
+        self, incarnation: str, number: int, length: int, topics: Mapping[str, Iterable[int]]
+    ) -> None:
         """Write the key of a sealed file; tries until the store answers."""
         bundles: dict[str, set[int]] = {}
         for topic, epochs in topics.items():
             if (bundle := await self._bundle_if_any(TopicName.parse(topic))) is not None:
                 bundles.setdefault(str(bundle), set()).update(epochs)
-        record = LogFileRecord(length=length, bundles={name: tuple(sorted(epochs)) for name, epochs in sorted(bundles.items())})
+        record = LogFileRecord(
+            length=length,
+            bundles={name: tuple(sorted(epochs)) for name, epochs in sorted(bundles.items())},
+        )
         while True:
             try:
                 await self._context.store.put(keys.log_file(incarnation, number), record.encode())
@@ -68,7 +84,8 @@ class LogKeys:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _bundle_if_any(self, topic: TopicName) -> BundleName | None:
-        """The bundle of a topic; None once its namespace is deleted: nobody needs its files then."""
+        """The bundle of a topic; None once its namespace is deleted: nobody needs its files
+        then."""
         while True:
             try:
                 return await self._bundle_of(topic)

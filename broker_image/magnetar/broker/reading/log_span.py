@@ -1,9 +1,10 @@
 """Reading runs that lie near one another at once.
 
-Owns: `LogSpan`, the bytes of one log file that a read has fetched, and how far it is worth to fetch. Imports: entry_index, storage.
-Why: a topic that gets a message now and then has one run per message, between those of other topics. Read one by one, a backlog of them costs a
-hop to a thread each, 0.1 ms; read together, 1 ms per thousand.
-Invariants: never more than the asked number of bytes is held, unless one entry is larger; what is handed out is what the file holds there, so that
+Owns: `LogSpan`, the bytes of one log file that a read has fetched, and how far it is worth to
+fetch. Imports: entry_index, storage. Why: a topic that gets a message now and then has one run per
+message, between those of other topics. Read one by one, a backlog of them costs a hop to a thread
+each, 0.1 ms; read together, 1 ms per thousand. Invariants: never more than the asked number of
+bytes is held, unless one entry is larger; what is handed out is what the file holds there, so that
 a file which ends too early shows as too few bytes.
 """
 
@@ -30,30 +31,43 @@ class LogSpan:
         self._start = self._end = 0
         self._view = memoryview(b"")
 
-    async def bytes_of(self, run: Run, start: int, end: int, ahead: Callable[[], int]) -> memoryview:
-        """The bytes [start, end) of a run's entries, fewer if the file ends before them; if they must be fetched, `ahead` says how many more.
+    async def bytes_of(
+        self, run: Run, start: int, end: int, ahead: Callable[[], int]
+    ) -> memoryview:
+        """The bytes [start, end) of a run's entries, fewer if the file ends before them; if they
+        must be fetched, `ahead` says how many more.
 
         Raises StorageError, FileNotFoundError.
         """
         low, high = run.offset + start, run.offset + end
         if self._file != (run.incarnation, run.file) or not self._start <= low <= high <= self._end:
-            data = await self._volume.read(log_file(run.incarnation, run.file), low, high - low + ahead())
+            data = await self._volume.read(
+                log_file(run.incarnation, run.file), low, high - low + ahead()
+            )
             self._file, self._view = (run.incarnation, run.file), memoryview(data)
             self._start, self._end = low, low + len(data)
         return self._view[low - self._start : high - self._start]
 
 
 def bytes_ahead(runs: Sequence[Run], at: int, entries: int, bytes_max: int) -> int:
-    """How much behind runs[at] in its file belongs to the `entries` that are wanted after it, or to others in between; at most `bytes_max`."""
+    """How much behind runs[at] in its file belongs to the `entries` that are wanted after it, or
+    to others in between; at most `bytes_max`."""
     run = runs[at]
     begin = end = run.offset + run.bytes
     for index in range(at + 1, len(runs)):
         following = runs[index]
-        if entries <= 0 or following.payload is not None or (following.incarnation, following.file) != (run.incarnation, run.file):
+        if (
+            entries <= 0
+            or following.payload is not None
+            or (following.incarnation, following.file) != (run.incarnation, run.file)
+        ):
             break
         if following.offset < end:
             break  # a transaction's, sent before what was published before its commit
-        if following.offset - end > GAP_BYTES_MAX or following.offset + following.bytes - begin > bytes_max:
+        if (
+            following.offset - end > GAP_BYTES_MAX
+            or following.offset + following.bytes - begin > bytes_max
+        ):
             break
         end = following.offset + following.bytes
         entries -= following.count

@@ -1,7 +1,8 @@
 """Level-1 segments as this broker reads them.
 
-Owns: `SegmentCache`: footers and lately used blocks of the segments that a bundle's manifest refers to. Imports: storage.
-Invariants: a block is verified when it is loaded; memory is bounded by the number of segments and of blocks held.
+Owns: `SegmentCache`: footers and lately used blocks of the segments that a bundle's manifest refers
+to. Imports: storage. Invariants: a block is verified when it is loaded; memory is bounded by the
+number of segments and of blocks held.
 """
 
 from __future__ import annotations
@@ -35,15 +36,20 @@ class OpenSegment:
         start, _ = decode_trailer(tail[-TRAILER_BYTES:], reference.object)
         if start < base:
             base = start
-            tail = await volume.read(reference.object, reference.offset + base, reference.length - base)
+            tail = await volume.read(
+                reference.object, reference.offset + base, reference.length - base
+            )
 
         def read_range(offset: int, length: int) -> bytes:
             return tail[offset - base : offset - base + length]
 
-        return OpenSegment(volume, reference, read_footer(read_range, reference.length, reference.object))
+        return OpenSegment(
+            volume, reference, read_footer(read_range, reference.length, reference.object)
+        )
 
     def block_at_or_after(self, position: tuple[int, ...]) -> int:
-        """Number of the first block that ends at or after `position`, which must not lie behind the segment."""
+        """Number of the first block that ends at or after `position`, which must not lie behind
+        the segment."""
         number = bisect_left(self._lasts, position)
         assert number < len(self._lasts), (position, self._reference)
         return number
@@ -53,7 +59,9 @@ class OpenSegment:
         held = self._blocks.get(number)
         if held is None:
             entry = self.footer.blocks[number]
-            data = await self._volume.read(self._reference.object, self._reference.offset + entry.offset, entry.length)
+            data = await self._volume.read(
+                self._reference.object, self._reference.offset + entry.offset, entry.length
+            )
             held = self._blocks[number] = Block.decode(data, self._reference.object)
             while len(self._blocks) > BLOCKS_HELD_MAX:
                 self._blocks.popitem(last=False)

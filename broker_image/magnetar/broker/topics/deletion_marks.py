@@ -1,8 +1,9 @@
 """Marks of namespaces that are being deleted.
 
-Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports: metadata, names, errors, server siblings.
-Invariant: a mark of this incarnation's does not outlive the deletion that made it for longer than the store is away: it would hold up whoever
-creates topics in that namespace.
+Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports:
+metadata, names, errors, server siblings. Invariant: a mark of this incarnation's does not outlive
+the deletion that made it for longer than the store is away: it would hold up whoever creates topics
+in that namespace.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class DeletionMarks:
             await self.look()
 
     async def look(self) -> None:
-        """Take back the marks of deletions that have ended: the store was away when they did, or has marked what it gave no answer about."""
+        """Take back the marks of deletions that have ended: the store was away when they did, or
+        has marked what it gave no answer about."""
         items = self._views.namespaces.items.items()
-        left = [name for name, viewed in items if viewed.record.deleting == self._context.incarnation]
+        left = [
+            name for name, viewed in items if viewed.record.deleting == self._context.incarnation
+        ]
         for name in left:
             try:
                 await self.take_back(NamespaceName.parse(name))
@@ -73,7 +77,9 @@ class DeletionMarks:
             if item is None or record is None or record.deleting != self._context.incarnation:
                 return
             value = replace(record, deleting="").encode()
-            result = await self._context.store.transact([Compare(key, "mod", "=", item.mod_revision)], [Put(key, value)])
+            result = await self._context.store.transact(
+                [Compare(key, "mod", "=", item.mod_revision)], [Put(key, value)]
+            )
             if result.succeeded:
                 self._views.namespaces.observe(str(name), value, result.revision)
                 log.info("namespace.kept", namespace=str(name))

@@ -1,8 +1,9 @@
 """Policies in force.
 
-Owns: the effective policies of every namespace and topic served here, and telling topics when they change. Imports: policies, metadata, views.
-Invariants: what an administrator sets acts as soon as this broker's watch shows it; a record that cannot be read in full counts with what can be
-read of it, and says so; topics without policies of their own share one object with their namespace.
+Owns: the effective policies of every namespace and topic served here, and telling topics when they
+change. Imports: policies, metadata, views. Invariants: what an administrator sets acts as soon as
+this broker's watch shows it; a record that cannot be read in full counts with what can be read of
+it, and says so; topics without policies of their own share one object with their namespace.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ def own_policies(properties: Mapping[str, str]) -> dict[str, Any]:
 class EffectivePolicies:
     """Policies by namespace and topic, as of the views."""
 
-    def __init__(self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, OwnedBundle]) -> None:
-        """`owned` are the bundles served here, whose topics are told when their policies may have changed."""
+    def __init__(
+        self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, OwnedBundle]
+    ) -> None:
+        """`owned` are the bundles served here, whose topics are told when their policies may
+        have changed."""
         self._defaults, self._views, self._owned = broker_defaults(settings), views, owned
         self._namespaces: dict[str, tuple[int, Policies]] = {}
         self.version = 0
-        """Grows with every change that may concern a topic: who was not among `owned` yet must look again."""
+        """Grows with every change that may concern a topic: who was not among `owned` yet must
+        look again."""
         for view in (views.namespaces, views.policies):
             view.listen(self._changed)
 
@@ -73,7 +78,8 @@ class EffectivePolicies:
         return known[1]
 
     def topic(self, name: TopicName, properties: Mapping[str, str]) -> Policies:
-        """Policies of a topic with these durable properties; a partition has those of its partitioned topic."""
+        """Policies of a topic with these durable properties; a partition has those of its
+        partitioned topic."""
         own = {**own_policies(properties), **self.shared(name)}
         if not own:
             return self.namespace(name.namespace_name)
@@ -82,7 +88,9 @@ class EffectivePolicies:
 
     def shared(self, name: TopicName) -> Mapping[str, Any]:
         """What the store holds for a topic: it is partitioned, a partition, or not persistent."""
-        viewed = self._views.policies.get(keys.topic_policies(name.base).removeprefix(keys.POLICIES))
+        viewed = self._views.policies.get(
+            keys.topic_policies(name.base).removeprefix(keys.POLICIES)
+        )
         return viewed.record.policies if viewed is not None else {}
 
     def _merge(self, what: str, namespace: Mapping[str, Any], topic: Mapping[str, Any]) -> Policies:

@@ -1,11 +1,12 @@
 """Index and broker time of entries, as Pulsar's broker entry metadata shows them.
 
-Owns: `EntryMetadata`, which says of any entry of one topic how many messages come before it and when the broker took it. Imports: wire, server
-siblings.
-Source: Pulsar's AppendIndexMetadataInterceptor and AppendBrokerTimestampMetadataInterceptor (PIP-70): the index of an entry is that of its last
-message.
-Invariants: nothing of this is stored with an entry, whose bytes stay its client's: the topic counts its messages, and storage has how many each entry
-holds and when it came. So entries have an index from the topic's first one on, whenever the setting was switched on.
+Owns: `EntryMetadata`, which says of any entry of one topic how many messages come before it and
+when the broker took it. Imports: wire, server siblings. Source: Pulsar's
+AppendIndexMetadataInterceptor and AppendBrokerTimestampMetadataInterceptor (PIP-70): the index of
+an entry is that of its last message. Invariants: nothing of this is stored with an entry, whose
+bytes stay its client's: the topic counts its messages, and storage has how many each entry holds
+and when it came. So entries have an index from the topic's first one on, whenever the setting was
+switched on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ STEPS_PER_TURN_MAX = 100
 
 
 class Facts(NamedTuple):
-    """Of consecutive entries: messages before the first, and when the broker took each (wall-clock ms)."""
+    """Of consecutive entries: messages before the first, and when the broker took each
+    (wall-clock ms)."""
 
     messages_before: int
     append_ms: Sequence[int]
@@ -44,7 +46,10 @@ class EntryMetadata:
     def __init__(self, topic: TopicHost) -> None:
         settings = topic.context.settings
         self._topic = topic
-        self._index, self._time = bool(settings.broker_entry_index), bool(settings.broker_entry_timestamp)
+        self._index, self._time = (
+            bool(settings.broker_entry_index),
+            bool(settings.broker_entry_timestamp),
+        )
         self.for_clients = bool(settings.broker_entry_metadata_to_clients)
         self._known: list[tuple[int, int]] = []
         """(ordinal, messages before it), by ordinal."""
@@ -62,19 +67,27 @@ class EntryMetadata:
         heads = []
         for messages, append_ms in zip(message_counts, facts.append_ms, strict=True):
             index += messages
-            heads.append(entry_metadata(append_ms if self._time else None, index if self._index else None))
+            heads.append(
+                entry_metadata(append_ms if self._time else None, index if self._index else None)
+            )
         return heads
 
     def values(self, facts: Facts, messages: int) -> tuple[int | None, int | None]:
-        """(broker time, index) of the first of these entries, which has so many messages; None for what is switched off."""
-        return facts.append_ms[0] if self._time else None, facts.messages_before + messages - 1 if self._index else None
+        """(broker time, index) of the first of these entries, which has so many messages; None
+        for what is switched off."""
+        return facts.append_ms[
+            0
+        ] if self._time else None, facts.messages_before + messages - 1 if self._index else None
 
     def at_tail(self, first: int, count: int) -> Facts | None:
         """Facts of entries that lie in one run in memory; None if only storage tells."""
         run = self._run(first)
         if run is None or run.messages_before == UNKNOWN or run.end < first + count:
             return None
-        return Facts(run.messages_before + sum(run.message_counts[: first - run.first]), [run.append_ms] * count)
+        return Facts(
+            run.messages_before + sum(run.message_counts[: first - run.first]),
+            [run.append_ms] * count,
+        )
 
     async def read(self, first: int, count: int) -> Facts:
         """Facts of entries that exist, from wherever they lie. Raises StorageError, CorruptData."""
@@ -96,7 +109,8 @@ class EntryMetadata:
         return index.runs[at] if at is not None and index.runs[at].append_ms != UNKNOWN else None
 
     async def _messages_before(self, ordinal: int) -> int:
-        """Counted from the nearest place below whose count is known, or back from the first one above."""
+        """Counted from the nearest place below whose count is known, or back from the first one
+        above."""
         if (facts := self.at_tail(ordinal, 1)) is not None:
             return facts.messages_before
         core, runs = self._topic.core, self._topic.index.runs
@@ -122,13 +136,16 @@ class EntryMetadata:
                 counts = run.message_counts[start - run.first : end - run.first]
                 passed, found = len(counts), sum(counts)
             else:
-                passed, found = await self._topic.bundle.catalog.count(*self._place(start), end - start)
+                passed, found = await self._topic.bundle.catalog.count(
+                    *self._place(start), end - start
+                )
             start, messages = start + passed, messages + found
             await turns.after(1)
         return messages
 
     async def _stretch(self, ordinal: int, entries: int) -> tuple[Sequence[int], Sequence[int]]:
-        """(message counts, append times) of the entries from `ordinal` on, at least one and at most `entries`."""
+        """(message counts, append times) of the entries from `ordinal` on, at least one and at
+        most `entries`."""
         run = self._run(ordinal)
         if run is None:
             return await self._topic.bundle.catalog.facts(*self._place(ordinal), entries)

@@ -1,11 +1,12 @@
 """What becomes due in the life of topics.
 
-Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog quotas, deletion of topics and subscriptions that
-nobody uses; and the same on demand. Imports: topics, policies, server siblings.
-Source: facts on protocol semantics 2.11.
-Invariants: ages and spans are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock that jumps expires, drops and deletes
-nothing; nothing younger than its time to live is expired; nothing is dropped that a durable subscription, the retention or a compacted view needs;
-a topic that is leaving is left alone; one topic's failure does not keep the others waiting.
+Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog
+quotas, deletion of topics and subscriptions that nobody uses; and the same on demand. Imports:
+topics, policies, server siblings. Source: facts on protocol semantics 2.11. Invariants: ages and
+spans are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock that jumps
+expires, drops and deletes nothing; nothing younger than its time to live is expired; nothing is
+dropped that a durable subscription, the retention or a compacted view needs; a topic that is
+leaving is left alone; one topic's failure does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ TOPICS_PER_TURN = 200
 Work = Callable[[TopicHost, int], Awaitable[None]]
 
 
-# --- one subscription -------------------------------------------------------------------------------------------------------------
+# --- one subscription -----------------------------------------------------------------------------
 
 
 def pass_over(host: SubscriptionHost, ordinal: int) -> int:
-    """Acknowledge everything below `ordinal` in the broker's name; how many entries that were. The log has it within a moment."""
+    """Acknowledge everything below `ordinal` in the broker's name; how many entries that were.
+    The log has it within a moment."""
     cursor = host.core.cursor
     before = cursor.backlog
     if ordinal > cursor.mark_delete:
@@ -57,17 +59,21 @@ async def expire(host: SubscriptionHost, age_s: int) -> int:
     topic = host.topic
     now_ms = elapsed_ms(topic.context.clock)
     topic.core.age(now_ms)
-    expired = pass_over(host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete))
+    expired = pass_over(
+        host, await _older_than(topic, now_ms - age_s * 1000, host.core.cursor.mark_delete)
+    )
     host.messages_expired += expired
     return expired
 
 
 async def _older_than(topic: TopicHost, cutoff_ms: int, low: int) -> int:
-    """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before. Raises StorageError.
+    """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before.
+    Raises StorageError.
 
-    Marks of age decide. Between two of them the clients' publish times do: by how much an entry was published before the last one of them, or after
-    the first one, whichever says that it is younger. So neither our wall clock nor a client's need be right; where publish times rise by more than
-    the time between the marks they say nothing.
+    Marks of age decide. Between two of them the clients' publish times do: by how much an entry was
+    published before the last one of them, or after the first one, whichever says that it is
+    younger. So neither our wall clock nor a client's need be right; where publish times rise by
+    more than the time between the marks they say nothing.
     """
     low, around = max(low, topic.core.ages.older_than(cutoff_ms)), topic.core.ages.around(cutoff_ms)
     if around is None or around[1].end <= low:
@@ -75,9 +81,16 @@ async def _older_than(topic: TopicHost, cutoff_ms: int, low: int) -> int:
     before, after = around
     last_ms = await publish_ms_of(topic, after.end - 1)
     first_ms = await publish_ms_of(topic, max(before.end, topic.core.ledgers.first))
-    if last_ms is None or first_ms is None or last_ms - first_ms > after.elapsed_ms - before.elapsed_ms + MARK_INTERVAL_MS:
+    if (
+        last_ms is None
+        or first_ms is None
+        or last_ms - first_ms > after.elapsed_ms - before.elapsed_ms + MARK_INTERVAL_MS
+    ):
         return low
-    by_last_ms, by_first_ms = last_ms - (after.elapsed_ms - cutoff_ms), first_ms + (cutoff_ms - before.elapsed_ms)
+    by_last_ms, by_first_ms = (
+        last_ms - (after.elapsed_ms - cutoff_ms),
+        first_ms + (cutoff_ms - before.elapsed_ms),
+    )
     return await first_published_at(topic, min(by_last_ms, by_first_ms), low, after.end)
 
 
@@ -88,7 +101,8 @@ async def expire_to(host: SubscriptionHost, position: tuple[int, int]) -> None:
 
 
 async def skip(host: SubscriptionHost, count: int | None) -> None:
-    """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably. Raises StorageError.
+    """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably.
+    Raises StorageError.
 
     What transactions hold is not touched, and not counted.
     """
@@ -96,7 +110,9 @@ async def skip(host: SubscriptionHost, count: int | None) -> None:
     end, left = cursor.end, count
     if left is not None:
         end = cursor.mark_delete
-        for low, high in (host.core.withheld or cursor).unacknowledged(cursor.mark_delete, cursor.end):
+        for low, high in (host.core.withheld or cursor).unacknowledged(
+            cursor.mark_delete, cursor.end
+        ):
             taken = min(left, high - low)
             end, left = low + taken, left - taken
             if not left:
@@ -105,11 +121,12 @@ async def skip(host: SubscriptionHost, count: int | None) -> None:
     await write(host)
 
 
-# --- one topic --------------------------------------------------------------------------------------------------------------------
+# --- one topic ------------------------------------------------------------------------------------
 
 
 async def expire_due(topic: TopicHost, _now_ms: int) -> None:
-    """Acknowledge what is older than the time to live, for all subscriptions. Raises StorageError."""
+    """Acknowledge what is older than the time to live, for all subscriptions. Raises
+    StorageError."""
     ttl_s = topic.policies.message_ttl_s
     if ttl_s:
         for host in list(topic.subscriptions.values()):
@@ -118,10 +135,13 @@ async def expire_due(topic: TopicHost, _now_ms: int) -> None:
 
 
 async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
-    """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError, ServiceNotReady."""
-    # A compacted view is read by the ordinals of its entries: those stay. To look for one takes a while, in which a SEEK may go back and a
-    # subscription come: what is needed is asked again.
-    if _droppable(topic, now_ms, grace_ms) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
+    """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError,
+    ServiceNotReady."""
+    # A compacted view is read by the ordinals of its entries: those stay. To look for one takes a
+    # while, in which a SEEK may go back and a subscription come: what is needed is asked again.
+    if _droppable(
+        topic, now_ms, grace_ms
+    ) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
         await topic.trim(_droppable(topic, now_ms, grace_ms))
 
 
@@ -141,26 +161,32 @@ def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
 
 
 async def trim_now(topic: TopicHost) -> None:
-    """`drop_unneeded` by request: what retention lets go goes at once. Raises StorageError, StoreError, ServiceNotReady."""
+    """`drop_unneeded` by request: what retention lets go goes at once. Raises StorageError,
+    StoreError, ServiceNotReady."""
     now_ms = elapsed_ms(topic.context.clock)
     topic.core.age(now_ms)
     await drop_unneeded(topic, now_ms, grace_ms=0)
 
 
 async def enforce_quota(topic: TopicHost, _now_ms: int) -> None:
-    """Keep producers away, or move slow subscriptions on, as the backlog quotas say. Raises StorageError."""
+    """Keep producers away, or move slow subscriptions on, as the backlog quotas say. Raises
+    StorageError."""
     verdict = topic.publishing.compare_backlog()
     if verdict.evict_to_bytes < 0 and verdict.evict_older_s < 0:
         return
     for host in [host for host in topic.subscriptions.values() if host.core.durable]:
         if verdict.evict_to_bytes >= 0:
-            pass_over(host, topic.core.ages.ordinal_leaving(verdict.evict_to_bytes, topic.core.ledgers.end))
+            pass_over(
+                host,
+                topic.core.ages.ordinal_leaving(verdict.evict_to_bytes, topic.core.ledgers.end),
+            )
         if verdict.evict_older_s >= 0:
             await expire(host, verdict.evict_older_s)
 
 
 async def delete_unused(topic: TopicHost, now_ms: int) -> None:
-    """Delete a topic that has been without users, as its policies count them, for long enough. Raises StorageError, ServiceNotReady."""
+    """Delete a topic that has been without users, as its policies count them, for long enough.
+    Raises StorageError, ServiceNotReady."""
     policy = topic.policies.inactive_topic
     if not policy.enabled or _in_use(topic, policy.mode == CAUGHT_UP):
         topic.unused_since_ms = None
@@ -181,7 +207,8 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
 
 
 async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:
-    """Delete durable subscriptions that have had no consumer for as long as the policy says. Raises StorageError."""
+    """Delete durable subscriptions that have had no consumer for as long as the policy says.
+    Raises StorageError."""
     minutes = topic.policies.subscription_expiration_minutes
     for host in list(topic.subscriptions.values()):
         if not minutes or host.core.connected or not host.core.durable:
@@ -189,7 +216,12 @@ async def expire_subscriptions(topic: TopicHost, now_ms: int) -> None:
         elif host.unused_since_ms is None:
             host.unused_since_ms = now_ms
         elif now_ms - host.unused_since_ms >= minutes * 60_000:
-            log.info("subscription.expired", topic=str(topic.name), subscription=host.core.name, minutes=minutes)
+            log.info(
+                "subscription.expired",
+                topic=str(topic.name),
+                subscription=host.core.name,
+                minutes=minutes,
+            )
             await topic.bundle.remove_subscription(host)
 
 
@@ -203,7 +235,7 @@ def _in_use(topic: TopicHost, caught_up: bool) -> bool:
     return any(host.core.connected or host.core.backlog for host in topic.subscriptions.values())
 
 
-# --- all topics -------------------------------------------------------------------------------------------------------------------
+# --- all topics -----------------------------------------------------------------------------------
 
 
 class TopicLife:
@@ -250,7 +282,9 @@ class TopicLife:
                 if topic.core.has_grown:
                     topic.core.age(elapsed_ms(self._context.clock))
             for work in due:
-                with self._context.metrics.surprises.contained("life of topics", topic=str(topic.name), part=work.__name__):
+                with self._context.metrics.surprises.contained(
+                    "life of topics", topic=str(topic.name), part=work.__name__
+                ):
                     await self._do(work, topic, elapsed_ms(self._context.clock))
 
     def _topics(self) -> Iterator[TopicHost]:
@@ -265,4 +299,6 @@ class TopicLife:
         except (ServiceNotReady, StoreError):
             return  # it is leaving, or the store is away: whoever has it next looks at it again
         except (StorageError, MagnetarError, FileNotFoundError) as error:
-            log.error("topic.work_failed", topic=str(topic.name), work=work.__name__, error=str(error))
+            log.error(
+                "topic.work_failed", topic=str(topic.name), work=work.__name__, error=str(error)
+            )

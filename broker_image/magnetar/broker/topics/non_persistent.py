@@ -1,11 +1,12 @@
 """Topics without storage.
 
-Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes messages now, their end when nobody uses them.
-Imports: topics, wire, names, server siblings.
-Source: facts on protocol semantics 2.11, 2.12.
-Invariants: nothing of them is in the log; a message goes only to consumers with permits, of each subscription as its type decides, and is gone
-afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is dropped, with a receipt that says so; a subscription ends with its
-last consumer; what a policy forbids is refused, as on any topic.
+Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes
+messages now, their end when nobody uses them. Imports: topics, wire, names, server siblings.
+Source: facts on protocol semantics 2.11, 2.12. Invariants: nothing of them is in the log; a message
+goes only to consumers with permits, of each subscription as its type decides, and is gone
+afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is dropped, with a
+receipt that says so; a subscription ends with its last consumer; what a policy forbids is refused,
+as on any topic.
 """
 
 from __future__ import annotations
@@ -39,13 +40,18 @@ IDLE_CHECK_S_MIN = 1.0
 class NonPersistentSubscription(SubscriptionHost):
     """A subscription that has what its consumers take at once, and nothing else."""
 
-    def pass_on(self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
-        """Entries first.. have just been published: deliver what is wanted now, and forget all of them."""
+    def pass_on(
+        self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int]
+    ) -> None:
+        """Entries first.. have just been published: deliver what is wanted now, and forget all
+        of them."""
         self._tell_active()
         while (request := self._next_read(READ_ENTRIES_MAX)) is not None:
             low = request.first - first
             high = low + request.entries
-            if low < 0 or not self._hand_out(request.first, entries[low:high], message_counts[low:high]):
+            if low < 0 or not self._hand_out(
+                request.first, entries[low:high], message_counts[low:high]
+            ):
                 break
         self.core.acknowledge(None, ((self.core.cursor.mark_delete, first + len(entries)),))
 
@@ -76,16 +82,27 @@ class NonPersistentSubscription(SubscriptionHost):
     ) -> None:
         self.acknowledge(session, (), (), confirmed)
 
-    def _queue(self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]) -> None:
+    def _queue(
+        self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]
+    ) -> None:
         for entry in entries:  # all with one id, as nobody can ask for them again
-            session.connection.queue_messages(session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch)
+            session.connection.queue_messages(
+                session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch
+            )
 
 
 class NonPersistentTopic(TopicHost):
     """A topic that lives while it is used."""
 
-    def __init__(self, bundle: OwnedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]) -> None:
-        super().__init__(bundle, name, Topic(str(name), bundle.ledger_ids, created_ms=bundle.context.clock.wall_ms()), EntryIndex())
+    def __init__(
+        self, bundle: OwnedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]
+    ) -> None:
+        super().__init__(
+            bundle,
+            name,
+            Topic(str(name), bundle.ledger_ids, created_ms=bundle.context.clock.wall_ms()),
+            EntryIndex(),
+        )
         self._dropped = dropped
         self._idle = False
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +123,7 @@ class NonPersistentTopic(TopicHost):
         """Nothing can wait: neither for its time nor for a change of the active consumer."""
         return replace(super()._dispatch_limits(), delayed_delivery=False, failover_delay_ms=0)
 
-    # --- messages --------------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -116,8 +133,11 @@ class NonPersistentTopic(TopicHost):
         sequences: Sequence[int],
         highest: Sequence[int] | None,
     ) -> None:
-        """Deliver what policies allow of a run of entries, and answer. While frozen they are dropped: the client sends them again elsewhere."""
-        if self.frozen or (self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest)):
+        """Deliver what policies allow of a run of entries, and answer. While frozen they are
+        dropped: the client sends them again elsewhere."""
+        if self.frozen or (
+            self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest)
+        ):
             return
         if not self.publishing.refusing:
             self._take(session, entries, message_counts, sequences, highest)
@@ -127,7 +147,13 @@ class NonPersistentTopic(TopicHost):
         def take(end: int) -> None:
             if end > begin:
                 part = slice(begin, end)
-                self._take(session, entries[part], message_counts[part], sequences[part], highest[part] if highest else None)
+                self._take(
+                    session,
+                    entries[part],
+                    message_counts[part],
+                    sequences[part],
+                    highest[part] if highest else None,
+                )
 
         for index, entry in enumerate(entries):
             refusal = self.publishing.refusal(entry)
@@ -137,7 +163,8 @@ class NonPersistentTopic(TopicHost):
             begin = index + 1
             session.refuse_send(max(sequences[index], highest[index] if highest else 0), *refusal)
             if session.leaving:
-                return  # closed for it: its client gives up what lies behind, too, or sends it again
+                # closed for it: its client gives up what lies behind, too, or sends it again
+                return
         take(len(entries))
 
     def _take(
@@ -148,9 +175,16 @@ class NonPersistentTopic(TopicHost):
         sequences: Sequence[int],
         highest: Sequence[int] | None,
     ) -> None:
-        taken = session.connection.in_flight.admit(len(entries), self.context.settings.non_persistent_in_flight_max)
+        taken = session.connection.in_flight.admit(
+            len(entries), self.context.settings.non_persistent_in_flight_max
+        )
         receipts = [
-            commands.send_receipt(session.producer_id, sequence, TAKEN if at < taken else DROPPED, highest[at] if highest else 0)
+            commands.send_receipt(
+                session.producer_id,
+                sequence,
+                TAKEN if at < taken else DROPPED,
+                highest[at] if highest else 0,
+            )
             for at, sequence in enumerate(sequences)
         ]
         if not session.closed:
@@ -160,7 +194,8 @@ class NonPersistentTopic(TopicHost):
 
     def _pass_on(self, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
         first = self.core.confirm(self.core.publish(len(entries)), len(entries))
-        kept = [memoryview(bytes(entry)) for entry in entries] if self.subscriptions else []  # the receive buffer is used again
+        # the receive buffer is used again
+        kept = [memoryview(bytes(entry)) for entry in entries] if self.subscriptions else []
         for subscription in list(self.subscriptions.values()):
             assert isinstance(subscription, NonPersistentSubscription)
             subscription.pass_on(first, kept, message_counts)
@@ -175,7 +210,7 @@ class NonPersistentTopic(TopicHost):
         """Raises NotAllowed: nothing is kept."""
         raise NotAllowed(f"topic {self.name} is non-persistent: it has no last message")
 
-    # --- subscriptions ---------------------------------------------------------------------------------------------------------
+    # --- subscriptions ----------------------------------------------------------------------------
 
     def open_subscription(
         self,
@@ -185,16 +220,19 @@ class NonPersistentTopic(TopicHost):
         durable: bool,  # noqa: ARG002
         properties: dict[str, str],
     ) -> SubscriptionHost:
-        """The subscription, created if need be; it begins now, whatever `start` and `durable` say. Raises NotAllowed, ServiceNotReady."""
+        """The subscription, created if need be; it begins now, whatever `start` and `durable`
+        say. Raises NotAllowed, ServiceNotReady."""
         if self.frozen:
-            raise ServiceNotReady(f"topic {self.name} is being unloaded; subscribe again after a lookup")
+            raise ServiceNotReady(
+                f"topic {self.name} is being unloaded; subscribe again after a lookup"
+            )
         core = self.core.subscribe(name, LATEST, durable=False, properties=properties)
         host = self.subscriptions.get(name)
         if host is None:
             host = self.subscriptions[name] = NonPersistentSubscription(self, core)
         return host
 
-    # --- end -------------------------------------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     @property
     def _used(self) -> bool:
@@ -205,7 +243,9 @@ class NonPersistentTopic(TopicHost):
     def _watch(self) -> None:
         period_s = self.context.settings.inactive_topic_s
         if period_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(max(IDLE_CHECK_S_MIN, period_s / 2), self._look)
+            self._timer = asyncio.get_running_loop().call_later(
+                max(IDLE_CHECK_S_MIN, period_s / 2), self._look
+            )
 
     def _look(self) -> None:
         """Whoever has been idle for two looks goes."""
@@ -230,12 +270,15 @@ class NonPersistentTopics:
         self.by_name: dict[str, NonPersistentTopic] = {}
 
     async def topic(self, name: TopicName, create: bool) -> NonPersistentTopic | None:
-        """The topic, created if need be and allowed; None if it does not exist and `create` is False. Raises ServiceNotReady."""
+        """The topic, created if need be and allowed; None if it does not exist and `create` is
+        False. Raises ServiceNotReady."""
         found = self.by_name.get(str(name))
         if found is not None or not create:
             return found
         if not self._bundle.serving:
-            raise ServiceNotReady(f"bundle {self._bundle.name} of topic {name} is being unloaded; look it up again")
+            raise ServiceNotReady(
+                f"bundle {self._bundle.name} of topic {name} is being unloaded; look it up again"
+            )
         created = self.by_name[str(name)] = NonPersistentTopic(self._bundle, name, self.drop)
         await self._registry.add(self._bundle, name)
         return created
@@ -245,7 +288,8 @@ class NonPersistentTopics:
         if self.by_name.get(str(topic.name)) is topic:
             del self.by_name[str(topic.name)]
             topic.stop()
-            topic.core.freeze()  # for who holds it: a producer that arrives now looks it up again, and finds a new one
+            # for who holds it: a producer that arrives now looks it up again, and finds a new one
+            topic.core.freeze()
             self._registry.forget(self._bundle, topic.name)
 
     async def delete(self, name: TopicName) -> None:

@@ -1,10 +1,12 @@
 """Producers of one topic in service.
 
-Owns: attaching and detaching producers as the topic's registry decides, whether the topic takes producers at all, and what is tested of SENDs
-where a policy asks for it: deduplication, encryption, size, termination. Imports: topics, errors, wire, server siblings.
-Source: facts on protocol semantics 2.9, 2.11 (backlog quotas), 2.12, 2.18.
-Invariants: whoever the registry puts out or refuses is told; an exclusive grant is told only after its epoch is durable; without such policies
-nothing is tested or remembered; what is tested is answered in the order of the SENDs; replay of the log knows exactly what was known live.
+Owns: attaching and detaching producers as the topic's registry decides, whether the topic takes
+producers at all, and what is tested of SENDs where a policy asks for it: deduplication, encryption,
+size, termination. Imports: topics, errors, wire, server siblings. Source: facts on protocol
+semantics 2.9, 2.11 (backlog quotas), 2.12, 2.18. Invariants: whoever the registry puts out or
+refuses is told; an exclusive grant is told only after its epoch is durable; without such policies
+nothing is tested or remembered; what is tested is answered in the order of the SENDs; replay of the
+log knows exactly what was known live.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ TOPIC_EPOCH = "topic_epoch"
 
 
 class PublishBlock(enum.StrEnum):
-    """Why a topic takes no producers: its backlog is beyond a quota that says to let them wait, or to refuse them."""
+    """Why a topic takes no producers: its backlog is beyond a quota that says to let them wait,
+    or to refuse them."""
 
     HOLD = "hold"
     EXCEPTION = "exception"
@@ -61,7 +64,8 @@ class PublishBlock(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is learnt of a run once it is durable: by `known` its highest sequence id, `last`, and by `chunks` that `chunk` is there.
+    """What is learnt of a run once it is durable: by `known` its highest sequence id, `last`, and
+    by `chunks` that `chunk` is there.
 
     The log gets `sequences`, one per entry.
     """
@@ -81,9 +85,11 @@ class Recorded:
 
 
 class Publishing:
-    """What a topic does with producers as a whole, and with SENDs that something is to be tested of: chunks of messages among them.
+    """What a topic does with producers as a whole, and with SENDs that something is to be tested
+    of: chunks of messages among them.
 
-    `guarded` tells whether there is anything to test, `refusing` whether an entry may be refused for what it is.
+    `guarded` tells whether there is anything to test, `refusing` whether an entry may be refused
+    for what it is.
     """
 
     def __init__(self, topic: TopicHost) -> None:
@@ -98,10 +104,12 @@ class Publishing:
     def refresh(self) -> None:
         """Policies or properties of the topic may have changed."""
         policies, core = self._topic.policies, self._topic.core
-        self.refusing = bool(policies.encryption_required or policies.max_message_bytes or self._terminated)
+        self.refusing = bool(
+            policies.encryption_required or policies.max_message_bytes or self._terminated
+        )
         self.guarded = self.refusing or self._deduplicates or core.deduplication is not None
 
-    # --- whether producers are taken --------------------------------------------------------------------------------------------
+    # --- whether producers are taken --------------------------------------------------------------
 
     @property
     def block(self) -> PublishBlock | None:
@@ -109,56 +117,78 @@ class Publishing:
         return self._block
 
     def compare_backlog(self) -> Verdict:
-        """Compare the backlog with its quotas; what is to be done about it beside what is done here.
+        """Compare the backlog with its quotas; what is to be done about it beside what is done
+        here.
 
-        Beyond one that says so all producers are sent away: they come back, and are refused until it is lifted.
+        Beyond one that says so all producers are sent away: they come back, and are refused until
+        it is lifted.
         """
-        quotas, core, clock = self._topic.policies.backlog_quotas, self._topic.core, self._topic.context.clock
+        quotas, core, clock = (
+            self._topic.policies.backlog_quotas,
+            self._topic.core,
+            self._topic.context.clock,
+        )
         if not self._topic.name.persistent or (not quotas and self._block is None):
             return WITHIN
         now_ms, end = elapsed_ms(clock), core.ledgers.end
         core.age(now_ms)
-        first = min((found.cursor.mark_delete for found in core.subscriptions.values() if found.durable), default=end)
+        first = min(
+            (found.cursor.mark_delete for found in core.subscriptions.values() if found.durable),
+            default=end,
+        )
         age_s = (now_ms - core.ages.appended_by(first, now_ms)) / 1000 if first < end else 0.0
         verdict = judge(quotas, core.ages.bytes_from(first, end), age_s)
         block = None
         if verdict.block:
             block = PublishBlock.EXCEPTION if verdict.block == REFUSE else PublishBlock.HOLD
         if block is not self._block:
-            log.info("topic.backlog_quota", topic=str(self._topic.name), block=verdict.block or "lifted")
+            log.info(
+                "topic.backlog_quota", topic=str(self._topic.name), block=verdict.block or "lifted"
+            )
             self._block = block
             if block is not None:
                 self.close_all(None)
         return verdict
 
     def check(self) -> None:
-        """Raises TopicTerminated, BacklogQuotaExceeded, BacklogQuotaRefused, ServiceNotReady if no producer may come."""
+        """Raises TopicTerminated, BacklogQuotaExceeded, BacklogQuotaRefused, ServiceNotReady if
+        no producer may come."""
         name = self._topic.name
         if self._topic.frozen:
             raise ServiceNotReady(f"topic {name} is being unloaded; look it up again")
         self._follow_policy()
         self.compare_backlog()
         if TERMINATED in self._topic.core.properties:
-            raise TopicTerminated(f"Topic {name} was already terminated; nothing can be published to it")
+            raise TopicTerminated(
+                f"Topic {name} was already terminated; nothing can be published to it"
+            )
         if self._block is not None:
             kind = BacklogQuotaExceeded if self._block is PublishBlock.HOLD else BacklogQuotaRefused
-            raise kind(f"Cannot create producer on topic {name} with backlog quota exceeded; consume or raise the quota")
+            raise kind(
+                f"Cannot create producer on topic {name} with backlog quota exceeded; consume or "
+                "raise the quota"
+            )
 
     def check_policies(self, *, encrypted: bool) -> None:
         """Whether policies let one more producer come. Raises ProducerBusy, InvalidRequest."""
         limit, name = self._topic.policies.max_producers, self._topic.name
         if 0 < limit <= len(self._registry):
-            raise ProducerBusy(f"Topic {name} reached max producers limit, maxProducersPerTopic {limit}; close some or raise it")
+            raise ProducerBusy(
+                f"Topic {name} reached max producers limit, maxProducersPerTopic {limit}; close "
+                "some or raise it"
+            )
         if self._topic.policies.encryption_required and not encrypted:
-            raise InvalidRequest(f"Encryption is required in {name}; configure the producer with encryption keys")
+            raise InvalidRequest(
+                f"Encryption is required in {name}; configure the producer with encryption keys"
+            )
 
-    # --- producers --------------------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     async def attach(self, session: ProducerSession, producer: Producer) -> int | None:
         """Let a producer in; the topic's epoch that it holds, None for Shared.
 
-        May wait long for exclusive access: then `session.waits` is called first. A caller that is cancelled must `detach`. Raises
-        ProducerBusy, ProducerFenced, ServiceNotReady, StorageError.
+        May wait long for exclusive access: then `session.waits` is called first. A caller that is
+        cancelled must `detach`. Raises ProducerBusy, ProducerFenced, ServiceNotReady, StorageError.
         """
         await self._put_ghosts_out(producer)
         self.check()
@@ -174,36 +204,52 @@ class Publishing:
         return grant.topic_epoch
 
     async def _put_ghosts_out(self, producer: Producer) -> None:
-        """Whoever is in the way, one that succeeds a ghost too, may be what is left of a connection that nobody has noticed the end of."""
+        """Whoever is in the way, one that succeeds a ghost too, may be what is left of a
+        connection that nobody has noticed the end of."""
         asked: set[Producer] = set()
-        while left := [found for found in self._registry.in_the_way_of(producer) if found not in asked]:
+        while left := [
+            found for found in self._registry.in_the_way_of(producer) if found not in asked
+        ]:
             asked.update(left)
             connections = dict.fromkeys(_session(found).connection for found in left)
             if any(await asyncio.gather(*[connection.is_alive() for connection in connections])):
                 return
 
     async def last_sequence(self, name: str) -> int:
-        """The highest sequence id that is known to be durable under a producer's name; -1 for none. Raises StorageError.
+        """The highest sequence id that is known to be durable under a producer's name; -1 for none.
+        Raises StorageError.
 
-        Deduplication knows it, and transactions remember what was sent in them: who begins below it repeats.
+        Deduplication knows it, and transactions remember what was sent in them: who begins below it
+        repeats.
         """
-        known, used, log = self._topic.core.deduplication, self._topic.transactions, self._topic.context.log
+        known, used, log = (
+            self._topic.core.deduplication,
+            self._topic.transactions,
+            self._topic.context.log,
+        )
         if used is not None:
             await (log.confirm() if known is None or known.settled(name) else log.barrier())
-            return max(used.buffer.last_sequence(name), known.last_sequence(name) if known is not None else NOTHING)
+            return max(
+                used.buffer.last_sequence(name),
+                known.last_sequence(name) if known is not None else NOTHING,
+            )
         if known is None:
             return NOTHING
-        # Of what is still on its way nobody may say that it is there; and a producer that begins behind an id of the past would number anew
-        # what its successor holds for duplicates.
+        # Of what is still on its way nobody may say that it is there; and a producer that begins
+        # behind an id of the past would number anew what its successor holds for duplicates.
         await (log.confirm() if known.settled(name) else log.barrier())
         return known.last_sequence(name)
 
     def detach(self, session: ProducerSession) -> None:
         """A producer leaves, or gives up waiting; the next one gets its chance."""
-        self._topic.unused_since_ms = None  # it was in use until now, whether a look saw that or not
+        # it was in use until now, whether a look saw that or not
+        self._topic.unused_since_ms = None
         succession = self._registry.remove(session.name, session)
         if succession is not None:
-            if self._topic.core.deduplication is not None and session.name not in self._registry.by_name:
+            if (
+                self._topic.core.deduplication is not None
+                and session.name not in self._registry.by_name
+            ):
                 self._topic.core.deduplication.disconnected(session.name, self._now_ms())
             self._succeed(succession)
 
@@ -216,7 +262,10 @@ class Publishing:
     def _tell(self, grant: Grant) -> None:
         """Whoever had to make room hears of it."""
         for closed in grant.closed:
-            if closed.connection is grant.producer.connection and closed.producer_id == grant.producer.producer_id:
+            if (
+                closed.connection is grant.producer.connection
+                and closed.producer_id == grant.producer.producer_id
+            ):
                 _session(closed).closed = True  # replaced by itself
             else:
                 _session(closed).close_by_broker(None)
@@ -224,7 +273,8 @@ class Publishing:
             _session(refused).refuse(_fenced(self._topic))
 
     def close_all(self, successor: Successor | None) -> None:
-        """Send all producers away, to the successor's address if known, and those that wait, too."""
+        """Send all producers away, to the successor's address if known, and those that wait,
+        too."""
         away = ServiceNotReady(f"topic {self._topic.name} is being unloaded; look it up again")
         for waiting in self._registry.waiting:
             self._registry.remove(waiting.name, waiting.handle)
@@ -232,10 +282,13 @@ class Publishing:
         for producer in list(self._registry.by_name.values()):
             _session(producer).close_by_broker(successor)
 
-    # --- SENDs that are tested --------------------------------------------------------------------------------------------------
+    # --- SENDs that are tested --------------------------------------------------------------------
 
-    def take_ledger(self, session: ProducerSession, sequences: Sequence[int], highest: Sequence[int] | None) -> bool:
-        """Get the topic's ledger id in this term; without one these SENDs are refused, to be sent again."""
+    def take_ledger(
+        self, session: ProducerSession, sequences: Sequence[int], highest: Sequence[int] | None
+    ) -> bool:
+        """Get the topic's ledger id in this term; without one these SENDs are refused, to be
+        sent again."""
         try:
             self._topic.core.take_ledger()
         except LedgerIdsExhausted as error:
@@ -251,7 +304,8 @@ class Publishing:
         sequences: Sequence[int],
         highest: Sequence[int] | None,
     ) -> None:
-        """As `TopicHost.publish`, with every test that is due: what passes goes to the log, the rest is answered in its place."""
+        """As `TopicHost.publish`, with every test that is due: what passes goes to the log, the
+        rest is answered in its place."""
         self._follow_policy()
         known = self._topic.core.deduplication
         tops = highest_of(sequences, highest)
@@ -262,7 +316,14 @@ class Publishing:
             and all(map(is_whole, entries))
             and known.push_run(session.name, sequences, tops)
         ):
-            self._topic.append(session, entries, message_counts, sequences, highest, Recorded(known, tops, tops[-1]))
+            self._topic.append(
+                session,
+                entries,
+                message_counts,
+                sequences,
+                highest,
+                Recorded(known, tops, tops[-1]),
+            )
             return
         recorded = list(tops)
         begin = 0
@@ -285,12 +346,20 @@ class Publishing:
             if chunk is not None and (stored := chunks.find(chunk)) is not None:
                 hand_over(index)
                 begin = index + 1
-                session.answer_behind(commands.send_receipt(session.producer_id, sequences[index], commands.Position(*stored)))
+                session.answer_behind(
+                    commands.send_receipt(
+                        session.producer_id, sequences[index], commands.Position(*stored)
+                    )
+                )
                 continue
             refusal, whole = self.refusal(entry), known is None or is_whole(entry)
             if not whole:
                 recorded[index] = NO_SEQUENCE
-            verdict = known.judge(session.name, sequences[index]) if known is not None and whole else Judgement.NEW
+            verdict = (
+                known.judge(session.name, sequences[index])
+                if known is not None and whole
+                else Judgement.NEW
+            )
             if refusal is None and verdict is Judgement.NEW and not self._terminated:
                 if known is not None and whole:
                     known.push(session.name, tops[index])
@@ -299,19 +368,29 @@ class Publishing:
                     begin = index + 1
                     part = slice(index, begin)
                     learnt = replace(_recorded(known, recorded[part]), chunks=chunks, chunk=chunk)
-                    place = self._topic.append(session, entries[part], message_counts[part], sequences[part], None, learnt)
+                    place = self._topic.append(
+                        session, entries[part], message_counts[part], sequences[part], None, learnt
+                    )
                     chunks.push(chunk, place)
                 continue
             hand_over(index)
             begin = index + 1
-            self._answer(session, sequences[index], highest[index] if highest is not None else 0, refusal, verdict)
+            self._answer(
+                session,
+                sequences[index],
+                highest[index] if highest is not None else 0,
+                refusal,
+                verdict,
+            )
             if session.leaving:
-                return  # closed for it: its client gives up what lies behind, too, or sends it again
+                # closed for it: its client gives up what lies behind, too, or sends it again
+                return
         hand_over(len(entries))
 
     @property
     def _deduplicates(self) -> bool:
-        """What the policy says; a topic without storage has no log that could know what was sent."""
+        """What the policy says; a topic without storage has no log that could know what was
+        sent."""
         return self._topic.policies.deduplication_enabled and self._topic.name.persistent
 
     @property
@@ -322,29 +401,41 @@ class Publishing:
         """What policies have against an entry."""
         policies = self._topic.policies
         if 0 < policies.max_message_bytes < len(entry) and is_whole(entry, alone=True):
-            return WireCode.NOT_ALLOWED, f"Exceed maximum message size of {policies.max_message_bytes} bytes"
+            return (
+                WireCode.NOT_ALLOWED,
+                f"Exceed maximum message size of {policies.max_message_bytes} bytes",
+            )
         if policies.encryption_required and not _is_encrypted(entry):
             return WireCode.METADATA, "Messages must be encrypted"
         return None
 
     def _answer(
-        self, session: ProducerSession, sequence: int, highest: int, refusal: tuple[WireCode, str] | None, verdict: Judgement
+        self,
+        session: ProducerSession,
+        sequence: int,
+        highest: int,
+        refusal: tuple[WireCode, str] | None,
+        verdict: Judgement,
     ) -> None:
         """Answer a SEND that is not stored."""
         if refusal is None and verdict is Judgement.DUPLICATE:
-            session.answer(commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest))
+            session.answer(
+                commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest)
+            )
             return
         if refusal is None and verdict is Judgement.UNKNOWN:
             refusal = (
                 WireCode.PERSISTENCE,
-                f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; send again",
+                f"Cannot tell yet whether sequence id {sequence} of {session.name} is a duplicate; "
+                "send again",
             )
         elif refusal is None:
             refusal = WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated"
         session.refuse_send(max(sequence, highest), *refusal)
 
     def _follow_policy(self) -> None:
-        """Begin or end deduplication where the policy has changed; its record divides the log into what was tested and what was not."""
+        """Begin or end deduplication where the policy has changed; its record divides the log
+        into what was tested and what was not."""
         core, wanted = self._topic.core, self._deduplicates
         if wanted == (core.deduplication is not None):
             return
@@ -352,12 +443,16 @@ class Publishing:
         if core.deduplication is not None:
             core.deduplication.limits = self._limits()
         value = "on" if wanted else ""
-        self._topic.append_update({DEDUPLICATION: value}, lambda: core.change_property(DEDUPLICATION, value))
+        self._topic.append_update(
+            {DEDUPLICATION: value}, lambda: core.change_property(DEDUPLICATION, value)
+        )
         self.refresh()
 
     def _limits(self) -> DeduplicationLimits:
         settings = self._topic.context.settings
-        return DeduplicationLimits(settings.deduplication_producers_max, round(settings.deduplication_inactive_s * 1000))
+        return DeduplicationLimits(
+            settings.deduplication_producers_max, round(settings.deduplication_inactive_s * 1000)
+        )
 
     def _now_ms(self) -> int:
         return elapsed_ms(self._topic.context.clock)
@@ -374,7 +469,8 @@ def _recorded(known: Deduplication | None, sequences: Sequence[int]) -> Recorded
 
 
 def is_whole(entry: memoryview, *, alone: bool = False) -> bool:
-    """Whether deduplication looks at an entry: it is no chunk before the last one. With `alone`: whether it is no chunk at all."""
+    """Whether deduplication looks at an entry: it is no chunk before the last one. With `alone`:
+    whether it is no chunk at all."""
     if CHUNK_COUNT_TAG not in metadata_bytes(entry):
         return True
     try:
@@ -398,4 +494,6 @@ def _session(producer: Producer) -> ProducerSession:
 
 
 def _fenced(topic: TopicHost) -> ProducerFenced:
-    return ProducerFenced(f"Fenced out: exclusive access to topic {topic.name} has passed to another producer")
+    return ProducerFenced(
+        f"Fenced out: exclusive access to topic {topic.name} has passed to another producer"
+    )

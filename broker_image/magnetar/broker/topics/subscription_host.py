@@ -1,9 +1,11 @@
 """A subscription in service.
 
-Owns: driving one `topics.Subscription`: fetch what it asks for, send what it hands out, write what it acknowledges. Imports: topics, sessions.
-Invariants: at most one fetch is under way per subscription; nothing is sent while the bundle is frozen; after `read_batch_entries_max` entries
-other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is durable under our claim; whatever goes wrong
-with a delivery is told, and tried again after a pause: whoever it had been handed to, and not sent, comes back for it.
+Owns: driving one `topics.Subscription`: fetch what it asks for, send what it hands out, write what
+it acknowledges. Imports: topics, sessions. Invariants: at most one fetch is under way per
+subscription; nothing is sent while the bundle is frozen; after `read_batch_entries_max` entries
+other subscriptions get their turn; acknowledgements are confirmed only after their cursor record is
+durable under our claim; whatever goes wrong with a delivery is told, and tried again after a pause:
+whoever it had been handed to, and not sent, comes back for it.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ log = structlog.get_logger(__name__)
 
 READ_ENTRIES_MAX = 500
 READS_MAX = 50
-"""Of one turn: a consumer may have asked for every second entry again, each of which is a read of its own."""
+"""Of one turn: a consumer may have asked for every second entry again, each of which is a read
+of its own."""
 READ_RETRY_S = 0.5
 READ_RETRY_MAX_S = 30.0
-WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0  # the wall clock, by which things fall due, may be set forward
+# the wall clock, by which things fall due, may be set forward
+WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0
 
 
 class SubscriptionHost:
@@ -57,16 +61,18 @@ class SubscriptionHost:
         self.messages_expired = 0
         self.unused_since_ms: int | None = None
 
-    # --- consumers -------------------------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     def sessions(self) -> list[ConsumerSession]:
         """Consumers connected now, in order of arrival."""
         return [handle for handle in self.core.consumers if isinstance(handle, ConsumerSession)]
 
     def detach(self, session: ConsumerSession) -> None:
-        """A consumer has left; what it held goes to the others. A reader's subscription goes with its last consumer."""
+        """A consumer has left; what it held goes to the others. A reader's subscription goes
+        with its last consumer."""
         self.core.remove_consumer(session)
-        self.unused_since_ms = self.topic.unused_since_ms = None  # both were in use until now, whether a look saw that or not
+        # both were in use until now, whether a look saw that or not
+        self.unused_since_ms = self.topic.unused_since_ms = None
         if not self.core.connected:
             self.read_compacted = False
             self.drop_if_unused()
@@ -80,9 +86,11 @@ class SubscriptionHost:
         self._tell_end_of_topic()
 
     def send_away(self) -> None:
-        """Disconnect the consumers whose delivery is about to begin elsewhere (of Failover the active one); they come back at once.
+        """Disconnect the consumers whose delivery is about to begin elsewhere (of Failover the
+        active one); they come back at once.
 
-        A reader's subscription waits for its consumer: a client that seeks by time does not know where it will begin.
+        A reader's subscription waits for its consumer: a client that seeks by time does not know
+        where it will begin.
         """
         self._expect_return()
         active = self.core.active
@@ -91,7 +99,8 @@ class SubscriptionHost:
                 session.close_by_broker(None)
 
     def part_from_consumers(self, successor: Successor | None) -> list[Connection]:
-        """Deliver nothing more, and tell the consumers to reconnect; what they acknowledge is still taken. Their connections."""
+        """Deliver nothing more, and tell the consumers to reconnect; what they acknowledge is
+        still taken. Their connections."""
         self.parted = True
         sessions = self.sessions()
         for session in sessions:
@@ -104,7 +113,8 @@ class SubscriptionHost:
             self._abandoned = asyncio.get_running_loop().call_later(wait_s, self._abandon)
 
     def drop_if_unused(self) -> None:
-        """A reader's subscription must not outlive the attempt to make it, nor a seek after which nobody came back."""
+        """A reader's subscription must not outlive the attempt to make it, nor a seek after
+        which nobody came back."""
         if self.core.durable or self.core.connected or self._abandoned is not None:
             return
         if self.topic.subscriptions.get(self.core.name) is self:
@@ -124,7 +134,7 @@ class SubscriptionHost:
         for session in self.sessions():
             session.end_of_topic()
 
-    # --- acknowledgements ------------------------------------------------------------------------------------------------------
+    # --- acknowledgements -------------------------------------------------------------------------
 
     def acknowledge(
         self,
@@ -140,7 +150,11 @@ class SubscriptionHost:
         self._acknowledged(unblocked, confirmed)
 
     def acknowledge_cumulative(
-        self, session: ConsumerSession, ordinal: int, mask: int | None, confirmed: Callable[[], None] | None
+        self,
+        session: ConsumerSession,
+        ordinal: int,
+        mask: int | None,
+        confirmed: Callable[[], None] | None,
     ) -> None:
         """Everything up to `ordinal`; `confirmed` is called when that is durable."""
         before = self.core.backlog
@@ -162,7 +176,7 @@ class SubscriptionHost:
         if self.topic.ended:
             self._tell_end_of_topic()
 
-    # --- delivery --------------------------------------------------------------------------------------------------------------
+    # --- delivery ---------------------------------------------------------------------------------
 
     def schedule(self) -> None:
         """Look for something to deliver, once, in this turn of the loop."""
@@ -172,7 +186,8 @@ class SubscriptionHost:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Deliver nothing: a SEEK has come, and what goes out before its consumers are sent away a client may take for what follows it."""
+        """Deliver nothing: a SEEK has come, and what goes out before its consumers are sent away
+        a client may take for what follows it."""
         self._seeking += 1
         try:
             yield
@@ -184,7 +199,8 @@ class SubscriptionHost:
         self._scheduled = False
         if self.topic.frozen or self.parted or self._seeking:
             return
-        # Plain handlers instead of `contained`: this runs for every batch, and they cost nothing until something is raised.
+        # Plain handlers instead of `contained`: this runs for every batch, and they cost nothing
+        # until something is raised.
         try:
             self._tell_active()
         except Exception as error:
@@ -203,7 +219,9 @@ class SubscriptionHost:
 
     def _surprise(self, error: Exception) -> None:
         """Log and count an error of this subscription's deliveries that no code foresaw."""
-        self.topic.context.metrics.surprises.note("deliveries", error, topic=str(self.topic.name), subscription=self.core.name)
+        self.topic.context.metrics.surprises.note(
+            "deliveries", error, topic=str(self.topic.name), subscription=self.core.name
+        )
 
     def _tell_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
@@ -218,13 +236,17 @@ class SubscriptionHost:
             self._timer = None
         due_ms = self.core.next_wakeup_ms()
         if due_ms is not None:
-            delay_s = min(max(WAKEUP_MIN_S, (due_ms - self.topic.context.clock.wall_ms()) / 1000), WAKEUP_MAX_S)
+            delay_s = min(
+                max(WAKEUP_MIN_S, (due_ms - self.topic.context.clock.wall_ms()) / 1000),
+                WAKEUP_MAX_S,
+            )
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.schedule)
 
     def _deliver_what_is_due(self) -> None:
         settings = self.topic.context.settings
         entries_left, bytes_left = settings.read_batch_entries_max, settings.write_buffer_bytes_max
-        # What one turn queues is written at its end: only then does a connection say that it cannot take more.
+        # What one turn queues is written at its end: only then does a connection say that it cannot
+        # take more.
         for _ in range(READS_MAX):
             if entries_left <= 0 or bytes_left <= 0:
                 break
@@ -268,7 +290,8 @@ class SubscriptionHost:
             progress = await self._pause(error)
         finally:
             self._reading = None
-        # Whatever happened during the read (permits, a change of the active consumer, a seek) found it under way and was put off.
+        # Whatever happened during the read (permits, a change of the active consumer, a seek) found
+        # it under way and was put off.
         if progress or self._missed:
             self._missed = False
             self.schedule()
@@ -283,7 +306,12 @@ class SubscriptionHost:
             progress = await self._fetch_compacted(request)
         else:
             entries, message_counts = await self.topic.read(request)
-            progress = self._hand_out(request.first, entries, message_counts, await self._facts(request.first, len(entries)))
+            progress = self._hand_out(
+                request.first,
+                entries,
+                message_counts,
+                await self._facts(request.first, len(entries)),
+            )
         self._read_succeeded()
         return progress
 
@@ -296,7 +324,8 @@ class SubscriptionHost:
         told = error if foreseen else StorageError(f"a delivery failed: {error!r}")
         names = {"topic": str(self.topic.name), "subscription": self.core.name, "error": str(told)}
         if isinstance(error, StoreError):
-            # The file is gone, and the store is away that knows the manifest with the one in its place. Nothing is damaged.
+            # The file is gone, and the store is away that knows the manifest with the one in its
+            # place. Nothing is damaged.
             log.warning("subscription.read_delayed", **names)
             await asyncio.sleep(READ_RETRY_S)
             return True
@@ -304,10 +333,16 @@ class SubscriptionHost:
         if not foreseen:
             self._surprise(error)
         self.topic.context.damage.note(
-            "read", self._damage_name, told, bundle=str(self.topic.bundle.name), topic=str(self.topic.name)
+            "read",
+            self._damage_name,
+            told,
+            bundle=str(self.topic.bundle.name),
+            topic=str(self.topic.name),
         )
         self._read_failures += 1
-        await asyncio.sleep(min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures - 1, 10))))
+        await asyncio.sleep(
+            min(READ_RETRY_MAX_S, READ_RETRY_S * (1 << min(self._read_failures - 1, 10)))
+        )
         return True
 
     def _read_succeeded(self) -> None:
@@ -320,11 +355,13 @@ class SubscriptionHost:
         return f"{self.topic.name} {self.core.name}"
 
     async def _fetch_compacted(self, request: ReadRequest) -> bool:
-        """Deliver the next surviving entry at or after the request; what compaction removed is passed over as acknowledged."""
+        """Deliver the next surviving entry at or after the request; what compaction removed is
+        passed over as acknowledged."""
         found = await self.topic.read_compacted(request)
         facts = await self._facts(found.first, len(found.entries))
         removed = ((request.first, found.first),) if found.first > request.first else ()
-        # What compaction took out of a batch travels as an ack set: the one mark that every client obeys.
+        # What compaction took out of a batch travels as an ack set: the one mark that every client
+        # obeys.
         self.core.acknowledge(None, removed, found.partial)
         if not found.entries:
             return True
@@ -337,7 +374,11 @@ class SubscriptionHost:
         metadata = self.topic.metadata
         if metadata is None or not metadata.for_clients:
             return None
-        return metadata if any(session.connection.takes_entry_metadata for session in self.sessions()) else None
+        return (
+            metadata
+            if any(session.connection.takes_entry_metadata for session in self.sessions())
+            else None
+        )
 
     async def _facts(self, first: int, count: int) -> Facts | None:
         """What those consumers get with these entries; None if there are none."""
@@ -345,7 +386,11 @@ class SubscriptionHost:
         return await metadata.read(first, count) if metadata is not None else None
 
     def _hand_out(
-        self, first: int, entries: Sequence[memoryview], message_counts: Sequence[int], facts: Facts | None = None
+        self,
+        first: int,
+        entries: Sequence[memoryview],
+        message_counts: Sequence[int],
+        facts: Facts | None = None,
     ) -> bool:
         """Send what dispatch decides; False if it could neither deliver anything nor put it aside.
 
@@ -353,7 +398,9 @@ class SubscriptionHost:
         """
         if self.topic.frozen or self.parted or self._seeking:
             return False
-        deliveries = self.core.dispatch(first, message_counts, traits_of(entries, self.core.traits_wanted))
+        deliveries = self.core.dispatch(
+            first, message_counts, traits_of(entries, self.core.traits_wanted)
+        )
         plain, described = entries, entries
         if facts is not None and self.topic.metadata is not None:
             heads = self.topic.metadata.of(facts, message_counts)
@@ -364,20 +411,27 @@ class SubscriptionHost:
                 entries = described if delivery.consumer.connection.takes_entry_metadata else plain
             try:
                 if delivery.scattered is None:
-                    self._send(delivery, entries[delivery.first - first : delivery.first - first + delivery.entries])
+                    self._send(
+                        delivery,
+                        entries[delivery.first - first : delivery.first - first + delivery.entries],
+                    )
                 else:
-                    self._send(delivery, [entries[ordinal - first] for ordinal in delivery.scattered])
+                    self._send(
+                        delivery, [entries[ordinal - first] for ordinal in delivery.scattered]
+                    )
             except Exception:
                 self._take_back(deliveries[index:])
                 raise
         if deliveries:
             return True
-        # By the time of that decision: what was put aside until later, and is due by now, would look as if it had stayed where it was.
+        # By the time of that decision: what was put aside until later, and is due by now, would
+        # look as if it had stayed where it was.
         again = self.core.next_read(READ_ENTRIES_MAX, self._looked_ms)
         return again is not None and again.first != first
 
     def _take_back(self, unsent: Sequence[Delivery]) -> None:
-        """These consumers have been charged for what they did not get, and delivery has passed it by: with them all of that is undone."""
+        """These consumers have been charged for what they did not get, and delivery has passed
+        it by: with them all of that is undone."""
         self._expect_return()
         for delivery in unsent:
             assert isinstance(delivery.consumer, ConsumerSession)
@@ -398,7 +452,9 @@ class SubscriptionHost:
         counters.messages_out += delivery.messages
         counters.bytes_out += size
 
-    def _queue(self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]) -> None:
+    def _queue(
+        self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]
+    ) -> None:
         done, ordinals = 0, delivery.ordinals
         start = delivery.first
         for ledger, low, high in self.topic.core.ledgers.runs(start, ordinals[-1] + 1):
@@ -415,7 +471,9 @@ class SubscriptionHost:
                 ledger,
                 entry_ids,
                 entries[done : done + count],
-                delivery.redelivery_counts[done : done + count] if delivery.redelivery_counts is not None else None,
+                delivery.redelivery_counts[done : done + count]
+                if delivery.redelivery_counts is not None
+                else None,
                 delivery.ack_sets[done : done + count] if delivery.ack_sets is not None else None,
                 delivery.epoch,
             )

@@ -1,9 +1,9 @@
 """A topic in service.
 
-Owns: driving one `topics.Topic`: publishing into the log, reading from memory or storage, its subscriptions. Imports: topics, storage formats,
-server siblings.
-Invariants: an entry gets its id, its place in the log and its receipt in one order; what is dispatched was confirmed durable under our claim
-first; entries read from storage are verified against the checksum the client sent.
+Owns: driving one `topics.Topic`: publishing into the log, reading from memory or storage, its
+subscriptions. Imports: topics, storage formats, server siblings. Invariants: an entry gets its id,
+its place in the log and its receipt in one order; what is dispatched was confirmed durable under
+our claim first; entries read from storage are verified against the checksum the client sent.
 """
 
 from __future__ import annotations
@@ -74,8 +74,19 @@ class _PublishedRun:
         recorded: Recorded | None,
         append_ms: int,
     ) -> None:
-        self.topic, self.session, self.position, self.payload, self.lengths = topic, session, position, payload, lengths
-        self.message_counts, self.sequences, self.highest, self.entries_offset = message_counts, sequences, highest, entries_offset
+        self.topic, self.session, self.position, self.payload, self.lengths = (
+            topic,
+            session,
+            position,
+            payload,
+            lengths,
+        )
+        self.message_counts, self.sequences, self.highest, self.entries_offset = (
+            message_counts,
+            sequences,
+            highest,
+            entries_offset,
+        )
         self.recorded, self.append_ms = recorded, append_ms
 
     def __call__(self, place: RecordPlace) -> None:
@@ -110,7 +121,8 @@ class TopicHost:
         self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made when somebody first asks for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
-            subscription: SubscriptionHost(self, found) for subscription, found in core.subscriptions.items()
+            subscription: SubscriptionHost(self, found)
+            for subscription, found in core.subscriptions.items()
         }
         for recovered in self.subscriptions.values():
             recovered.recorded = True
@@ -122,19 +134,27 @@ class TopicHost:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is frozen for good, or until it is deleted: its clients will be sent away. While its bundle is split they stay."""
+        """Whether it is frozen for good, or until it is deleted: its clients will be sent away.
+        While its bundle is split they stay."""
         return self.core.frozen and self.bundle.parked is None
 
     async def update_properties(self, changes: Mapping[str, str]) -> None:
-        """Set properties of the topic durably ("" removes one); in force when this returns. Raises ServiceNotReady, StorageError."""
+        """Set properties of the topic durably ("" removes one); in force when this returns.
+        Raises ServiceNotReady, StorageError."""
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         self.append_update(changes, lambda: self._updated(changes))
         await self.context.log.barrier()
 
     def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
-        """Write a change of properties, which acts on what is written behind it; `on_durable` runs when it is there to stay."""
-        record = encode_topic(epoch=self._epoch, topic=str(self.name), operation=TopicOperation.UPDATE, properties=changes)
+        """Write a change of properties, which acts on what is written behind it; `on_durable`
+        runs when it is there to stay."""
+        record = encode_topic(
+            epoch=self._epoch,
+            topic=str(self.name),
+            operation=TopicOperation.UPDATE,
+            properties=changes,
+        )
         self.bundle.append(record, lambda _place: on_durable())
 
     def _updated(self, changes: Mapping[str, str]) -> None:
@@ -195,7 +215,7 @@ class TopicHost:
                 bundle.cursor_dirty(subscription)
             subscription.schedule()
 
-    # --- transactions ----------------------------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
     def used_with_transactions(self) -> TopicTransactions:
         """Its transactions, from now on if there were none."""
@@ -207,12 +227,17 @@ class TopicHost:
     def to_state(self) -> TopicState:
         """For a checkpoint: everything that recovery needs as of now."""
         state = self.core.to_state()
-        return state if self.transactions is None else replace(state, transactions=self.transactions.to_state())
+        return (
+            state
+            if self.transactions is None
+            else replace(state, transactions=self.transactions.to_state())
+        )
 
-    # --- its end ---------------------------------------------------------------------------------------------------------------
+    # --- its end ----------------------------------------------------------------------------------
 
     async def terminate(self) -> Position:
-        """Let nothing more be published, durably; the last position there will ever be. Raises ServiceNotReady, StorageError."""
+        """Let nothing more be published, durably; the last position there will ever be. Raises
+        ServiceNotReady, StorageError."""
         if self._ending is not None:
             return await asyncio.shield(self._ending)
         if self.core.terminated is not None:
@@ -221,13 +246,18 @@ class TopicHost:
         if self.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
         if self.transactions is not None and self.transactions.buffer.has_open:
-            raise NotAllowed(f"topic {self.name} has messages of open transactions; terminate it when they have ended")
+            raise NotAllowed(
+                f"topic {self.name} has messages of open transactions; terminate it when they have "
+                "ended"
+            )
         last = self.core.last_published
         changes = {TERMINATED: position_text(last)}
         self.append_update(changes, lambda: None)
-        self._updated(changes)  # refused from now on; producers are sent away, and consumers told, once it is durable
+        # refused from now on; producers are sent away, and consumers told, once it is durable
+        self._updated(changes)
         self._ending = asyncio.create_task(self._end(last), name=f"terminate {self.name}")
-        self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may have left
+        # whoever asked may have left
+        self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._ending)
 
     async def _end(self, last: Position) -> Position:
@@ -247,10 +277,11 @@ class TopicHost:
             await self.update_properties({TRIMMED: position_text(ledgers.position_before(ordinal))})
 
     async def truncate(self) -> None:
-        """Drop everything there is, acknowledged or not, durably. Raises ServiceNotReady, StorageError."""
+        """Drop everything there is, acknowledged or not, durably. Raises ServiceNotReady,
+        StorageError."""
         await self.trim(self.core.ledgers.end)
 
-    # --- publishing ------------------------------------------------------------------------------------------------------------
+    # --- publishing -------------------------------------------------------------------------------
 
     @property
     def publish_block(self) -> PublishBlock | None:
@@ -267,9 +298,10 @@ class TopicHost:
     ) -> None:
         """Take a run of entries of one producer; receipts follow when it is durable.
 
-        `entries` are the bytes after each SEND command; they are copied once, back to back: for the log, and for readers at the tail. While
-        frozen they are dropped: the client sends them again to the new owner, which CLOSE_PRODUCER will name. While the bundle is divided
-        they wait instead.
+        `entries` are the bytes after each SEND command; they are copied once, back to back: for the
+        log, and for readers at the tail. While frozen they are dropped: the client sends them again
+        to the new owner, which CLOSE_PRODUCER will name. While the bundle is divided they wait
+        instead.
         """
         if self.core.frozen:
             if self.bundle.parked is not None:
@@ -294,7 +326,8 @@ class TopicHost:
         highest: Sequence[int] | None,
         recorded: Recorded | None,
     ) -> Position:
-        """Give a run that nothing speaks against to the log; its first position. `recorded` is what is to be known of it once it is durable."""
+        """Give a run that nothing speaks against to the log; its first position. `recorded` is
+        what is to be known of it once it is durable."""
         position, now_ms = self.core.publish(len(entries)), self.context.clock.wall_ms()
         payload, lengths = b"".join(entries), list(map(len, entries))
         encoded = encode_entries(
@@ -305,13 +338,25 @@ class TopicHost:
             topic=self._encoded_name,
             producer=session.encoded_name,
             message_counts=message_counts,
-            sequences=recorded.sequences if recorded is not None else highest_of(sequences, highest),
+            sequences=recorded.sequences
+            if recorded is not None
+            else highest_of(sequences, highest),
             entries=[payload],
             lengths=lengths,
         )
         session.pending += len(entries)
         run = _PublishedRun(
-            self, session, position, payload, lengths, message_counts, sequences, highest, encoded.entries_offset, recorded, now_ms
+            self,
+            session,
+            position,
+            payload,
+            lengths,
+            message_counts,
+            sequences,
+            highest,
+            encoded.entries_offset,
+            recorded,
+            now_ms,
         )
         self.bundle.append(encoded, run)
         return position
@@ -351,10 +396,11 @@ class TopicHost:
         for subscription in self.subscriptions.values():
             subscription.schedule()
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def tail(self, request: ReadRequest) -> tuple[list[memoryview], Sequence[int]] | None:
-        """Entries of the request that are in memory and in one run, with their message counts; None if the first one is not."""
+        """Entries of the request that are in memory and in one run, with their message counts;
+        None if the first one is not."""
         at = self.index.run_of(request.first)
         if at is None:
             self.context.metrics.tail_misses += 1
@@ -367,10 +413,13 @@ class TopicHost:
             self.context.metrics.tail_misses += 1
             return None
         self.context.metrics.tail_hits += 1
-        return entries, run.message_counts if high - low == run.count else run.message_counts[low:high]
+        return entries, run.message_counts if high - low == run.count else run.message_counts[
+            low:high
+        ]
 
     async def read(self, request: ReadRequest) -> tuple[list[memoryview], list[int]]:
-        """Entries of the request from storage, as many as one read may hold (at least one), with their message counts.
+        """Entries of the request from storage, as many as one read may hold (at least one), with
+        their message counts.
 
         Raises StorageError; CorruptData if what is there is not what the client sent.
         """
@@ -383,28 +432,39 @@ class TopicHost:
                 if run.incarnation != ELSEWHERE:
                     return await self._read_runs(request, at)
             except FileNotFoundError:
-                # The file was rewritten into segments, or given up with everything in it: the catalog knows.
+                # The file was rewritten into segments, or given up with everything in it: the
+                # catalog knows.
                 gone = place
         sources = self.transactions.buffer.source_of if self.transactions is not None else None
         bytes_max = self.context.settings.read_batch_bytes_max
         try:
-            found = await self.bundle.catalog.read(self.name, self.core.ledgers, request, bytes_max, sources)
+            found = await self.bundle.catalog.read(
+                self.name, self.core.ledgers, request, bytes_max, sources
+            )
         except CorruptData as error:
             if gone is None or error.file:
                 raise
-            # Nothing is in its place: it is still there that the entry belongs, once somebody has brought it back.
+            # Nothing is in its place: it is still there that the entry belongs, once somebody has
+            # brought it back.
             name = log_file(*gone)
-            raise CorruptData(f"{name} is missing, {error}; restore it", file=name, topic=error.topic, first=error.first) from error
+            raise CorruptData(
+                f"{name} is missing, {error}; restore it",
+                file=name,
+                topic=error.topic,
+                first=error.first,
+            ) from error
         if gone is not None:
             self.index.lose_file(*gone)
         return found
 
     async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
-        """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises FileNotFoundError if the first is gone."""
+        """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises
+        FileNotFoundError if the first is gone."""
         entries: list[memoryview] = []
         message_counts: list[int] = []
         left, budget = request.entries, self.context.settings.read_batch_bytes_max
-        # A copy: while we wait another reader may find out that files are gone and forget their runs.
+        # A copy: while we wait another reader may find out that files are gone and forget their
+        # runs.
         runs, span = self.index.runs[at : at + request.entries], LogSpan(self.context.volume)
         for number, run in enumerate(runs):
             if left <= 0 or budget <= 0 or run.incarnation == ELSEWHERE:
@@ -413,7 +473,9 @@ class TopicHost:
             try:
                 found = run.entries(low, min(run.count, low + left))
                 if found is None:
-                    ahead = partial(bytes_ahead, runs, number, left - (run.count - low), budget - run.bytes)
+                    ahead = partial(
+                        bytes_ahead, runs, number, left - (run.count - low), budget - run.bytes
+                    )
                     found = await self._read_run(run, low, left, budget, span, ahead)
             except FileNotFoundError:
                 if entries:
@@ -430,7 +492,8 @@ class TopicHost:
     async def _read_run(
         self, run: Run, low: int, count: int, budget: int, span: LogSpan, ahead: Callable[[], int]
     ) -> list[memoryview]:
-        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one; `ahead` says how much more to fetch."""
+        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one;
+        `ahead` says how much more to fetch."""
         offsets = run.offsets()
         high = low + 1
         while high < min(run.count, low + count) and offsets[high + 1] - offsets[low] <= budget:
@@ -440,7 +503,11 @@ class TopicHost:
         first = self.core.ledgers.position(run.first + low)
         lengths = [offsets[at + 1] - offsets[at] for at in range(low, high)]
         return checked_entries(
-            view, lengths, PieceOfRun(log_file(run.incarnation, run.file), run.offset + base, str(self.name), *first)
+            view,
+            lengths,
+            PieceOfRun(
+                log_file(run.incarnation, run.file), run.offset + base, str(self.name), *first
+            ),
         )
 
     def compacted_before(self, ordinal: int) -> bool:
@@ -449,11 +516,13 @@ class TopicHost:
         return view is not None and ordinal < self.core.ledgers.ordinal_after(view.horizon)
 
     async def read_compacted(self, request: ReadRequest) -> CompactedRead:
-        """The next surviving entries of the compacted view from the request on. Raises StorageError."""
+        """The next surviving entries of the compacted view from the request on. Raises
+        StorageError."""
         return await self.bundle.catalog.read_compacted(str(self.name), self.core.ledgers, request)
 
     async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:
-        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) if there is none, be it that all were trimmed."""
+        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) if there
+        is none, be it that all were trimmed."""
         end = self.core.ledgers.end
         if read_compacted and end > 0 and self.compacted_before(end - 1):
             return await self.bundle.catalog.last_compacted(str(self.name), self.core.ledgers)
@@ -464,15 +533,19 @@ class TopicHost:
         entries = found[0] if found is not None else (await self.read(request))[0]
         return self.core.ledgers.position(end - 1), entries[0]
 
-    # --- subscriptions ---------------------------------------------------------------------------------------------------------
+    # --- subscriptions ----------------------------------------------------------------------------
 
     def open_subscription(
         self, name: str, start: tuple[int, int], *, durable: bool, properties: dict[str, str]
     ) -> SubscriptionHost:
         """The subscription, created if need be. Raises NotAllowed, ServiceNotReady."""
         if self.core.frozen:
-            raise ServiceNotReady(f"topic {self.name} is being unloaded; subscribe again after a lookup")
-        core: Subscription = self.core.subscribe(name, start, durable=durable, properties=properties)
+            raise ServiceNotReady(
+                f"topic {self.name} is being unloaded; subscribe again after a lookup"
+            )
+        core: Subscription = self.core.subscribe(
+            name, start, durable=durable, properties=properties
+        )
         host = self.subscriptions.get(name)
         if host is None:
             host = self.subscriptions[name] = SubscriptionHost(self, core)

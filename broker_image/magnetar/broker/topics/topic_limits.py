@@ -1,9 +1,11 @@
 """How many topics a namespace may have.
 
-Owns: `TopicLimits`, which whoever creates topics asks for room. Imports: errors, names, topics.topic_list, settings, the registry, policies.
-Source: facts on protocol semantics 3 (maxTopicsPerNamespace). Pulsar leaves out system topics, and so does the policy here; the setting counts all.
-Invariants: partitions are counted one by one; topics that are being created here count already, those of other brokers as soon as the mirror has
-them, so that brokers which create at the same moment may pass a limit by what each of them has under way.
+Owns: `TopicLimits`, which whoever creates topics asks for room. Imports: errors, names,
+topics.topic_list, settings, the registry, policies. Source: facts on protocol semantics 3
+(maxTopicsPerNamespace). Pulsar leaves out system topics, and so does the policy here; the setting
+counts all. Invariants: partitions are counted one by one; topics that are being created here count
+already, those of other brokers as soon as the mirror has them, so that brokers which create at the
+same moment may pass a limit by what each of them has under way.
 """
 
 from __future__ import annotations
@@ -24,16 +26,22 @@ if TYPE_CHECKING:
 
 
 class TopicLimits:
-    """Namespace-wide limits, by the policy `max_topics_per_namespace` and by the setting `topics_per_namespace_max`."""
+    """Namespace-wide limits, by the policy `max_topics_per_namespace` and by the setting
+    `topics_per_namespace_max`."""
 
-    def __init__(self, settings: BrokerSettings, registry: TopicRegistry, policies: EffectivePolicies) -> None:
+    def __init__(
+        self, settings: BrokerSettings, registry: TopicRegistry, policies: EffectivePolicies
+    ) -> None:
         self._settings, self._registry, self._policies = settings, registry, policies
         self._creating: Counter[TopicName] = Counter()
 
     @contextmanager
     def room(self, names: Sequence[TopicName]) -> Iterator[None]:
-        """Topics of one namespace, all that come with one request, are created within. Raises NotAllowed if they are too many."""
-        fresh = [name for name in names if not self._creating[name] and not self._registry.holds(name)]
+        """Topics of one namespace, all that come with one request, are created within. Raises
+        NotAllowed if they are too many."""
+        fresh = [
+            name for name in names if not self._creating[name] and not self._registry.holds(name)
+        ]
         if fresh:
             self._check(fresh[0].namespace_name, fresh)
         self._creating.update(names)
@@ -48,10 +56,19 @@ class TopicLimits:
     def _check(self, namespace: NamespaceName, fresh: Sequence[TopicName]) -> None:
         limit = self._settings.topics_per_namespace_max
         if not self._has_room(namespace, len(fresh), limit, shown=False):
-            raise NotAllowed(f"namespace {namespace} may have {limit} topics (topics_per_namespace_max); delete some or raise it")
-        limit, shown = self._policies.namespace(namespace).max_topics, sum(not is_system_topic(name) for name in fresh)
+            raise NotAllowed(
+                f"namespace {namespace} may have {limit} topics (topics_per_namespace_max); delete "
+                "some or raise it"
+            )
+        limit, shown = (
+            self._policies.namespace(namespace).max_topics,
+            sum(not is_system_topic(name) for name in fresh),
+        )
         if limit and shown and not self._has_room(namespace, shown, limit, shown=True):
-            raise NotAllowed(f"Exceed maximum number of topics in namespace {namespace}: {limit}; delete some or raise the policy")
+            raise NotAllowed(
+                f"Exceed maximum number of topics in namespace {namespace}: {limit}; delete some "
+                "or raise the policy"
+            )
 
     def _has_room(self, namespace: NamespaceName, more: int, limit: int, *, shown: bool) -> bool:
         """Whether there may be so many more topics, with those that are on their way."""
@@ -59,5 +76,16 @@ class TopicLimits:
         number = registry.count(namespace, shown=shown) + more
         if number > limit or number + len(self._creating) + registry.writes_under_way <= limit:
             return number <= limit
-        coming = (name for name in {*self._creating, *registry.coming()} if name.namespace_name == namespace)
-        return number + sum(not registry.holds(name) and not (shown and is_system_topic(name)) for name in coming) <= limit
+        coming = (
+            name
+            for name in {*self._creating, *registry.coming()}
+            if name.namespace_name == namespace
+        )
+        return (
+            number
+            + sum(
+                not registry.holds(name) and not (shown and is_system_topic(name))
+                for name in coming
+            )
+            <= limit
+        )

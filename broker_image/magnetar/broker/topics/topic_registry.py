@@ -1,15 +1,17 @@
 """Which topics the cluster has.
 
-Owns: the registry below `topics/` in the metadata store: this broker's mirror of it by namespace, and the entries of topics in bundles served
-here. Imports: metadata, names, topics.topic_list, server siblings.
-Source: facts on protocol semantics 2.11, 2.13.
+Owns: the registry below `topics/` in the metadata store: this broker's mirror of it by namespace,
+and the entries of topics in bundles served here. Imports: metadata, names, topics.topic_list,
+server siblings. Source: facts on protocol semantics 2.11, 2.13.
 
-A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry stands for all of its partitions, so that
-creating and growing it are one write. Nothing is written when a bundle moves.
-Invariants: entries of a bundle are written only under its owner's current record (a former owner's late write fails), and in the order in which
-topics came and went; the log is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a topic that is born
-into a namespace which is gone by the time of its entry has none, and is deleted again; a list that is asked for after a creation was answered
-holds the new topic, whichever broker is asked.
+A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry
+stands for all of its partitions, so that creating and growing it are one write. Nothing is written
+when a bundle moves. Invariants: entries of a bundle are written only under its owner's current
+record (a former owner's late write fails), and in the order in which topics came and went; the log
+is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a topic
+that is born into a namespace which is gone by the time of its entry has none, and is deleted again;
+a list that is asked for after a creation was answered holds the new topic, whichever broker is
+asked.
 """
 
 from __future__ import annotations
@@ -40,16 +42,19 @@ Listener = Callable[[NamespaceName, list[str]], None]
 
 PLAIN_TOPIC = PartitionedTopicRecord(partitions=0, properties={}).encode()
 REGISTRATION_WAIT_S = 5.0
-"""A creation waits this long for its entry; while the store is away it is answered without one, which follows."""
+"""A creation waits this long for its entry; while the store is away it is answered without one,
+which follows."""
 CATCH_UP_WAIT_S = 2.0
 RETRY_S = 0.2
 WRITES_PARALLEL_MAX = 64
 ITSELF, IMPLIED, HIDDEN = 1, 2, 4
-"""Why a topic is present: an entry of its own, or that of its partitioned topic; and whether lists leave it out."""
+"""Why a topic is present: an entry of its own, or that of its partitioned topic; and whether
+lists leave it out."""
 
 
 class Wish(enum.Enum):
-    """What an entry is to be. A topic that is just born needs its namespace; of one that a log holds the entry comes back all the same."""
+    """What an entry is to be. A topic that is just born needs its namespace; of one that a log
+    holds the entry comes back all the same."""
 
     GONE = "gone"
     THERE = "there"
@@ -74,11 +79,15 @@ class TopicRegistry:
         views.topics.listen(self._changed)
         self._changed(list(views.topics.items))
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def names(self, namespace: NamespaceName) -> list[str]:
         """Full names of the topics that lists show, partitions included; unsorted."""
-        return [name for name, marks in self._present.get(str(namespace), {}).items() if not marks & HIDDEN]
+        return [
+            name
+            for name, marks in self._present.get(str(namespace), {}).items()
+            if not marks & HIDDEN
+        ]
 
     def count(self, namespace: NamespaceName, *, shown: bool) -> int:
         """How many topics there are, partitions included; with `shown` those of `names` only."""
@@ -112,11 +121,13 @@ class TopicRegistry:
         return str(name) in self._present.get(str(name.namespace_name), ())
 
     def check_namespace(self, name: TopicName) -> None:
-        """Refuse a topic that would come into a namespace which is being deleted. Raises ServiceNotReady."""
+        """Refuse a topic that would come into a namespace which is being deleted. Raises
+        ServiceNotReady."""
         viewed = self._views.namespaces.get(str(name.namespace_name))
         if viewed is not None and self._views.incarnations.get(viewed.record.deleting) is not None:
             raise ServiceNotReady(
-                f"topic {name} is being unloaded: namespace {name.namespace_name} is being deleted; try again once it is gone or kept"
+                f"topic {name} is being unloaded: namespace {name.namespace_name} is being "
+                "deleted; try again once it is gone or kept"
             )
 
     def partitioned(self, namespace: NamespaceName) -> list[str]:
@@ -125,11 +136,13 @@ class TopicRegistry:
         return sorted(str(name) for name in found if name is not None)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with a namespace and the full names that came or went, after every change."""
+        """Call `listener` with a namespace and the full names that came or went, after every
+        change."""
         self._listeners.append(listener)
 
     async def catch_up(self, namespace: NamespaceName) -> None:
-        """Wait until the mirror shows every change answered so far; not for long, and not at all while the store is away."""
+        """Wait until the mirror shows every change answered so far; not for long, and not at all
+        while the store is away."""
         try:
             item = await self._context.store.get(keys.topic_changes(namespace))
         except StoreError as error:
@@ -182,18 +195,26 @@ class TopicRegistry:
         return bool(before) != bool(after)
 
     def observe(self, name: TopicName, value: bytes | None, revision: int) -> None:
-        """Take a change of an entry that this process has made, ahead of the watch that will report it too."""
-        self._views.topics.observe(keys.partitioned_topic(name)[len(keys.TOPICS) :], value, revision)
+        """Take a change of an entry that this process has made, ahead of the watch that will
+        report it too."""
+        self._views.topics.observe(
+            keys.partitioned_topic(name)[len(keys.TOPICS) :], value, revision
+        )
 
-    # --- writing ---------------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     async def add(self, owned: OwnedBundle, name: TopicName) -> None:
-        """A topic of a bundle served here has come to be; when this returns every broker lists it, unless the store is away.
+        """A topic of a bundle served here has come to be; when this returns every broker lists it,
+        unless the store is away.
 
-        Raises NamespaceNotFound if its namespace was deleted meanwhile: the topic has been deleted again. If the store was away, that follows.
+        Raises NamespaceNotFound if its namespace was deleted meanwhile: the topic has been deleted
+        again. If the store was away, that follows.
         """
         if await self._want(owned, name, Wish.BORN) is False:
-            raise NamespaceNotFound(f"namespace {name.namespace_name} of topic {name} does not exist (any more); create it first")
+            raise NamespaceNotFound(
+                f"namespace {name.namespace_name} of topic {name} does not exist (any more); "
+                "create it first"
+            )
 
     async def remove(self, owned: OwnedBundle, name: TopicName) -> None:
         """A topic of a bundle served here is gone."""
@@ -204,7 +225,8 @@ class TopicRegistry:
         self._start(owned, name, Wish.GONE)
 
     def adopt(self, owned: OwnedBundle) -> None:
-        """A bundle is ours with the topics that its log holds: bring the entries in line, in the background."""
+        """A bundle is ours with the topics that its log holds: bring the entries in line, in the
+        background."""
         for name in self._differences(owned):
             self._start(owned, name, Wish.THERE if str(name) in owned.topics else Wish.GONE)
 
@@ -231,13 +253,16 @@ class TopicRegistry:
         self._wanted[name] = (owned, wish)
         task = self._writing.get(name)
         if task is None:
-            task = self._writing[name] = asyncio.create_task(self._write(name), name=f"topic entry {name}")
+            task = self._writing[name] = asyncio.create_task(
+                self._write(name), name=f"topic entry {name}"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return task
 
     async def _write(self, name: TopicName) -> bool:
-        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any more.
+        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any
+        more.
 
         False if the topic was just born and its namespace is gone: it has been deleted again then.
         """
@@ -249,12 +274,19 @@ class TopicRegistry:
                     try:
                         settled = await self._attempt(owned, name, wish)
                     except StoreError as error:
-                        log.warning("topics.entry_delayed", topic=str(name), wish=wish.value, error=str(error))
+                        log.warning(
+                            "topics.entry_delayed",
+                            topic=str(name),
+                            wish=wish.value,
+                            error=str(error),
+                        )
                         settled = False
                     except NamespaceNotFound:
                         namespace_gone = True
                     except Exception as error:
-                        self._context.metrics.surprises.note("topic entries", error, topic=str(name))
+                        self._context.metrics.surprises.note(
+                            "topic entries", error, topic=str(name)
+                        )
                         settled = False
                     if settled and self._wanted[name] == (owned, wish):
                         break
@@ -268,30 +300,46 @@ class TopicRegistry:
         return not namespace_gone
 
     async def _delete_again(self, owned: OwnedBundle, name: TopicName) -> None:
-        """A topic was born into a namespace that had none and was deleted: nothing of it may come back with a new namespace of that name."""
+        """A topic was born into a namespace that had none and was deleted: nothing of it may
+        come back with a new namespace of that name."""
         log.warning("topics.namespace_gone", topic=str(name), bundle=str(owned.name))
         try:
             await owned.delete_topic(name)
-        except MagnetarError as error:  # its bundle is released to nobody, and goes with all that is in its log
-            log.warning("topics.left_to_bundle", topic=str(name), bundle=str(owned.name), error=str(error))
+        except (
+            MagnetarError
+        ) as error:  # its bundle is released to nobody, and goes with all that is in its log
+            log.warning(
+                "topics.left_to_bundle", topic=str(name), bundle=str(owned.name), error=str(error)
+            )
         except Exception as error:
             self._context.metrics.surprises.note("topic entries", error, topic=str(name))
 
     async def _attempt(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool:
         """One try; whether there is nothing more to do. Raises StoreError, NamespaceNotFound."""
         viewed = self._views.bundles.get(str(owned.name))
-        if viewed is None or viewed.record.incarnation != self._context.incarnation or viewed.record.epoch != owned.epoch:
+        if (
+            viewed is None
+            or viewed.record.incarnation != self._context.incarnation
+            or viewed.record.epoch != owned.epoch
+        ):
             return True  # whoever has the bundle now looks at all of its entries
-        key, namespace, present = keys.partitioned_topic(name), keys.namespace(name.namespace_name), wish is not Wish.GONE
+        key, namespace, present = (
+            keys.partitioned_topic(name),
+            keys.namespace(name.namespace_name),
+            wish is not Wish.GONE,
+        )
         guard = Compare(keys.bundle(owned.name), "mod", "=", viewed.mod_revision)
         if present:
             compare: Compare = Compare(key, "create", "=", 0)
             change: Operation = Put(key, PLAIN_TOPIC)
         else:
             compare, change = Compare(key, "value", "=", PLAIN_TOPIC), Delete(key)
-        # Whether the namespace is marked need not be compared: its deletion finds whatever is entered before its record goes.
+        # Whether the namespace is marked need not be compared: its deletion finds whatever is
+        # entered before its record goes.
         there = (Compare(namespace, "create", ">", 0),) if wish is Wish.BORN else ()
-        result = await self._context.store.transact([guard, compare, *there], [change, change_mark(name.namespace_name)])
+        result = await self._context.store.transact(
+            [guard, compare, *there], [change, change_mark(name.namespace_name)]
+        )
         if result.succeeded:
             self.observe(name, PLAIN_TOPIC if present else None, result.revision)
             return True
@@ -309,7 +357,8 @@ class TopicRegistry:
 
 
 def change_mark(namespace: NamespaceName) -> Put:
-    """What a transaction that changes entries must write besides, so that lists asked for afterwards show it."""
+    """What a transaction that changes entries must write besides, so that lists asked for
+    afterwards show it."""
     return Put(keys.topic_changes(namespace), b"")
 
 

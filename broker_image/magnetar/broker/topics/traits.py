@@ -1,8 +1,9 @@
 """What a client wrote about an entry that decides to whom it goes, and when.
 
-Owns: `traits_of`, from the bytes of entries to the `EntryTraits` that dispatchers ask for. Imports: wire, topics.
-Invariants: an entry whose metadata cannot be read is dispatched like any other (what a client may publish must not stop a subscription); only
-what a dispatcher wants is parsed; equal keys have equal hashes, whatever their bytes.
+Owns: `traits_of`, from the bytes of entries to the `EntryTraits` that dispatchers ask for. Imports:
+wire, topics. Invariants: an entry whose metadata cannot be read is dispatched like any other (what
+a client may publish must not stop a subscription); only what a dispatcher wants is parsed; equal
+keys have equal hashes, whatever their bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ HASHED_KEYS_MAX = 1 << 16
 HASHED_KEY_BYTES_MAX = 64
 """Longer keys are hashed each time: what is remembered of clients' keys stays within a few MB."""
 _MAGIC_BYTES, _SIZE_BYTES = 2, 4
-_HEAD = struct.Struct(">2s4xI")  # magic, checksum, size of the metadata: how an entry begins as a rule
+# magic, checksum, size of the metadata: how an entry begins as a rule
+_HEAD = struct.Struct(">2s4xI")
 
 
-def traits_of(entries: Sequence[memoryview], wanted: TraitsWanted) -> list[EntryTraits | None] | None:
-    """Traits of each entry, or None where it has nothing that was asked for; None if that is so for all of them."""
+def traits_of(
+    entries: Sequence[memoryview], wanted: TraitsWanted
+) -> list[EntryTraits | None] | None:
+    """Traits of each entry, or None where it has nothing that was asked for; None if that is so
+    for all of them."""
     if wanted is TraitsWanted.NONE:
         return None
     if wanted is TraitsWanted.ALL:
@@ -47,7 +52,8 @@ def traits_of(entries: Sequence[memoryview], wanted: TraitsWanted) -> list[Entry
 
 
 def metadata_bytes(entry: memoryview) -> bytes:
-    """The encoded MessageMetadata of an entry, or as much of it as there is; `wire.entries` checks more and costs three times as much."""
+    """The encoded MessageMetadata of an entry, or as much of it as there is; `wire.entries`
+    checks more and costs three times as much."""
     if len(entry) < _HEAD.size:
         return b""
     magic, size = _HEAD.unpack_from(entry)
@@ -65,7 +71,8 @@ def metadata_bytes(entry: memoryview) -> bytes:
 
 
 def sent_chunk(entry: memoryview, producer: str) -> SentChunk | None:
-    """What a producer's entry is known by when it comes again, if it is a chunk of a message. The log holds chunks in runs of one entry."""
+    """What a producer's entry is known by when it comes again, if it is a chunk of a message.
+    The log holds chunks in runs of one entry."""
     data = metadata_bytes(entry)
     if CHUNK_COUNT_TAG not in data:
         return None
@@ -110,7 +117,8 @@ def _with(metadata: api.MessageMetadata, key_hash: int) -> EntryTraits:
 
 
 def _hashed(key: str | bytes) -> EntryTraits:
-    """The traits of an entry that has a key and nothing else. protobuf hands a string that is not UTF-8 over as bytes."""
+    """The traits of an entry that has a key and nothing else. protobuf hands a string that is
+    not UTF-8 over as bytes."""
     return EntryTraits(murmur3(key.encode() if isinstance(key, str) else key))
 
 

@@ -1,9 +1,10 @@
 """ACK in a transaction.
 
-Owns: what an ACK with a TxnID names: entries by their ids, messages of batches and how large those are. Imports: wire, topics, siblings.
-Source: facts on transactions 2.1, 2.5-2.7.
-Invariants: an ACK in a transaction does all that it names or is refused: what does not exist (any more) is not passed over, for the transaction
-would commit without it; a batch has as many messages as its entry says, since clients do not always tell.
+Owns: what an ACK with a TxnID names: entries by their ids, messages of batches and how large those
+are. Imports: wire, topics, siblings. Source: facts on transactions 2.1, 2.5-2.7. Invariants: an ACK
+in a transaction does all that it names or is refused: what does not exist (any more) is not passed
+over, for the transaction would commit without it; a batch has as many messages as its entry says,
+since clients do not always tell.
 """
 
 from __future__ import annotations
@@ -30,23 +31,36 @@ SIZES_READ_MAX = 1_000
 """Batches of one ACK whose sizes may have to be read from storage."""
 
 
-def acknowledge_in_transaction(session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None) -> None:
-    """An ACK whose transaction is to hold what it names; `confirmed` is called when that is durable.
+def acknowledge_in_transaction(
+    session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+) -> None:
+    """An ACK whose transaction is to hold what it names; `confirmed` is called when that is
+    durable.
 
-    The sizes of its batches must be known (`without_size`). Raises TransactionConflict, InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError.
+    The sizes of its batches must be known (`without_size`). Raises TransactionConflict,
+    InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError.
     """
     host, txn = session.subscription, txn_of(ack)
     if not host.topic.name.persistent:
-        raise NotAllowed(f"topic {host.topic.name} is not persistent and knows no transactions; use a persistent one")
+        raise NotAllowed(
+            f"topic {host.topic.name} is not persistent and knows no transactions; use a "
+            "persistent one"
+        )
     transactions = SubscriptionTransactions(host)
     if ack.ack_type == api.CommandAck.Individual:
         transactions.acknowledge(session, txn, _each(host.topic, txn, ack), confirmed)
         return
     if len(ack.message_id) != 1:
-        raise NotAllowed(f"message_id: a cumulative ACK names one message, this one {len(ack.message_id)}")
+        raise NotAllowed(
+            f"message_id: a cumulative ACK names one message, this one {len(ack.message_id)}"
+        )
     identifier = ack.message_id[0]
     ordinal = _up_to(host.topic, txn, identifier)
-    mask = mask_of_words(identifier.ack_set) if entry_named(host.topic, commands.position_of(identifier)) is not None else 0
+    mask = (
+        mask_of_words(identifier.ack_set)
+        if entry_named(host.topic, commands.position_of(identifier)) is not None
+        else 0
+    )
     size = _size(host.topic, ordinal, mask, identifier) if mask else 0
     transactions.acknowledge_cumulative(session, txn, ordinal, mask, size, confirmed)
 
@@ -79,7 +93,7 @@ def _nothing_there(txn: TxnId, identifier: api.MessageIdData) -> TransactionConf
     return TransactionConflict(f"message {ledger}:{entry} does not exist (any more): abort {txn}")
 
 
-# --- how large batches are --------------------------------------------------------------------------------------------------------
+# --- how large batches are ------------------------------------------------------------------------
 
 
 def without_size(topic: TopicHost, ack: api.CommandAck) -> list[api.MessageIdData]:
@@ -91,7 +105,10 @@ def without_size(topic: TopicHost, ack: api.CommandAck) -> list[api.MessageIdDat
             if ordinal is not None and topic.index.messages_of(ordinal) is None:
                 missing.append(identifier)
     if len(missing) > SIZES_READ_MAX:
-        raise NotAllowed(f"batch_size: {len(missing)} message ids have an ack_set and no batch_size; send it, or fewer at once")
+        raise NotAllowed(
+            f"batch_size: {len(missing)} message ids have an ack_set and no batch_size; send it, "
+            "or fewer at once"
+        )
     return missing
 
 
@@ -104,19 +121,25 @@ async def read_sizes(topic: TopicHost, identifiers: list[api.MessageIdData]) -> 
                 _, counts = await topic.read(ReadRequest(ordinal, 1))
             except FileNotFoundError as error:
                 raise StorageError(
-                    f"{error.filename} is missing from storage; try again, and restore it if that does not help"
+                    f"{error.filename} is missing from storage; try again, and restore it if that "
+                    "does not help"
                 ) from error
             identifier.batch_size = counts[0]
 
 
 def _size(topic: TopicHost, ordinal: int, mask: int, identifier: api.MessageIdData) -> int:
-    """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may hold."""
+    """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may
+    hold."""
     counted = topic.index.messages_of(ordinal) or 0
-    size, most = max(counted, identifier.batch_size, mask.bit_length()), 64 * topic.context.settings.ack_words_max
+    size, most = (
+        max(counted, identifier.batch_size, mask.bit_length()),
+        64 * topic.context.settings.ack_words_max,
+    )
     if size > most:
         ledger, entry = commands.position_of(identifier)
         raise NotAllowed(
-            f"batch_size: message {ledger}:{entry} is one of {size}; an ack_set of ack_set_words_max="
+            f"batch_size: message {ledger}:{entry} is one of {size}; an ack_set of "
+            "ack_set_words_max="
             f"{topic.context.settings.ack_words_max} words has {most}: acknowledge the whole batch"
         )
     return size

@@ -1,9 +1,9 @@
 """The end of a transaction on a topic.
 
-Owns: commit and abort of what a transaction has published: the marker, the record, what readers see. Imports: transactions, storage formats, server
-siblings. Source: DESIGN 8 (rules: ids, END_TXN).
-Invariants: the partition's ids are given when the record goes to the log, and its entries appear when that is durable; an end may come again; whoever
-asks is answered behind it.
+Owns: commit and abort of what a transaction has published: the marker, the record, what readers
+see. Imports: transactions, storage formats, server siblings. Source: DESIGN 8 (rules: ids,
+END_TXN). Invariants: the partition's ids are given when the record goes to the log, and its entries
+appear when that is durable; an end may come again; whoever asks is answered behind it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: int) -> None:
-    """The transaction has been decided: its entries are the partition's, or void; durable and told to readers when this returns.
+    """The transaction has been decided: its entries are the partition's, or void; durable and told
+    to readers when this returns.
 
-    `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those that are open here all the same are
-    aborted. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
+    `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those
+    that are open here all the same are aborted. Raises InvalidTxnStatus if it has ended the other
+    way here, ServiceNotReady, StorageError.
     """
     _check(topic)
     try:
@@ -44,7 +46,8 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
 
 
 def abort_orphans(topic: TopicHost) -> None:
-    """What is open here below its coordinator's floor was never registered there: nobody ends it but we."""
+    """What is open here below its coordinator's floor was never registered there: nobody ends it
+    but we."""
     if topic.frozen:
         return
     for orphan in topic.used_with_transactions().buffer.orphans():
@@ -53,7 +56,8 @@ def abort_orphans(topic: TopicHost) -> None:
 
 
 def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
-    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if nothing can be written now.
+    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if
+    nothing can be written now.
 
     `floor` as of `end_transaction`.
     """
@@ -62,7 +66,8 @@ def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
 
 
 def void_unbegun(topic: TopicHost, txn: TxnId) -> bool:
-    """The coordinator was asked, and says that the transaction has not begun: what was sent here in its name is void, and no fence stays.
+    """The coordinator was asked, and says that the transaction has not begun: what was sent here in
+    its name is void, and no fence stays.
 
     False, for now, if nothing can be written, or something was sent since it was to be asked.
     """

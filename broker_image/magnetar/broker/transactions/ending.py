@@ -1,10 +1,11 @@
 """How transactions end here.
 
-Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, the look-up of who takes part, and `OwnParticipants`, by
-which the coordinator of a standalone server does without these commands. Imports: wire, names, errors, server siblings.
-Source: facts on transactions 2.1; DESIGN 8.
-Invariants: an answer leaves when the end is durable; that a topic or subscription does not exist is said only by the owner of its bundle, while it
-serves it, with its claim looked for and its log durable after it was asked: its coordinator takes that for the end.
+Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, the
+look-up of who takes part, and `OwnParticipants`, by which the coordinator of a standalone server
+does without these commands. Imports: wire, names, errors, server siblings. Source: facts on
+transactions 2.1; DESIGN 8. Invariants: an answer leaves when the end is durable; that a topic or
+subscription does not exist is said only by the owner of its bundle, while it serves it, with its
+claim looked for and its log durable after it was asked: its coordinator takes that for the end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.transactions.committing import end_transaction
 from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
 from magnetar.coordinator.identity import txn_of
-from magnetar.errors import MagnetarError, NotOwner, ServiceNotReady, SubscriptionNotFound, TopicNotFound
+from magnetar.errors import (
+    MagnetarError,
+    NotOwner,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
@@ -41,35 +48,53 @@ class Ending:
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership = context, ownership
 
-    async def on_partition(self, connection: Connection, request: api.CommandEndTxnOnPartition) -> None:
-        """END_TXN_ON_PARTITION. Raises NotAllowed, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+    async def on_partition(
+        self, connection: Connection, request: api.CommandEndTxnOnPartition
+    ) -> None:
+        """END_TXN_ON_PARTITION. Raises NotAllowed, TopicNotFound, InvalidTxnStatus,
+        ServiceNotReady, StorageError."""
         txn = txn_of(request)
-        await self.end_on_partition(request.topic, txn, Action(request.txn_action), _low_watermark(request))
+        await self.end_on_partition(
+            request.topic, txn, Action(request.txn_action), _low_watermark(request)
+        )
         connection.queue(transactions.end_on_partition_response(request.request_id, txn))
 
-    async def on_subscription(self, connection: Connection, request: api.CommandEndTxnOnSubscription) -> None:
-        """END_TXN_ON_SUBSCRIPTION. Raises NotAllowed, TopicNotFound, SubscriptionNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
+    async def on_subscription(
+        self, connection: Connection, request: api.CommandEndTxnOnSubscription
+    ) -> None:
+        """END_TXN_ON_SUBSCRIPTION. Raises NotAllowed, TopicNotFound, SubscriptionNotFound,
+        InvalidTxnStatus, ServiceNotReady, StorageError."""
         txn, name = txn_of(request), request.subscription
-        await self.end_on_subscription(name.topic, name.subscription, txn, Action(request.txn_action), _low_watermark(request))
+        await self.end_on_subscription(
+            name.topic, name.subscription, txn, Action(request.txn_action), _low_watermark(request)
+        )
         connection.queue(transactions.end_on_subscription_response(request.request_id, txn))
 
-    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        """As `Participants.end_on_partition`, of a topic that is served here. Raises NotOwner if it is not, TopicNotFound, InvalidTxnStatus,
-        ServiceNotReady, StorageError."""
+    async def end_on_partition(
+        self, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
+        """As `Participants.end_on_partition`, of a topic that is served here. Raises NotOwner if
+        it is not, TopicNotFound, InvalidTxnStatus, ServiceNotReady, StorageError."""
         name = TopicName.parse(topic)
-        await end_transaction(await self._certain(lambda: self._topic(name)), txn, action, low_watermark + 1)
+        await end_transaction(
+            await self._certain(lambda: self._topic(name)), txn, action, low_watermark + 1
+        )
 
-    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        """As `Participants.end_on_subscription`, of a topic that is served here. Raises as above, SubscriptionNotFound."""
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
+        """As `Participants.end_on_subscription`, of a topic that is served here. Raises as
+        above, SubscriptionNotFound."""
         name = TopicName.parse(topic)
         host = await self._certain(lambda: self._subscription(name, subscription))
         await SubscriptionTransactions(host).end(txn, action, low_watermark + 1)
 
     async def _certain(self, look: Callable[[], Awaitable[T]]) -> T:
-        """What `look` finds. Raises TopicNotFound and SubscriptionNotFound only if that is durable and our claim was there after we were asked.
+        """What `look` finds. Raises TopicNotFound and SubscriptionNotFound only if that is durable
+        and our claim was there after we were asked.
 
-        What is not in memory may be at a successor that we have not heard of, or come back with a crash before its deletion is durable. Raises
-        StorageError, and as `look`.
+        What is not in memory may be at a successor that we have not heard of, or come back with a
+        crash before its deletion is durable. Raises StorageError, and as `look`.
         """
         try:
             return await look()
@@ -82,7 +107,8 @@ class Ending:
         found = (await self._topic(topic)).subscriptions.get(name)
         if found is None or not found.core.durable:
             raise SubscriptionNotFound(
-                f"subscription {name!r} does not exist on topic {topic}: nothing of the transaction is there"
+                f"subscription {name!r} does not exist on topic {topic}: nothing of the "
+                "transaction is there"
             )
         return found
 
@@ -98,25 +124,40 @@ class Ending:
 
 
 class OwnParticipants:
-    """The `Participants` of a standalone server, which is the owner of every topic: no connection is made."""
+    """The `Participants` of a standalone server, which is the owner of every topic: no
+    connection is made."""
 
     def __init__(self, ending: Ending, ownership: Ownership, timeout_s: float) -> None:
         """An attempt ends after `timeout_s`, as one over a connection does."""
         self._ending, self._ownership, self._timeout_s = ending, ownership, timeout_s
 
-    async def end_on_partition(self, topic: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        await self._attempt(topic, lambda: self._ending.end_on_partition(topic, txn, action, low_watermark))
+    async def end_on_partition(
+        self, topic: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
+        await self._attempt(
+            topic, lambda: self._ending.end_on_partition(topic, txn, action, low_watermark)
+        )
 
-    async def end_on_subscription(self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int) -> None:
-        await self._attempt(topic, lambda: self._ending.end_on_subscription(topic, subscription, txn, action, low_watermark))
+    async def end_on_subscription(
+        self, topic: str, subscription: str, txn: TxnId, action: Action, low_watermark: int
+    ) -> None:
+        await self._attempt(
+            topic,
+            lambda: self._ending.end_on_subscription(
+                topic, subscription, txn, action, low_watermark
+            ),
+        )
 
     async def _attempt(self, topic: str, end: Callable[[], Awaitable[None]]) -> None:
-        """What surprises ends this attempt, as it would end a connection: neither the coordinator nor the server."""
+        """What surprises ends this attempt, as it would end a connection: neither the
+        coordinator nor the server."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:
                     await end()
-                except NotOwner:  # nobody has looked it up since it had an owner last: a look-up assigns it
+                except (
+                    NotOwner
+                ):  # nobody has looked it up since it had an owner last: a look-up assigns it
                     await self._ownership.owner_of(TopicName.parse(topic))
                     await end()
         except MagnetarError:

@@ -1,13 +1,16 @@
 """Asking coordinators about transactions that are open for long.
 
-Owns: `Inquiries`: a transaction that its client never registered here, or lost the answer of doing so, is ended by nobody: its coordinator is asked.
-Imports: client (connections), metadata, wire, server siblings. Source: DESIGN 8 (participant watchdog).
-The question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or subscription as a participant then, if it had
-not, and its end will be told here.
-Invariants: only "not found" ends what is here. Of a transaction that has begun it means aborted: a coordinator forgets it when all its participants
-have carried out the end, and this one has not. Of one that has not begun it means that nothing here is its own: that is void, and no fence stays,
-for a transaction may yet begin under the id; what came since the question was due keeps it for the next one. Of one that is ending, or has ended a
-short time ago, the end is waited for; whatever cannot be asked now is asked later. A round is bounded, and shared fairly by topics.
+Owns: `Inquiries`: a transaction that its client never registered here, or lost the answer of doing
+so, is ended by nobody: its coordinator is asked. Imports: client (connections), metadata, wire,
+server siblings. Source: DESIGN 8 (participant watchdog). The question is ADD_PARTITION_TO_TXN or
+ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or subscription as a participant then, if
+it had not, and its end will be told here. Invariants: only "not found" ends what is here. Of a
+transaction that has begun it means aborted: a coordinator forgets it when all its participants have
+carried out the end, and this one has not. Of one that has not begun it means that nothing here is
+its own: that is void, and no fence stays, for a transaction may yet begin under the id; what came
+since the question was due keeps it for the next one. Of one that is ending, or has ended a short
+time ago, the end is waited for; whatever cannot be asked now is asked later. A round is bounded,
+and shared fairly by topics.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ from magnetar.client.connection import Credentials
 from magnetar.client.pool import Pool
 from magnetar.clock import elapsed_ms
 from magnetar.coordinator.discovery import FIRST
-from magnetar.errors import InvalidTxnStatus, MagnetarError, ServiceNotReady, TransactionCoordinatorNotFound, TransactionNotFound
+from magnetar.errors import (
+    InvalidTxnStatus,
+    MagnetarError,
+    ServiceNotReady,
+    TransactionCoordinatorNotFound,
+    TransactionNotFound,
+)
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord
 from magnetar.security.authorization import INTERNAL_METHOD
@@ -55,7 +64,8 @@ class _Question(NamedTuple):
 
 
 class _Refused(MagnetarError):
-    """The coordinator answers, but not this question: the transaction has too many participants, the subscription a name that it does not take."""
+    """The coordinator answers, but not this question: the transaction has too many participants,
+    the subscription a name that it does not take."""
 
 
 class Inquiries:
@@ -78,7 +88,8 @@ class Inquiries:
             await _Round(self._context, self._answer, questions).ask()
 
     def _due(self) -> Iterator[_Question]:
-        """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; whoever had no turn is first next time."""
+        """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; whoever had
+        no turn is first next time."""
         parts = list(self._parts())
         now_ms, left = elapsed_ms(self._context.clock), ASKED_PER_ROUND_MAX
         start = self._turn % len(parts) if parts else 0
@@ -102,7 +113,8 @@ class Inquiries:
                     yield from ((topic, name, pending) for name, pending in used.pending.items())
 
     async def _answer(self, question: _Question, holders: dict[int, CoordinatorClaimRecord]) -> str:
-        """Ask, and carry out what follows; one of `_Round.told`. Raises MagnetarError, OSError if there is no answer."""
+        """Ask, and carry out what follows; one of `_Round.told`. Raises MagnetarError, OSError
+        if there is no answer."""
         topic, subscription, txn = question
         try:
             async with asyncio.timeout(self._context.settings.transaction_participant_timeout_s):
@@ -113,7 +125,11 @@ class Inquiries:
             return "ending"
         except _Refused as error:
             log.debug(
-                "transaction.inquiry_refused", topic=str(topic.name), subscription=subscription, txn=str(txn), error=str(error)
+                "transaction.inquiry_refused",
+                topic=str(topic.name),
+                subscription=subscription,
+                txn=str(txn),
+                error=str(error),
             )
             return "refused"
         except TransactionNotFound as error:
@@ -121,7 +137,11 @@ class Inquiries:
             if subscription and host is None:
                 return "gone"
             if error.next_least is not None and txn.least >= error.next_least:
-                voided = SubscriptionTransactions(host).void_unbegun(txn) if host is not None else void_unbegun(topic, txn)
+                voided = (
+                    SubscriptionTransactions(host).void_unbegun(txn)
+                    if host is not None
+                    else void_unbegun(topic, txn)
+                )
                 return "unbegun" if voided else "open"
             if host is not None:
                 SubscriptionTransactions(host).abort_forgotten(txn, error.floor)
@@ -132,10 +152,17 @@ class Inquiries:
             return "forgotten"
         return "open"
 
-    async def _ask(self, claim: CoordinatorClaimRecord, topic: str, subscription: str, txn: TxnId) -> None:
-        """Raises what its coordinator says of the transaction, _Refused, and MagnetarError, OSError if it cannot say anything now."""
+    async def _ask(
+        self, claim: CoordinatorClaimRecord, topic: str, subscription: str, txn: TxnId
+    ) -> None:
+        """Raises what its coordinator says of the transaction, _Refused, and MagnetarError,
+        OSError if it cannot say anything now."""
         door = self._context.tls
-        url = claim.service_url_tls if door is not None and claim.service_url_tls else claim.service_url
+        url = (
+            claim.service_url_tls
+            if door is not None and claim.service_url_tls
+            else claim.service_url
+        )
         pool = self._pool
         if pool is None:
             timeout_s = self._context.settings.transaction_participant_timeout_s
@@ -148,7 +175,12 @@ class Inquiries:
             question = requests.add_partitions_to_txn(number, txn, [topic])
         try:
             await connection.request(number, question)
-        except (InvalidTxnStatus, TransactionNotFound, TransactionCoordinatorNotFound, ServiceNotReady):
+        except (
+            InvalidTxnStatus,
+            TransactionNotFound,
+            TransactionCoordinatorNotFound,
+            ServiceNotReady,
+        ):
             raise
         except MagnetarError as error:
             raise _Refused(str(error)) from error
@@ -156,17 +188,22 @@ class Inquiries:
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord:
         """Who answers for a number: its holder, or the first coordinator.
 
-        Raises TransactionNotFound for a number that nobody has ever held: its transactions are a client's invention.
+        Raises TransactionNotFound for a number that nobody has ever held: its transactions are a
+        client's invention.
         """
         store = self._context.store
         item = await store.get(keys.coordinator_claim(tcid))
         if item is None:
             if await store.get(keys.coordinator(tcid)) is None:
-                raise TransactionNotFound(f"there has never been a transaction coordinator {tcid}", next_least=0)
+                raise TransactionNotFound(
+                    f"there has never been a transaction coordinator {tcid}", next_least=0
+                )
             item = await store.get(keys.coordinator_claim(FIRST))
         if item is not None:
             return CoordinatorClaimRecord.decode(item.value)
-        raise TransactionCoordinatorNotFound(f"transaction coordinator {tcid} is not there, nor the first one")
+        raise TransactionCoordinatorNotFound(
+            f"transaction coordinator {tcid} is not there, nor the first one"
+        )
 
     def _credentials(self) -> Credentials:
         security = self._context.security
@@ -176,7 +213,8 @@ class Inquiries:
 
 
 class _Round:
-    """Questions, so many at once; a coordinator that does not answer once is asked nothing more, one that refuses a question is."""
+    """Questions, so many at once; a coordinator that does not answer once is asked nothing more,
+    one that refuses a question is."""
 
     told = "open", "ending", "forgotten", "unbegun", "gone", "refused", "unanswered"
 
@@ -214,7 +252,12 @@ class _Round:
                 except (MagnetarError, OSError) as error:
                     self._deaf[most] = repr(error)
                 except Exception as error:
-                    self._surprises.note("open transactions", error, topic=str(question.topic.name), txn=str(question.txn))
+                    self._surprises.note(
+                        "open transactions",
+                        error,
+                        topic=str(question.topic.name),
+                        txn=str(question.txn),
+                    )
             self._counts.setdefault(question.topic, Counter())[told] += 1
             if told in ("forgotten", "unbegun", "refused", "unanswered"):
                 self._examples[question.topic] = question.txn
@@ -226,4 +269,10 @@ class _Round:
             log.info("transaction.inquired", topic=str(topic.name), **about)
         else:
             error = self._deaf.get(example.most, "")
-            log.warning("transaction.inquired", topic=str(topic.name), **about, example=str(example), error=error)
+            log.warning(
+                "transaction.inquired",
+                topic=str(topic.name),
+                **about,
+                example=str(example),
+                error=error,
+            )

@@ -1,10 +1,11 @@
 """Entries of a sidecar in sealed files.
 
-Owns: which of them are alive, which entries of the partition they are, and up to where segments have all of these. Imports: topic_host, storage
-formats.
-Source: DESIGN 8 (sidecar log; rule: ids). Invariants: a run is of one transaction, so it is wholly waiting, committed or void; what was committed has
-the ids behind its marker, and lives as long as the partition has these; it goes into segments only behind whatever was published plainly before its
-marker: whoever reads files without the log, as jobs do, finds no entry whose predecessors are nowhere.
+Owns: which of them are alive, which entries of the partition they are, and up to where segments
+have all of these. Imports: topic_host, storage formats. Source: DESIGN 8 (sidecar log; rule: ids).
+Invariants: a run is of one transaction, so it is wholly waiting, committed or void; what was
+committed has the ids behind its marker, and lives as long as the partition has these; it goes into
+segments only behind whatever was published plainly before its marker: whoever reads files without
+the log, as jobs do, finds no entry whose predecessors are nowhere.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 
 
 class SidecarShare(NamedTuple):
-    """What files have of a topic's sidecar: bytes of what they are needed for, and whether some of it cannot be rewritten yet."""
+    """What files have of a topic's sidecar: bytes of what they are needed for, and whether some
+    of it cannot be rewritten yet."""
 
     live_bytes: int
     pinned: bool
 
 
 def listed_end(host: TopicHost, covered: tuple[int, int] | None) -> int:
-    """The ordinal below which everything that was published plainly is in files that the manifest has taken in (`covered`)."""
+    """The ordinal below which everything that was published plainly is in files that the
+    manifest has taken in (`covered`)."""
     ledgers, used = host.core.ledgers, host.transactions
     if covered is None:
         return ledgers.first
@@ -38,24 +41,32 @@ def listed_end(host: TopicHost, covered: tuple[int, int] | None) -> int:
         if run.end <= ledgers.first or run.incarnation == ELSEWHERE:
             continue
         position = ledgers.position(max(run.first, ledgers.first))
-        if (epoch_of(position.ledger), run.file) >= covered and (used is None or used.buffer.source_of(position) is None):
+        if (epoch_of(position.ledger), run.file) >= covered and (
+            used is None or used.buffer.source_of(position) is None
+        ):
             return run.first
     return ledgers.end
 
 
 def committed_runs(host: TopicHost, runs: Iterable[Run], below: int) -> list[Run]:
-    """Those runs of a topic's sidecar that are the partition's by now, with ordinals smaller than `below`, as entries of the topic."""
+    """Those runs of a topic's sidecar that are the partition's by now, with ordinals smaller
+    than `below`, as entries of the topic."""
     used = host.transactions
     found = []
     for run in runs if used is not None else ():
-        target = used.buffer.committed_to((run.ledger, run.first_entry)) if used is not None else None
+        target = (
+            used.buffer.committed_to((run.ledger, run.first_entry)) if used is not None else None
+        )
         if target is not None and not _is_behind(host, target, below):
             found.append(run._replace(ledger=target[0], first_entry=target[1]))
     return found
 
 
-def sidecar_share(host: TopicHost, runs: Sequence[Run], below: int, segments: Sequence[SegmentReference]) -> SidecarShare:
-    """What is alive of these runs of a topic's sidecar; they are pinned if any waits for the end of its transaction, or is behind `below`."""
+def sidecar_share(
+    host: TopicHost, runs: Sequence[Run], below: int, segments: Sequence[SegmentReference]
+) -> SidecarShare:
+    """What is alive of these runs of a topic's sidecar; they are pinned if any waits for the end
+    of its transaction, or is behind `below`."""
     used = host.transactions
     if used is None:
         return SidecarShare(0, False)
@@ -79,8 +90,11 @@ def is_wanted(host: TopicHost, runs: Iterable[Run], segments: Sequence[SegmentRe
     return any(existing_bytes(host, part) for run in committed for part in outside(run, segments))
 
 
-def complete_to(host: TopicHost, segments: Sequence[SegmentReference], known: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The last position up to which these segments have all that transactions have published; it was `known` before. None if they never did."""
+def complete_to(
+    host: TopicHost, segments: Sequence[SegmentReference], known: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The last position up to which these segments have all that transactions have published; it
+    was `known` before. None if they never did."""
     used, ledgers = host.transactions, host.core.ledgers
     if used is None:
         return None

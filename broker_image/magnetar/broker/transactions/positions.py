@@ -1,8 +1,9 @@
 """Message ids that clients have of transactions.
 
-Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the sidecar. Imports: transactions, topics.
-Source: DESIGN 8 (rule: ids: SEEK, SUBSCRIBE start and ACK translate). Invariants: an id of the partition means itself; of an open or aborted
-transaction nothing exists: its place is behind the last entry before it.
+Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the
+sidecar. Imports: transactions, topics. Source: DESIGN 8 (rule: ids: SEEK, SUBSCRIBE start and ACK
+translate). Invariants: an id of the partition means itself; of an open or aborted transaction
+nothing exists: its place is behind the last entry before it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
 
 
 def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
-    """The last position of the partition that is not behind an id; None if its transaction is so old that all before it is gone."""
+    """The last position of the partition that is not behind an id; None if its transaction is so
+    old that all before it is gone."""
     if topic.transactions is not None and is_sidecar(position):
         translated = topic.transactions.buffer.translate(position)
         return None if translated is None else Position(*translated.position)
@@ -35,9 +37,11 @@ def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
 
 
 def first_from(topic: TopicHost, position: tuple[int, int]) -> Position:
-    """Where whoever is to begin with an id begins: of an open or aborted transaction behind the last entry before it.
+    """Where whoever is to begin with an id begins: of an open or aborted transaction behind the
+    last entry before it.
 
-    An id of a sidecar of which nothing is known any more stands for the beginning of its term: rather again than not at all.
+    An id of a sidecar of which nothing is known any more stands for the beginning of its term:
+    rather again than not at all.
     """
     if topic.transactions is not None and is_sidecar(position):
         translated = topic.transactions.buffer.translate(position)

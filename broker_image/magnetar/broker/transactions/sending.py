@@ -1,9 +1,10 @@
 """SENDs that name a transaction.
 
-Owns: what becomes of them: judged one by one, into the sidecar, receipts. Imports: transactions, wire, errors, server siblings.
-Source: PIP-31 1.10: a marker seals its transaction, so that what comes behind it is refused.
-Invariants: answers leave in the order of the SENDs; a receipt, which names the place in the sidecar, leaves when the entries and the record that
-says whose they are are durable; nothing of it is delivered before its transaction commits.
+Owns: what becomes of them: judged one by one, into the sidecar, receipts. Imports: transactions,
+wire, errors, server siblings. Source: PIP-31 1.10: a marker seals its transaction, so that what
+comes behind it is refused. Invariants: answers leave in the order of the SENDs; a receipt, which
+names the place in the sidecar, leaves when the entries and the record that says whose they are are
+durable; nothing of it is delivered before its transaction commits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class _SentRun:
-    """A run on its way to stable storage: told by the log where it lies, and then, by the record behind it, that it is somebody's."""
+    """A run on its way to stable storage: told by the log where it lies, and then, by the record
+    behind it, that it is somebody's."""
 
     __slots__ = (
         "change",
@@ -48,8 +50,21 @@ class _SentRun:
         "topic",
     )
 
-    def __init__(self, topic: TopicHost, session: ProducerSession, change: Append, payload: bytes, lengths: Sequence[int]) -> None:
-        self.topic, self.session, self.change, self.payload, self.lengths = topic, session, change, payload, lengths
+    def __init__(
+        self,
+        topic: TopicHost,
+        session: ProducerSession,
+        change: Append,
+        payload: bytes,
+        lengths: Sequence[int],
+    ) -> None:
+        self.topic, self.session, self.change, self.payload, self.lengths = (
+            topic,
+            session,
+            change,
+            payload,
+            lengths,
+        )
         self.counts: Sequence[int] = ()
         self.sequences: Sequence[int] = ()
         self.highest: Sequence[int] | None = None
@@ -65,7 +80,15 @@ class _SentRun:
         assert self.place is not None, "the entries are in the log before the record behind them"
         used = self.topic.used_with_transactions()
         offset = self.place.offset + self.entries_offset
-        run = Run(0, self.topic.context.incarnation, self.place.file, offset, self.lengths, self.counts, self.change.append_ms)
+        run = Run(
+            0,
+            self.topic.context.incarnation,
+            self.place.file,
+            offset,
+            self.lengths,
+            self.counts,
+            self.change.append_ms,
+        )
         used.sidecar.add(self.change.first, run)
         self.topic.bundle.tail_cache.keep(run, self.payload)
         used.buffer.confirm(self.change)
@@ -75,7 +98,8 @@ class _SentRun:
 
 
 class TransactionalSends:
-    """A group of SENDs of one producer in one transaction on its way into the sidecar: judged, divided, answered."""
+    """A group of SENDs of one producer in one transaction on its way into the sidecar: judged,
+    divided, answered."""
 
     def __init__(
         self,
@@ -88,11 +112,17 @@ class TransactionalSends:
         highest: Sequence[int] | None,
     ) -> None:
         self._topic, self._session, self._txn = topic, session, txn
-        self._entries, self._counts, self._sequences, self._highest = entries, counts, sequences, highest
+        self._entries, self._counts, self._sequences, self._highest = (
+            entries,
+            counts,
+            sequences,
+            highest,
+        )
         self._tops = highest_of(sequences, highest)
 
     def publish(self) -> None:
-        """Take them; every one is answered, now or when it is durable, up to one whose refusal closes the producer."""
+        """Take them; every one is answered, now or when it is durable, up to one whose refusal
+        closes the producer."""
         begin, last = 0, NO_SEQUENCE
         for index, entry in enumerate(self._entries):
             if self._session.leaving:
@@ -123,9 +153,13 @@ class TransactionalSends:
             if judged.verdict is Verdict.DUPLICATE:
                 top = self._highest[index] if self._highest is not None else 0
                 receipt = commands.send_receipt(
-                    self._session.producer_id, self._sequences[index], commands.Position(*judged.position), top
+                    self._session.producer_id,
+                    self._sequences[index],
+                    commands.Position(*judged.position),
+                    top,
                 )
-                self._session.answer_behind(receipt)  # it may be on its way, from a connection before this one
+                # it may be on its way, from a connection before this one
+                self._session.answer_behind(receipt)
             else:
                 self._publish_late(index)
         self._append(begin, len(self._entries))
@@ -135,34 +169,50 @@ class TransactionalSends:
         topic = self._topic
         check_coordinator(self._txn.most)
         if not topic.name.persistent:
-            raise NotAllowed(f"topic {topic.name} is non-persistent: it takes part in no transactions; publish without one")
+            raise NotAllowed(
+                f"topic {topic.name} is non-persistent: it takes part in no transactions; publish "
+                "without one"
+            )
         refusal = topic.publishing.refusal(entry)
         if refusal is not None:
             raise NotAllowed(refusal[1])
 
     def _judge(self, index: int, whole: bool, stored: Position | None) -> Judgement:
-        """`stored`: where an equal chunk lies. Raises NotAllowed, which fails the SEND, TopicTerminated, which ends the producer."""
+        """`stored`: where an equal chunk lies. Raises NotAllowed, which fails the SEND,
+        TopicTerminated, which ends the producer."""
         buffer = self._topic.used_with_transactions().buffer
-        judged = buffer.judge(self._txn, self._session.name, self._sequences[index] if whole else None)
+        judged = buffer.judge(
+            self._txn, self._session.name, self._sequences[index] if whole else None
+        )
         if stored is not None:
             return Judgement(Verdict.DUPLICATE, stored)
-        if judged.verdict is Verdict.ORDINARY and not self._topic.context.settings.txn_late_sends_as_ordinary:
+        if (
+            judged.verdict is Verdict.ORDINARY
+            and not self._topic.context.settings.txn_late_sends_as_ordinary
+        ):
             raise NotAllowed(
-                f"transaction {self._txn} was COMMITTED: begin another one; topic {self._topic.name} takes nothing more of it"
+                f"transaction {self._txn} was COMMITTED: begin another one; topic "
+                f"{self._topic.name} takes nothing more of it"
             )
         if self._topic.terminated and judged.verdict is not Verdict.DUPLICATE:
-            raise TopicTerminated(f"Topic {self._topic.name} was already terminated; nothing can be published to it")
+            raise TopicTerminated(
+                f"Topic {self._topic.name} was already terminated; nothing can be published to it"
+            )
         return judged
 
     def _publish_late(self, index: int) -> None:
-        """Its transaction has committed without it: an ordinary message, if `txn_late_sends_as_ordinary` says so."""
+        """Its transaction has committed without it: an ordinary message, if
+        `txn_late_sends_as_ordinary` says so."""
         self._topic.context.metrics.late_transactional_messages.inc(self._counts[index])
         part = slice(index, index + 1)
         highest = self._highest[part] if self._highest is not None else None
-        self._topic.publish(self._session, self._entries[part], self._counts[part], self._sequences[part], highest)
+        self._topic.publish(
+            self._session, self._entries[part], self._counts[part], self._sequences[part], highest
+        )
 
     def _append(self, begin: int, end: int, chunk: SentChunk | None = None) -> None:
-        """Those of them go to the log, as one run; `chunk` is what the one is known by, if it is one."""
+        """Those of them go to the log, as one run; `chunk` is what the one is known by, if it is
+        one."""
         if begin == end or self._session.leaving:
             return
         topic, session = self._topic, self._session

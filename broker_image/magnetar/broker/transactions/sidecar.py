@@ -1,7 +1,8 @@
 """Where the entries of open transactions lie.
 
-Owns: `SidecarRuns`: the runs of one topic's sidecar by position, until their transactions end. Imports: entry_index.
-Invariants: a run is of one transaction, and leaves as a whole, once; what is not known here lies in a sealed file that the bundle's manifest lists.
+Owns: `SidecarRuns`: the runs of one topic's sidecar by position, until their transactions end.
+Imports: entry_index. Invariants: a run is of one transaction, and leaves as a whole, once; what is
+not known here lies in a sealed file that the bundle's manifest lists.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class SidecarRuns:
         return found
 
     def take(self, span: tuple[int, int, int]) -> list[Run]:
-        """Remove the runs of (ledger, first, count), and return them; what is not known as runs that lie elsewhere."""
+        """Remove the runs of (ledger, first, count), and return them; what is not known as runs
+        that lie elsewhere."""
         ledger, at, end = span[0], span[1], span[1] + span[2]
         found = []
         while at < end:

@@ -1,11 +1,12 @@
 """Transactions on one subscription that is served here.
 
-Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that is durable; redelivery after an abort; the end of
-transactions that nobody else ends. Imports: transactions, storage formats, server siblings.
-Source: PIP-31 1.11, DESIGN 8.
-Invariants: what could not be written is refused before anything is held or ended; nothing of a topic that is leaving changes; an end takes effect
-at once, as its coordinator's decision is durable, and whatever follows from it lies behind it in the log; a consumer that leaves changes nothing of
-what its transactions hold.
+Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that
+is durable; redelivery after an abort; the end of transactions that nobody else ends. Imports:
+transactions, storage formats, server siblings. Source: PIP-31 1.11, DESIGN 8. Invariants: what
+could not be written is refused before anything is held or ended; nothing of a topic that is leaving
+changes; an end takes effect at once, as its coordinator's decision is durable, and whatever follows
+from it lies behind it in the log; a consumer that leaves changes nothing of what its transactions
+hold.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 
 class Named(NamedTuple):
-    """Entries as ranges of ordinals [start, end), and messages of batches as (ordinal, ack set's mask, messages in the batch)."""
+    """Entries as ranges of ordinals [start, end), and messages of batches as (ordinal, ack set's
+    mask, messages in the batch)."""
 
     ranges: Sequence[tuple[int, int]]
     partial: Sequence[tuple[int, int, int]]
@@ -40,65 +42,92 @@ class SubscriptionTransactions:
     """What transactions have acknowledged on a subscription and not ended yet."""
 
     def __init__(self, host: SubscriptionHost) -> None:
-        """Of a subscription that is used with transactions from now on. Raises NotAllowed for one that keeps no acknowledgements."""
+        """Of a subscription that is used with transactions from now on. Raises NotAllowed for
+        one that keeps no acknowledgements."""
         if not host.core.durable:
             raise NotAllowed(
-                f"subscription {host.core.name!r} of topic {host.topic.name} is not durable: what a transaction acknowledges would be lost "
+                f"subscription {host.core.name!r} of topic {host.topic.name} is not durable: what "
+                "a transaction acknowledges would be lost "
                 "with its consumer; acknowledge on a durable subscription"
             )
         self._host = host
         self.core: PendingAcks = host.topic.used_with_transactions().pending_of(host.core.name)
 
-    # --- acknowledging ---------------------------------------------------------------------------------------------------------
+    # --- acknowledging ----------------------------------------------------------------------------
 
-    def acknowledge(self, session: ConsumerSession, txn: TxnId, named: Named, confirmed: Callable[[], None] | None) -> None:
+    def acknowledge(
+        self,
+        session: ConsumerSession,
+        txn: TxnId,
+        named: Named,
+        confirmed: Callable[[], None] | None,
+    ) -> None:
         """Hold these for the transaction; `confirmed` is called when that is durable.
 
-        Raises TransactionConflict, InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError: then nothing is held.
+        Raises TransactionConflict, InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError:
+        then nothing is held.
         """
         self._check()
         change, unblocked = self.core.acknowledge(txn, session, named.ranges, named.partial)
         self._held(session, change, unblocked, confirmed)
 
     def acknowledge_cumulative(
-        self, session: ConsumerSession, txn: TxnId, ordinal: int, mask: int, size: int, confirmed: Callable[[], None] | None
+        self,
+        session: ConsumerSession,
+        txn: TxnId,
+        ordinal: int,
+        mask: int,
+        size: int,
+        confirmed: Callable[[], None] | None,
     ) -> None:
-        """As `acknowledge`: everything up to `ordinal`; with `mask` of that entry, a batch of `size`, only the messages whose bit is 0."""
+        """As `acknowledge`: everything up to `ordinal`; with `mask` of that entry, a batch of
+        `size`, only the messages whose bit is 0."""
         self._check()
         change, unblocked = self.core.acknowledge_cumulative(txn, session, ordinal, mask, size)
         if change is not None and self._host.core.cursor.dirty:
-            # What others have acknowledged is no part of what it holds: it must not be lost either once this one is confirmed.
+            # What others have acknowledged is no part of what it holds: it must not be lost either
+            # once this one is confirmed.
             self._host.topic.bundle.write_cursor(self._host, _nobody_waits)
         self._held(session, change, unblocked, confirmed)
 
     def _held(
-        self, session: ConsumerSession, change: PendingAck | None, unblocked: bool, confirmed: Callable[[], None] | None
+        self,
+        session: ConsumerSession,
+        change: PendingAck | None,
+        unblocked: bool,
+        confirmed: Callable[[], None] | None,
     ) -> None:
         if change is not None:
-            session.entries_acknowledged += sum(last - first + 1 for _, first, last in change.ranges)
+            session.entries_acknowledged += sum(
+                last - first + 1 for _, first, last in change.ranges
+            )
         self._write(change, confirmed)
         if unblocked:
             self._host.schedule()
 
-    # --- ending ----------------------------------------------------------------------------------------------------------------
+    # --- ending -----------------------------------------------------------------------------------
 
     async def end(self, txn: TxnId, action: Action, floor: int) -> None:
-        """The transaction has been decided: what it holds is acknowledged, or delivered again; durable when this returns.
+        """The transaction has been decided: what it holds is acknowledged, or delivered again;
+        durable when this returns.
 
-        An end may come again. `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those that hold
-        something here all the same are released. Raises InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
+        An end may come again. `floor`: every transaction of that coordinator with a smaller number
+        has ended everywhere; those that hold something here all the same are released. Raises
+        InvalidTxnStatus if it has ended the other way here, ServiceNotReady, StorageError.
         """
         self._check()
         try:
             self._end(txn, Outcome(int(action)), floor)
         except InvalidTxnStatus:
-            await self._host.topic.context.log.barrier()  # the coordinator believes that the other end is for good
+            # the coordinator believes that the other end is for good
+            await self._host.topic.context.log.barrier()
             raise
         self.abort_orphans()
         await self._host.topic.context.log.barrier()
 
     def abort_forgotten(self, txn: TxnId, floor: int) -> None:
-        """Nobody will tell how the transaction ended, and it holds something here: it did not commit. Later, if nothing can be written now.
+        """Nobody will tell how the transaction ended, and it holds something here: it did not
+        commit. Later, if nothing can be written now.
 
         `floor`: every transaction of that coordinator with a smaller number has ended everywhere.
         """
@@ -106,17 +135,24 @@ class SubscriptionTransactions:
             self._end(txn, Outcome.ABORTED, floor)
 
     def abort_orphans(self) -> None:
-        """What is held here below its coordinator's floor was never registered there: nobody ends it but we."""
+        """What is held here below its coordinator's floor was never registered there: nobody
+        ends it but we."""
         for orphan in self.core.orphans():
             log.info(
-                "transaction.orphan_released", topic=str(self._host.topic.name), subscription=self._host.core.name, txn=str(orphan)
+                "transaction.orphan_released",
+                topic=str(self._host.topic.name),
+                subscription=self._host.core.name,
+                txn=str(orphan),
             )
-            self.abort_forgotten(orphan, 0)  # it may be another coordinator's, left over: the floor is not about that one
+            # it may be another coordinator's, left over: the floor is not about that one
+            self.abort_forgotten(orphan, 0)
 
     def void_unbegun(self, txn: TxnId) -> bool:
-        """The coordinator was asked, and says that the transaction has not begun: what is held in its name comes again, and no fence stays.
+        """The coordinator was asked, and says that the transaction has not begun: what is held in
+        its name comes again, and no fence stays.
 
-        False, for now, if nothing can be written, or something was acknowledged since it was to be asked.
+        False, for now, if nothing can be written, or something was acknowledged since it was to be
+        asked.
         """
         change, unblocked = self.core.unbegun(txn) if self._may_write() else (None, False)
         if change is not None:
@@ -139,7 +175,7 @@ class SubscriptionTransactions:
             self._host.schedule()
         self._host.end_of_topic()
 
-    # --- the log ---------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
@@ -156,7 +192,10 @@ class SubscriptionTransactions:
                 topic.context.log.append((), 0, 0, on_durable)  # behind whatever is under way
             return
         encoded = encode_transaction(
-            epoch=topic.bundle.epoch, topic=str(topic.name), change=change, subscription=self._host.core.name
+            epoch=topic.bundle.epoch,
+            topic=str(topic.name),
+            change=change,
+            subscription=self._host.core.name,
         )
         topic.bundle.append(encoded, on_durable)
 

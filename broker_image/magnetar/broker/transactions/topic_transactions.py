@@ -1,9 +1,11 @@
 """Transactions of one topic.
 
-Owns: `TopicTransactions`: the buffer, where its open entries lie, and pending acknowledgements by subscription; how records of the log change them
-and the partition with them, live and in replay. Imports: transactions, topics, storage formats, sidecar.
-Source: DESIGN 8 (ids, sidecar log). Invariants: made with the topic's first use; what a commit makes entries of the partition is found through the
-topic's own index, by the bytes that the sidecar has; replaying what a checkpoint holds already changes nothing.
+Owns: `TopicTransactions`: the buffer, where its open entries lie, and pending acknowledgements by
+subscription; how records of the log change them and the partition with them, live and in replay.
+Imports: transactions, topics, storage formats, sidecar. Source: DESIGN 8 (ids, sidecar log).
+Invariants: made with the topic's first use; what a commit makes entries of the partition is found
+through the topic's own index, by the bytes that the sidecar has; replaying what a checkpoint holds
+already changes nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ class ParticipantLimits(NamedTuple):
 
 
 def limits_of(settings: BrokerSettings) -> ParticipantLimits:
-    """The limits that a broker was given. A marker names every entry if need be, and is one record of the log."""
-    entries_max = min(settings.txn_entries_max, settings.block_bytes_max // MARKER_BYTES_PER_ENTRY - 1)
+    """The limits that a broker was given. A marker names every entry if need be, and is one
+    record of the log."""
+    entries_max = min(
+        settings.txn_entries_max, settings.block_bytes_max // MARKER_BYTES_PER_ENTRY - 1
+    )
     held_max, inquire_ms = (
         min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max)),
         int(settings.txn_inquire_s * 1000),
@@ -55,7 +60,11 @@ def limits_of(settings: BrokerSettings) -> ParticipantLimits:
             transaction_bytes_max=settings.txn_bytes_max,
             inquire_ms=inquire_ms,
         ),
-        PendingLimits(open_transactions_max=settings.txn_open_per_topic_max, held_max=held_max, inquire_ms=inquire_ms),
+        PendingLimits(
+            open_transactions_max=settings.txn_open_per_topic_max,
+            held_max=held_max,
+            inquire_ms=inquire_ms,
+        ),
     )
 
 
@@ -66,7 +75,9 @@ class TopicTransactions:
         """As recovery finds it in a checkpoint (`state`), or new."""
         self._core = core
         if state is not None and state.buffer is not None:
-            self.buffer = TransactionBuffer.from_state(core.name, core.take_sidecar_ledger, state.buffer)
+            self.buffer = TransactionBuffer.from_state(
+                core.name, core.take_sidecar_ledger, state.buffer
+            )
         else:
             self.buffer = TransactionBuffer(core.name, core.take_sidecar_ledger)
         self.sidecar = SidecarRuns()
@@ -75,7 +86,9 @@ class TopicTransactions:
         self.pending: dict[str, PendingAcks] = {}
         for name, found in (state.pending if state is not None else {}).items():
             if name in core.subscriptions:
-                self.pending[name] = PendingAcks.from_state(core.subscriptions[name], core.ledgers, found)
+                self.pending[name] = PendingAcks.from_state(
+                    core.subscriptions[name], core.ledgers, found
+                )
         self._limits = ParticipantLimits(BufferLimits(), PendingLimits())
         self.trimmed()
 
@@ -88,12 +101,16 @@ class TopicTransactions:
 
     def to_state(self) -> ParticipantState:
         """For a checkpoint."""
-        return ParticipantState(self.buffer.to_state(), {name: found.to_state() for name, found in self.pending.items()})
+        return ParticipantState(
+            self.buffer.to_state(), {name: found.to_state() for name, found in self.pending.items()}
+        )
 
     @property
     def has_open(self) -> bool:
         """Whether any transaction that has published or acknowledged here has not ended."""
-        return self.buffer.has_open or any(found.open_transactions() for found in self.pending.values())
+        return self.buffer.has_open or any(
+            found.open_transactions() for found in self.pending.values()
+        )
 
     def begin_term(self) -> None:
         """Go on in the term that the topic has begun; nothing is on its way."""
@@ -107,17 +124,27 @@ class TopicTransactions:
             self.buffer.trim((last.ledger, last.entry + 1))
 
     def pending_of(self, subscription: str) -> PendingAcks:
-        """The pending acknowledgements of a durable subscription that exists, made with the first of them."""
+        """The pending acknowledgements of a durable subscription that exists, made with the
+        first of them."""
         found = self.pending.get(subscription)
         if found is None:
             core = self._core.subscription(subscription)
-            found = self.pending[subscription] = PendingAcks(core, self._core.ledgers, limits=self._limits.pending)
+            found = self.pending[subscription] = PendingAcks(
+                core, self._core.ledgers, limits=self._limits.pending
+            )
         return found
 
-    # --- the partition ----------------------------------------------------------------------------------------------------------
+    # --- the partition ----------------------------------------------------------------------------
 
-    def link(self, index: EntryIndex, ordinal: int, spans: tuple[tuple[int, int, int], ...], messages: int) -> None:
-        """The entries of a transaction that has committed are the partition's from `ordinal` on, behind `messages` (UNKNOWN) others."""
+    def link(
+        self,
+        index: EntryIndex,
+        ordinal: int,
+        spans: tuple[tuple[int, int, int], ...],
+        messages: int,
+    ) -> None:
+        """The entries of a transaction that has committed are the partition's from `ordinal` on,
+        behind `messages` (UNKNOWN) others."""
         for span in spans:
             for run in self.sidecar.take(span):
                 run.first, run.messages_before = ordinal, messages
@@ -127,19 +154,29 @@ class TopicTransactions:
                 messages = messages + sum(run.message_counts) if counted else UNKNOWN
 
     def forget(self, spans: tuple[Span, ...]) -> list[Run]:
-        """The entries of a transaction that was aborted, or had not begun, are nobody's; their runs, as far as they are known."""
+        """The entries of a transaction that was aborted, or had not begun, are nobody's; their
+        runs, as far as they are known."""
         return [run for span in spans for run in self.sidecar.drop(span[:3])]
 
-    # --- replay -----------------------------------------------------------------------------------------------------------------
+    # --- replay -----------------------------------------------------------------------------------
 
     def apply_entries(self, incarnation: str, place: RecordPlace, record: EntriesRecord) -> None:
         """A run of sidecar entries; the record behind it says whose."""
         offset = place.offset + record.entries_offset
-        run = Run(0, incarnation, place.file, offset, record.lengths, record.message_counts, record.append_ms)
+        run = Run(
+            0,
+            incarnation,
+            place.file,
+            offset,
+            record.lengths,
+            record.message_counts,
+            record.append_ms,
+        )
         self.sidecar.add((record.ledger, record.first_entry), run)
 
     def apply(self, index: EntryIndex, record: TransactionRecord, elapsed_ms: int) -> None:
-        """A change, which was written at this time. Raises CorruptData if records before it are missing."""
+        """A change, which was written at this time. Raises CorruptData if records before it are
+        missing."""
         change = record.change
         if isinstance(change, Append):
             self.buffer.apply(change)
@@ -152,13 +189,15 @@ class TopicTransactions:
         elif isinstance(change, Unbegun):
             spans = self.buffer.durable_spans(change.txn)
             self.buffer.apply(change)
-            if not self.buffer.durable_spans(change.txn):  # else they are of one that has begun since
+            # else they are of one that has begun since
+            if not self.buffer.durable_spans(change.txn):
                 self.forget(spans)
         else:
             self._apply_pending(record.subscription, change)
 
     def _apply_pending(self, subscription: str, change: PendingChange) -> None:
-        if subscription in self._core.subscriptions:  # else it is older than the subscription's removal
+        # else it is older than the subscription's removal
+        if subscription in self._core.subscriptions:
             self.pending_of(subscription).apply(change)
 
     def _apply_commit(self, index: EntryIndex, change: Commit, elapsed_ms: int) -> None:

@@ -1,8 +1,8 @@
 """Copies of the metadata store, made by the leader.
 
-Owns: when a copy is written into storage, and the report of it in the store. Imports: metadata, storage.
-Invariants: no copy is written while nothing durable has changed; a copy that fails is tried again in the next round; the report is written once
-per interval, and when a failure begins.
+Owns: when a copy is written into storage, and the report of it in the store. Imports: metadata,
+storage. Invariants: no copy is written while nothing durable has changed; a copy that fails is
+tried again in the next round; the report is written once per interval, and when a failure begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class MetadataBackups:
         self._told = 0.0
         context.metrics.gauge(
             "magnetar_metadata_backup_current_timestamp_seconds",
-            "When this broker, as the leader, last made a copy of the metadata store or found the newest one current; 0 = never",
+            "When this broker, as the leader, last made a copy of the metadata store or found the "
+            "newest one current; 0 = never",
             lambda: self._report.current_ms / 1000,
         )
 
@@ -48,7 +49,10 @@ class MetadataBackups:
         try:
             report = await self._copy()
         except (StoreError, StorageError) as error:
-            if not self._report.problem or now >= self._told + self._context.settings.metadata_backup_interval_s:
+            if (
+                not self._report.problem
+                or now >= self._told + self._context.settings.metadata_backup_interval_s
+            ):
                 await self._tell(replace(self._report, problem=str(error)[:PROBLEM_LENGTH_MAX]))
             raise
         await self._tell(report)
@@ -61,7 +65,9 @@ class MetadataBackups:
         contents = {key: value for key, value in backup.items.items() if key != keys.BACKUP}
         report = replace(self._report, current_ms=now_ms, problem="")
         if contents != self._last:
-            name = await keep_backup(context.store, context.volume, backup, context.settings.metadata_backups_kept)
+            name = await keep_backup(
+                context.store, context.volume, backup, context.settings.metadata_backups_kept
+            )
             log.info("metadata.backup", object=name or "a newer one is there", keys=len(contents))
             if name is not None:
                 report = replace(report, object=name, revision=backup.revision, created_ms=now_ms)
@@ -69,7 +75,8 @@ class MetadataBackups:
         return report
 
     async def _tell(self, report: BackupReportRecord) -> None:
-        """Say it in the store, where the operator looks; a store that does not answer hears of it next time."""
+        """Say it in the store, where the operator looks; a store that does not answer hears of
+        it next time."""
         with contextlib.suppress(StoreError):
             await self._context.store.put(keys.BACKUP_REPORT, report.encode())
             self._report, self._told = report, self._context.clock.monotonic()

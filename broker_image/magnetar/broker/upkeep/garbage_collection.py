@@ -1,12 +1,14 @@
 """Deleting what nobody needs any more.
 
-Owns: the collector: a broker gives up files of its own log; the leader those of dead incarnations, and objects that were superseded or never
-committed. Imports: metadata, storage (the decisions are `storage.collection`), siblings.
-Source: DESIGN 5 (recovery chain) and 6 (manifest granularity, rewriting).
-Invariants: a log file of a living incarnation is deleted by that incarnation alone; what is listed is listed before the facts are read that
-decide about it; an intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none of
-it: its records come from the logs' own copies, which are durable before anything is let go of. It may go back to a superseded manifest that it finds
-after it has fenced everybody: what one lists is deleted only after it is gone, and by an incarnation that has seen its own claim after that.
+Owns: the collector: a broker gives up files of its own log; the leader those of dead incarnations,
+and objects that were superseded or never committed. Imports: metadata, storage (the decisions are
+`storage.collection`), siblings. Source: DESIGN 5 (recovery chain) and 6 (manifest granularity,
+rewriting). Invariants: a log file of a living incarnation is deleted by that incarnation alone;
+what is listed is listed before the facts are read that decide about it; an intent goes before the
+files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none
+of it: its records come from the logs' own copies, which are durable before anything is let go of.
+It may go back to a superseded manifest that it finds after it has fenced everybody: what one lists
+is deleted only after it is gone, and by an incarnation that has seen its own claim after that.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ log = structlog.get_logger(__name__)
 
 FINISHED_RUNS = ("succeeded", "failed")
 UNUSED_CLAIM_MS = 600_000
-"""A claim without registration and without bundles belongs to a broker that starts, or, seen for so long, to one that died before it had any."""
+"""A claim without registration and without bundles belongs to a broker that starts, or, seen for
+so long, to one that died before it had any."""
 
 
 class Collector:
@@ -76,18 +79,21 @@ class Collector:
         self._damaged, self._met = self._met, set()
 
     def _note(self, what: str, about: str, error: Exception, bundle: str = "") -> None:
-        """What cannot be read keeps its own files; everything else is collected all the same. It is damage unless it may pass by itself."""
+        """What cannot be read keeps its own files; everything else is collected all the same. It
+        is damage unless it may pass by itself."""
         if isinstance(error, CorruptData):
             self._met.add((what, about))
             self._context.damage.note(what, about, error, bundle=bundle)
         else:
             log.warning("collector.unread", what=what, about=about, error=str(error))
 
-    # --- our own log -----------------------------------------------------------------------------------------------------------
+    # --- our own log ------------------------------------------------------------------------------
 
     async def collect_own(self) -> None:
-        """Give up files of our own log that every bundle has passed. Raises StoreError, StorageError."""
-        # Before the facts: a term that is about to begin has its start in one of the files from here on.
+        """Give up files of our own log that every bundle has passed. Raises StoreError,
+        StorageError."""
+        # Before the facts: a term that is about to begin has its start in one of the files from
+        # here on.
         pinned_from = self._ownership.first_file_needed
         incarnation = self._context.incarnation
         files = await sealed_files(self._context.store, keys.logs_of(incarnation))
@@ -96,13 +102,16 @@ class Collector:
             await self._context.log.set_aside(number, files[incarnation, number].length)
             await self._delete(incarnation, number)
 
-    # --- the dead --------------------------------------------------------------------------------------------------------------
+    # --- the dead ---------------------------------------------------------------------------------
 
     async def collect_dead(self) -> None:
-        """Give up files of incarnations that are over; for the leader. Raises StoreError, StorageError."""
+        """Give up files of incarnations that are over; for the leader. Raises StoreError,
+        StorageError."""
         listed = await self._context.volume.list(names.LOGS)
         incarnations = {name.split("/")[1] for name in listed}
-        claimed = {name.rpartition("/")[2] for name in await self._context.volume.list(names.CLAIMS)}
+        claimed = {
+            name.rpartition("/")[2] for name in await self._context.volume.list(names.CLAIMS)
+        }
         registered = await self._registered()
         dead = incarnations - claimed - registered - {self._context.incarnation}
         for incarnation in sorted(dead - self._complete):
@@ -127,7 +136,8 @@ class Collector:
         await self._end_unused(claimed - registered)
 
     async def _complete_keys(self, incarnation: str) -> None:
-        """Seal and note the files of a dead incarnation whose owner did not come to it: without a key none of them could ever go."""
+        """Seal and note the files of a dead incarnation whose owner did not come to it: without
+        a key none of them could ever go."""
         volume, store = self._context.volume, self._context.store
         noted = set(await sealed_files(self._context.store, keys.logs_of(incarnation)))
         for sealed in await fence(volume, incarnation):
@@ -141,10 +151,18 @@ class Collector:
         self._complete.add(incarnation)
 
     async def _end_unused(self, claims: Iterable[str]) -> None:
-        """Fence incarnations that are not registered, own nothing and have had their claim for long: nobody else ever will."""
+        """Fence incarnations that are not registered, own nothing and have had their claim for
+        long: nobody else ever will."""
         records = await self._records()
-        holders: list[BundleRecord | CoordinatorRecord] = [*records.values(), *await self._coordinators()]
-        needed = {name for record in holders for name in (record.incarnation, *(span.incarnation for span in record.chain))}
+        holders: list[BundleRecord | CoordinatorRecord] = [
+            *records.values(),
+            *await self._coordinators(),
+        ]
+        needed = {
+            name
+            for record in holders
+            for name in (record.incarnation, *(span.incarnation for span in record.chain))
+        }
         for incarnation in self._unused_claims.over(set(claims) - needed, elapsed_ms(self._clock)):
             try:
                 log.info("collector.fences", incarnation=incarnation)
@@ -155,26 +173,36 @@ class Collector:
                 self._context.metrics.surprises.note("collector", error, incarnation=incarnation)
 
     async def _registered(self) -> set[str]:
-        """Incarnations that live, as far as the store knows: of brokers, and of transaction coordinators."""
+        """Incarnations that live, as far as the store knows: of brokers, and of transaction
+        coordinators."""
         store = self._context.store
-        brokers = {item.key.removeprefix(keys.INCARNATIONS) for item in (await store.range(keys.INCARNATIONS)).items}
+        brokers = {
+            item.key.removeprefix(keys.INCARNATIONS)
+            for item in (await store.range(keys.INCARNATIONS)).items
+        }
         claims = (await store.range(keys.COORDINATOR_CLAIMS)).items
         return brokers | {CoordinatorClaimRecord.decode(item.value).incarnation for item in claims}
 
-    # --- facts -----------------------------------------------------------------------------------------------------------------
+    # --- facts ------------------------------------------------------------------------------------
 
-    async def _given_up(self, files: dict[LogFile, LogFileRecord], grace: collection.Grace) -> list[LogFile]:
+    async def _given_up(
+        self, files: dict[LogFile, LogFileRecord], grace: collection.Grace
+    ) -> list[LogFile]:
         """Of `files` those that may be deleted now."""
         if not files:
             return []
-        # The pins first: a job reads its plan's files under an intent that it registers before the first of them could go.
+        # The pins first: a job reads its plan's files under an intent that it registers before the
+        # first of them could go.
         pinned = {intent.bundle for _, intent, _ in await self._intents() if intent.kind != REWRITE}
         facts = await self._facts(pinned.union(*(record.bundles for record in files.values())))
-        pinned |= {child for name in pinned for child in facts[name].children}  # split under the job, which still reads
+        # split under the job, which still reads
+        pinned |= {child for name in pinned for child in facts[name].children}
         # Our own terms that are about to begin have pinned their files.
         beginning = collection.destinations(facts.values()) - {self._context.incarnation}
         coordinators = await self._coordinators()
-        dead = collection.dead_log_files(files, facts, pinned_bundles=pinned, beginning=beginning, coordinators=coordinators)
+        dead = collection.dead_log_files(
+            files, facts, pinned_bundles=pinned, beginning=beginning, coordinators=coordinators
+        )
         by_name = {names.log_file(*file): file for file in dead}
         due = grace.over(by_name, elapsed_ms(self._clock))
         if not due:
@@ -184,13 +212,18 @@ class Collector:
         objects = [
             name
             for bundle in sorted(listing)
-            for name in await self._context.volume.list(names.manifests_of(BundleName.parse(bundle)))
+            for name in await self._context.volume.list(
+                names.manifests_of(BundleName.parse(bundle))
+            )
         ]
         held = await self._listed_by_superseded(objects)
-        return [by_name[name] for name in due if name not in held] if await self._is_claimed() else []
+        return (
+            [by_name[name] for name in due if name not in held] if await self._is_claimed() else []
+        )
 
     async def _listed_by_superseded(self, objects: Iterable[str]) -> set[str]:
-        """What those of the manifest `objects` list that no bundle's pointer names, as names of log files and segments. Raises StorageError."""
+        """What those of the manifest `objects` list that no bundle's pointer names, as names of
+        log files and segments. Raises StorageError."""
         current = {name for name, _ in self._manifests.values()}
         listed: dict[str, frozenset[str]] = {}
         for name in objects:
@@ -198,7 +231,9 @@ class Collector:
                 continue
             if name not in self._superseded:
                 try:
-                    self._superseded[name] = listed_in(await read_manifest(self._context.volume, name))
+                    self._superseded[name] = listed_in(
+                        await read_manifest(self._context.volume, name)
+                    )
                 except (FileNotFoundError, CorruptData):
                     continue  # a restore passes it over, too
             listed[name] = self._superseded[name]
@@ -206,7 +241,8 @@ class Collector:
         return {name for found in listed.values() for name in found}
 
     async def _is_claimed(self) -> bool:
-        """Whether nobody has fenced us yet; asked after what decides was read. Raises StorageError."""
+        """Whether nobody has fenced us yet; asked after what decides was read. Raises
+        StorageError."""
         return await self._context.volume.exists(names.claim(self._context.incarnation))
 
     async def _facts(self, listed: set[str]) -> dict[str, BundleFacts]:
@@ -227,12 +263,16 @@ class Collector:
             deleted, children = False, ()
             if record is None or record.state is BundleState.DELETED:
                 boundaries = namespaces.get(str(bundle.namespace))
-                current = bundles_of(bundle.namespace, boundaries) if boundaries is not None else None
+                current = (
+                    bundles_of(bundle.namespace, boundaries) if boundaries is not None else None
+                )
                 deleted = collection.is_over(bundle, record, current, records)
                 children = collection.children_of(bundle, current or ())
             facts[name] = BundleFacts(record, manifest, deleted, children)
         for name in {child for found in facts.values() for child in found.children} - listed:
-            facts[name] = BundleFacts(records.get(name), await self._manifest_of(BundleName.parse(name)))
+            facts[name] = BundleFacts(
+                records.get(name), await self._manifest_of(BundleName.parse(name))
+            )
         self._manifests = {name: held for name, held in self._manifests.items() if name in facts}
         return facts
 
@@ -240,22 +280,31 @@ class Collector:
         """All bundle records by name; their revisions into `revisions`."""
         items = (await self._context.store.range(keys.BUNDLES)).items
         if revisions is not None:
-            revisions.update({item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items})
-        return {item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items}
+            revisions.update(
+                {item.key.removeprefix(keys.BUNDLES): item.mod_revision for item in items}
+            )
+        return {
+            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value) for item in items
+        }
 
     async def _coordinators(self) -> list[CoordinatorRecord]:
         """What is known of every transaction coordinator's number."""
-        return [CoordinatorRecord.decode(item.value) for item in (await self._context.store.range(keys.COORDINATORS)).items]
+        return [
+            CoordinatorRecord.decode(item.value)
+            for item in (await self._context.store.range(keys.COORDINATORS)).items
+        ]
 
     async def _manifest_of(self, bundle: BundleName) -> Manifest | None:
-        """The bundle's manifest, an empty one if it has none; None if it cannot be read. Raises StoreError."""
+        """The bundle's manifest, an empty one if it has none; None if it cannot be read. Raises
+        StoreError."""
         item = await self._context.store.get(keys.manifest(bundle))
         if item is None:
             return Manifest(str(bundle), 0)
         return await self._read(str(bundle), ManifestPointer.decode(item.value).object)
 
     async def _read(self, bundle: str, name: str) -> Manifest | None:
-        """The manifest object `name`, to which the bundle's pointer points; the last one of each bundle is remembered, since none changes.
+        """The manifest object `name`, to which the bundle's pointer points; the last one of each
+        bundle is remembered, since none changes.
 
         None if it cannot be read. Raises StoreError.
         """
@@ -267,7 +316,12 @@ class Collector:
         except FileNotFoundError:
             item = await self._context.store.get(keys.manifest(BundleName.parse(bundle)))
             if item is not None and ManifestPointer.decode(item.value).object == name:
-                self._note(MANIFEST, bundle, CorruptData(f"{name} is missing; restore it from a backup", file=name), bundle)
+                self._note(
+                    MANIFEST,
+                    bundle,
+                    CorruptData(f"{name} is missing; restore it from a backup", file=name),
+                    bundle,
+                )
             return None  # or superseded meanwhile: the next round sees the one after it
         except StorageError as error:
             self._note(MANIFEST, bundle, error, bundle)
@@ -278,12 +332,20 @@ class Collector:
     async def _intents(self) -> list[tuple[str, IntentRecord, int]]:
         """Ids, records and revisions of all intents."""
         items = (await self._context.store.range(keys.INTENTS)).items
-        return [(item.key.removeprefix(keys.INTENTS), IntentRecord.decode(item.value), item.mod_revision) for item in items]
+        return [
+            (
+                item.key.removeprefix(keys.INTENTS),
+                IntentRecord.decode(item.value),
+                item.mod_revision,
+            )
+            for item in items
+        ]
 
-    # --- objects ---------------------------------------------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
 
     async def collect_objects(self) -> None:
-        """Give up intents of dead writers, superseded checkpoints and manifests, orphaned segments; for the leader."""
+        """Give up intents of dead writers, superseded checkpoints and manifests, orphaned
+        segments; for the leader."""
         await self._end_intents()
         volume = self._context.volume
         checkpoints = await volume.list(names.CHECKPOINTS)
@@ -292,26 +354,40 @@ class Collector:
         intents = {identifier: intent for identifier, intent, _ in await self._intents()}
         revisions: dict[str, int] = {}
         records = await self._records(revisions)
-        pointed_to = {record.checkpoint.object for record in records.values() if record.checkpoint is not None}
+        pointed_to = {
+            record.checkpoint.object for record in records.values() if record.checkpoint is not None
+        }
         over = {name for name, record in records.items() if record.state is BundleState.DELETED}
         given_up: list[str] = []
         for bundle, found in _by_bundle(checkpoints).items():
             given_up += collection.superseded_checkpoints(found, records.get(bundle), pointed_to)
-        items = {item.key.removeprefix(keys.MANIFESTS): item for item in (await self._context.store.range(keys.MANIFESTS)).items}
+        items = {
+            item.key.removeprefix(keys.MANIFESTS): item
+            for item in (await self._context.store.range(keys.MANIFESTS)).items
+        }
         pointers = {bundle: ManifestPointer.decode(item.value) for bundle, item in items.items()}
         # As of one revision: a split moves segments from one bundle's manifest to those of others.
-        referring = {bundle: await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()}
-        # What a manifest that cannot be read lists is of its namespace, and its predecessors are what there is to go back to.
+        referring = {
+            bundle: await self._read(bundle, pointer.object) for bundle, pointer in pointers.items()
+        }
+        # What a manifest that cannot be read lists is of its namespace, and its predecessors are
+        # what there is to go back to.
         unread = {bundle for bundle, manifest in referring.items() if manifest is None}
         readable = [manifest for manifest in referring.values() if manifest is not None]
         kept = {BundleName.parse(bundle).namespace for bundle in unread}
-        given_up += collection.manifests_of_the_dead(_by_bundle(manifests), intents.values(), records, pointers.keys())
+        given_up += collection.manifests_of_the_dead(
+            _by_bundle(manifests), intents.values(), records, pointers.keys()
+        )
         for bundle, found in _by_bundle(manifests).items():
             if bundle in pointers and bundle not in unread:
                 pointer = pointers[bundle]
-                given_up += collection.superseded_manifests(found, pointer.object, pointer.generation)
+                given_up += collection.superseded_manifests(
+                    found, pointer.object, pointer.generation
+                )
         for bundle, found in _by_bundle(segments).items():
-            if (bundle in pointers or bundle in over) and BundleName.parse(bundle).namespace not in kept:
+            if (bundle in pointers or bundle in over) and BundleName.parse(
+                bundle
+            ).namespace not in kept:
                 given_up += collection.orphaned_segments(found, intents.keys(), readable)
         due = self._objects.over(given_up, elapsed_ms(self._clock))
         if any(name.startswith(names.SEGMENTS) for name in due):
@@ -319,57 +395,92 @@ class Collector:
             due = [name for name in due if name not in held]
         if not await self._is_claimed():
             return
-        # Newest first: a manifest that lost its compare-and-swap does not outlive the one before it, which shows that it may have.
+        # Newest first: a manifest that lost its compare-and-swap does not outlive the one before
+        # it, which shows that it may have.
         for name in reversed(due):
             log.info("collector.removed", object=name)
             await volume.remove(name)
-        self._manifests = {bundle: held for bundle, held in self._manifests.items() if bundle in pointers}
-        await self._forget_pointers({name: (revisions[name], items[name].mod_revision) for name in over & items.keys()})
-        left = {bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)}
+        self._manifests = {
+            bundle: held for bundle, held in self._manifests.items() if bundle in pointers
+        }
+        await self._forget_pointers(
+            {name: (revisions[name], items[name].mod_revision) for name in over & items.keys()}
+        )
+        left = {
+            bundle for listed in (checkpoints, manifests, segments) for bundle in _by_bundle(listed)
+        }
         await self._forget_over({name: revisions[name] for name in over - left - items.keys()})
 
     async def _forget_pointers(self, revisions: dict[str, tuple[int, int]]) -> None:
-        """Delete pointers to manifests of Deleted bundles, both of these revisions: a late commit has made them, and nobody reads by them."""
+        """Delete pointers to manifests of Deleted bundles, both of these revisions: a late
+        commit has made them, and nobody reads by them."""
         for name, (record, pointer) in sorted(revisions.items()):
             bundle = BundleName.parse(name)
-            compares = [Compare(keys.bundle(bundle), "mod", "=", record), Compare(keys.manifest(bundle), "mod", "=", pointer)]
+            compares = [
+                Compare(keys.bundle(bundle), "mod", "=", record),
+                Compare(keys.manifest(bundle), "mod", "=", pointer),
+            ]
             await self._context.store.transact(compares, [Delete(keys.manifest(bundle))])
 
     async def _forget_over(self, revisions: dict[str, int]) -> None:
-        """Delete records (of these revisions) of bundles that are Deleted and have left no objects, once no log file names them."""
-        named = {bundle for record in (await sealed_files(self._context.store)).values() for bundle in record.bundles}
+        """Delete records (of these revisions) of bundles that are Deleted and have left no
+        objects, once no log file names them."""
+        named = {
+            bundle
+            for record in (await sealed_files(self._context.store)).values()
+            for bundle in record.bundles
+        }
         for name in self._over.over(revisions.keys() - named, elapsed_ms(self._clock)):
             bundle = BundleName.parse(name)
             compare = Compare(keys.bundle(bundle), "mod", "=", revisions[name])
             # A pointer is one of a late commit.
-            await self._context.store.transact([compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))])
+            await self._context.store.transact(
+                [compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))]
+            )
             log.info("collector.forgot_bundle", bundle=name)
 
     async def _end_intents(self) -> None:
         """Delete intents whose writer is dead: from then on nobody can commit their files."""
         intents = await self._intents()
         # By the time that we saw them stand: the clocks of their writers are other machines'.
-        unheard = set(self._unheard.over([identifier for identifier, _, _ in intents], elapsed_ms(self._clock)))
+        unheard = set(
+            self._unheard.over(
+                [identifier for identifier, _, _ in intents], elapsed_ms(self._clock)
+            )
+        )
         for identifier, intent, revision in intents:
             if await self._is_dead(intent) or (intent.kind != REWRITE and identifier in unheard):
                 key = keys.intent(identifier)
-                log.info("collector.ended_intent", intent=identifier, kind=intent.kind, bundle=intent.bundle)
-                await self._context.store.transact([Compare(key, "mod", "=", revision)], [Delete(key)])
+                log.info(
+                    "collector.ended_intent",
+                    intent=identifier,
+                    kind=intent.kind,
+                    bundle=intent.bundle,
+                )
+                await self._context.store.transact(
+                    [Compare(key, "mod", "=", revision)], [Delete(key)]
+                )
 
     async def _is_dead(self, intent: IntentRecord) -> bool:
-        """Whether the writer is known to be over: its broker has lost its claim, or its job's run has ended."""
+        """Whether the writer is known to be over: its broker has lost its claim, or its job's
+        run has ended."""
         if intent.kind == REWRITE:
             return not await self._context.volume.exists(names.claim(intent.run))
         item = await self._context.store.get(keys.job_run(intent.job, intent.run))
         return item is not None and JobRunRecord.decode(item.value).state in FINISHED_RUNS
 
-    # --- deleting --------------------------------------------------------------------------------------------------------------
+    # --- deleting ---------------------------------------------------------------------------------
 
     async def _delete(self, incarnation: str, number: int) -> None:
-        """The log first (unless it was set aside), its key last: what is left of it after a crash is found again by the key."""
+        """The log first (unless it was set aside), its key last: what is left of it after a
+        crash is found again by the key."""
         volume = self._context.volume
         log.info("collector.log_file", incarnation=incarnation, file=number)
-        for name in (names.log_file(incarnation, number), names.index(incarnation, number), names.sealed(incarnation, number)):
+        for name in (
+            names.log_file(incarnation, number),
+            names.index(incarnation, number),
+            names.sealed(incarnation, number),
+        ):
             await volume.remove(name)
         await self._context.store.delete(keys.log_file(incarnation, number))
         self._context.metrics.files_collected.inc()

@@ -1,8 +1,9 @@
 """Rolling the log on purpose.
 
-Owns: when this broker's log is rolled before it is full, and how long a recovery chain is. Imports: storage, metadata records.
-Invariants: concurrent wishes share one roll; a roll that would leave an almost empty file is not done; positions returned are starts of files, so
-everything before them is in sealed, indexed files.
+Owns: when this broker's log is rolled before it is full, and how long a recovery chain is. Imports:
+storage, metadata records. Invariants: concurrent wishes share one roll; a roll that would leave an
+almost empty file is not done; positions returned are starts of files, so everything before them is
+in sealed, indexed files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class LogRoller:
         self._progress = asyncio.Event()
 
     def file_sealed(self, number: int, length: int) -> None:
-        """The log has sealed and indexed its file `number` of `length` bytes (they come in order)."""
+        """The log has sealed and indexed its file `number` of `length` bytes (they come in
+        order)."""
         self._sealed = max(self._sealed, number)
         self._lengths[number] = length
         while len(self._lengths) > LENGTHS_HELD_MAX:
@@ -43,7 +45,8 @@ class LogRoller:
         progress.set()
 
     async def roll(self, reason: str, *, always: bool = False) -> LogPosition:
-        """The start of a file with everything written so far before it, sealed and indexed. Raises StorageError, ServiceNotReady.
+        """The start of a file with everything written so far before it, sealed and indexed. Raises
+        StorageError, ServiceNotReady.
 
         Without `always` a small current file is left as it is: its start is returned.
         """
@@ -70,7 +73,8 @@ class LogRoller:
         return LogPosition(number + 1, FILE_HEADER_BYTES)
 
     async def _until_sealed(self, number: int) -> None:
-        """Wait for the seal of a file that has been left; a log that fails meanwhile ends the wait with its error."""
+        """Wait for the seal of a file that has been left; a log that fails meanwhile ends the
+        wait with its error."""
         while self._sealed < number:
             progress = self._progress
             await self._context.log.barrier()
@@ -81,9 +85,12 @@ class LogRoller:
                 continue
 
     def roll_soon(self) -> None:
-        """A bundle left: what it leaves behind in the current file must become a sealed segment before long."""
+        """A bundle left: what it leaves behind in the current file must become a sealed segment
+        before long."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(AFTER_RELEASE_S, self._roll_after_release)
+            self._timer = asyncio.get_running_loop().call_later(
+                AFTER_RELEASE_S, self._roll_after_release
+            )
 
     def _roll_after_release(self) -> None:
         self._timer = None
@@ -97,9 +104,13 @@ class LogRoller:
         return sum(map(self._range_bytes, record.chain))
 
     def _range_bytes(self, span: LogRange) -> int:
-        """Of our own files we know how long they are: those that were rolled early are short. Others count as full."""
+        """Of our own files we know how long they are: those that were rolled early are short.
+        Others count as full."""
         end = span.end if span.end is not None else self._context.log.position
-        ours, full = span.incarnation == self._context.incarnation, self._context.settings.log_file_bytes
+        ours, full = (
+            span.incarnation == self._context.incarnation,
+            self._context.settings.log_file_bytes,
+        )
         finished = range(span.start.file, end.file)
         lengths = sum(self._lengths.get(number, full) if ours else full for number in finished)
         return max(0, lengths + end.offset - span.start.offset)

@@ -1,8 +1,9 @@
 """What a broker does for its storage beside serving.
 
-Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files, copies of the metadata store, asking after
-transactions that are open for long. Imports: siblings.
-Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next round; one thing at a time.
+Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files,
+copies of the metadata store, asking after transactions that are open for long. Imports: siblings.
+Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next
+round; one thing at a time.
 """
 
 from __future__ import annotations
@@ -26,10 +27,22 @@ log = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Runs for as long as the broker lives; `leading` says whether it also collects for the cluster."""
+    """Runs for as long as the broker lives; `leading` says whether it also collects for the
+    cluster."""
 
-    def __init__(self, context: BrokerContext, views: ClusterViews, ownership: Ownership, leading: Callable[[], bool]) -> None:
-        self._context, self._views, self._ownership, self._leading = context, views, ownership, leading
+    def __init__(
+        self,
+        context: BrokerContext,
+        views: ClusterViews,
+        ownership: Ownership,
+        leading: Callable[[], bool],
+    ) -> None:
+        self._context, self._views, self._ownership, self._leading = (
+            context,
+            views,
+            ownership,
+            leading,
+        )
         self.collector = Collector(context, ownership)
         self.tidier = Tidier(context)
         self.backups = MetadataBackups(context)
@@ -46,7 +59,8 @@ class Maintenance:
             await self.inquiries.close()
 
     async def round(self) -> None:
-        """Checkpoints, then what they let go of. A part that fails does not keep the others from their turn."""
+        """Checkpoints, then what they let go of. A part that fails does not keep the others from
+        their turn."""
         with self._context.metrics.surprises.contained("maintenance", part="tidying"):
             self.tidier.forget_others(self._ownership.owned)
         for name in sorted(self._ownership.owned):
@@ -68,10 +82,13 @@ class Maintenance:
         except (MagnetarError, FileNotFoundError) as error:
             log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
         except Exception as error:
-            self._context.metrics.surprises.note("maintenance", error, part=what, about=" ".join(arguments))
+            self._context.metrics.surprises.note(
+                "maintenance", error, part=what, about=" ".join(arguments)
+            )
 
     async def _checkpoint_if_old(self, name: str) -> None:
-        """End a chain that has reached into finished files, its own or a predecessor's, for `checkpoint_age_s`: it pins them.
+        """End a chain that has reached into finished files, its own or a predecessor's, for
+        `checkpoint_age_s`: it pins them.
 
         And one that has left a successor much to replay, and could not be ended when it had.
         """

@@ -1,12 +1,13 @@
 """Keeping a bundle's manifest short.
 
-Owns: one round over a bundle served here: files in which nothing is alive leave the manifest, old or mostly dead ones are rewritten into level-1
-segments, small segments are merged; and the commit of it. Imports: storage, siblings.
-Source: DESIGN 6 (segments; rewriting).
-Invariants: what is alive is what the bundle's topics say, who forget an entry only after that is durable; a round commits by comparing its inputs
-or leaves nothing behind but its intent, which goes before its files; while a job works under an intent on this bundle the lists stay as they are;
-a transaction that stays open keeps its own entries in their log file, and nothing else; each round says of every topic that it changes up to where
-segments have what transactions have published.
+Owns: one round over a bundle served here: files in which nothing is alive leave the manifest, old
+or mostly dead ones are rewritten into level-1 segments, small segments are merged; and the commit
+of it. Imports: storage, siblings. Source: DESIGN 6 (segments; rewriting). Invariants: what is alive
+is what the bundle's topics say, who forget an entry only after that is durable; a round commits by
+comparing its inputs or leaves nothing behind but its intent, which goes before its files; while a
+job works under an intent on this bundle the lists stay as they are; a transaction that stays open
+keeps its own entries in their log file, and nothing else; each round says of every topic that it
+changes up to where segments have what transactions have published.
 """
 
 from __future__ import annotations
@@ -20,9 +21,23 @@ from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.entry_index import EntryIndex
 from magnetar.broker.topics.topic_host import TopicHost
-from magnetar.broker.transactions.linked import committed_runs, complete_to, existing_bytes, is_wanted, listed_end, sidecar_share
+from magnetar.broker.transactions.linked import (
+    committed_runs,
+    complete_to,
+    existing_bytes,
+    is_wanted,
+    listed_end,
+    sidecar_share,
+)
 from magnetar.broker.upkeep.garbage_collection import REWRITE
-from magnetar.broker.upkeep.segment_compaction import DamagedInput, LogPart, Part, RoundWriter, SegmentPart, Written
+from magnetar.broker.upkeep.segment_compaction import (
+    DamagedInput,
+    LogPart,
+    Part,
+    RoundWriter,
+    SegmentPart,
+    Written,
+)
 from magnetar.errors import CorruptData, MagnetarError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
@@ -63,7 +78,8 @@ RESERVE_FRACTION = 4
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one listed file has of one topic, as of a state of that topic and the epochs it is listed with (`key`)."""
+    """What one listed file has of one topic, as of a state of that topic and the epochs it is
+    listed with (`key`)."""
 
     key: tuple[int, int, tuple[int, ...]]
     bytes: int
@@ -73,14 +89,16 @@ class _Share:
 
 
 class Tidier:
-    """Tidies bundles one after the other; remembers what it has found out about files, which never change."""
+    """Tidies bundles one after the other; remembers what it has found out about files, which
+    never change."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._shares: dict[str, dict[str, dict[str, _Share]]] = {}
         """By bundle served here, listed log file and topic."""
         self._damaged: dict[tuple[str, str], float] = {}
-        """By bundle and log file or segment object: what one bundle has in a file may be whole where another's is not."""
+        """By bundle and log file or segment object: what one bundle has in a file may be whole
+        where another's is not."""
         self._unresolved: list[str] = []
 
     async def tidy(self, bundle: OwnedBundle) -> CommitResult | None:
@@ -94,12 +112,19 @@ class Tidier:
         age_ms = int(settings.rewrite_age_s * 1000)
         self._forget_unlisted(str(bundle.name), manifest)
         view = _View(bundle, manifest, now_ms, age_ms)
-        states = [state for file in manifest.level0 if (state := await self._state_if_sound(view, file)) is not None]
+        states = [
+            state
+            for file in manifest.level0
+            if (state := await self._state_if_sound(view, file)) is not None
+        ]
         chosen = choose(states, now_ms, age_ms, settings.rewrite_garbage_share)
         merge = choose_merge(manifest, self._damaged_of(str(bundle.name)))
         if self._context.log.space.short is not None:
             # What is written now may come out of the reserve.
-            chosen, merge = while_space_is_short(chosen, states, settings.reserve_bytes // RESERVE_FRACTION), frozenset()
+            chosen, merge = (
+                while_space_is_short(chosen, states, settings.reserve_bytes // RESERVE_FRACTION),
+                frozenset(),
+            )
         dead = _dead_segments(bundle, manifest)
         if not (chosen.drop or chosen.rewrite or chosen.partly or merge or dead or view.asked()):
             return None
@@ -108,23 +133,29 @@ class Tidier:
         if chosen.rewrite or chosen.partly or merge:
             result = await self._rewrite(view, chosen, merge, dead)
         else:
-            result = await self._commit(bundle, await self._change(view, chosen, dead, Written(), ""))
+            result = await self._commit(
+                bundle, await self._change(view, chosen, dead, Written(), "")
+            )
         view.answer(bundle.catalog.manifest)
         return result
 
-    # --- what is alive ---------------------------------------------------------------------------------------------------------
+    # --- what is alive ----------------------------------------------------------------------------
 
     def _is_damaged(self, bundle: OwnedBundle, file: LevelZero) -> bool:
-        """Whether what the bundle has in the file was found to be damaged lately: it is left alone for a while."""
+        """Whether what the bundle has in the file was found to be damaged lately: it is left
+        alone for a while."""
         return _name_of(file) in self._damaged_of(str(bundle.name))
 
     def _damaged_of(self, bundle: str) -> set[str]:
         """What was found to be damaged of a bundle lately."""
         now = self._context.clock.monotonic()
-        return {place[1] for place, until in self._damaged.items() if place[0] == bundle and until > now}
+        return {
+            place[1] for place, until in self._damaged.items() if place[0] == bundle and until > now
+        }
 
     async def _note_damage(self, bundle: OwnedBundle, name: str, error: CorruptData) -> None:
-        """Unless the file is gone because a commit of ours that we have not heard of has replaced it. Raises StoreError, StorageError."""
+        """Unless the file is gone because a commit of ours that we have not heard of has
+        replaced it. Raises StoreError, StorageError."""
         await bundle.catalog.refresh()
         if name not in _listed(bundle.catalog.manifest):
             return
@@ -133,7 +164,8 @@ class Tidier:
         self._context.damage.note(WHAT, _about(*place), error, bundle=str(bundle.name))
 
     def forget_others(self, served: Collection[str]) -> None:
-        """Bundles that are not served here any more: what is damaged of them is for whoever has them to name."""
+        """Bundles that are not served here any more: what is damaged of them is for whoever has
+        them to name."""
         self._shares = {bundle: files for bundle, files in self._shares.items() if bundle in served}
         self._forget_damage([place for place in self._damaged if place[0] not in served])
 
@@ -177,32 +209,54 @@ class Tidier:
             last_ms = max(last_ms, share.last_append_ms)
             pinned = pinned or share.pinned
             wanted = wanted or view.wants(file, index, topic)
-        loose = view.loose_bytes(file, index) if pinned and (wanted or is_old(last_ms, view.now_ms, view.age_ms)) else 0
+        loose = (
+            view.loose_bytes(file, index)
+            if pinned and (wanted or is_old(last_ms, view.now_ms, view.age_ms))
+            else 0
+        )
         return FileState(file, size, live, last_ms, pinned, loose, wanted)
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
-        """Whether a job has registered an intent for this bundle: it compares its inputs when it commits, and would have worked in vain."""
+        """Whether a job has registered an intent for this bundle: it compares its inputs when it
+        commits, and would have worked in vain."""
         items = (await self._context.store.range(keys.INTENTS)).items
         intents = [IntentRecord.decode(item.value) for item in items]
-        return any(intent.bundle == str(bundle.name) and intent.kind != REWRITE for intent in intents)
+        return any(
+            intent.bundle == str(bundle.name) and intent.kind != REWRITE for intent in intents
+        )
 
-    # --- rewriting -------------------------------------------------------------------------------------------------------------
+    # --- rewriting --------------------------------------------------------------------------------
 
     async def _rewrite(
-        self, view: _View, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
+        self,
+        view: _View,
+        chosen: Round,
+        merge: frozenset[str],
+        dead: dict[str, list[SegmentReference]],
     ) -> CommitResult | None:
         bundle = view.bundle
         intent = f"{REWRITE}-{self._context.clock.random_bits(64):016x}"
-        record = IntentRecord(REWRITE, str(bundle.name), "", "", self._context.incarnation, self._context.clock.wall_ms())
+        record = IntentRecord(
+            REWRITE,
+            str(bundle.name),
+            "",
+            "",
+            self._context.incarnation,
+            self._context.clock.wall_ms(),
+        )
         key = keys.intent(intent)
         self._unresolved.append(intent)  # until we know that it is gone
-        await self._context.store.transact([Compare(key, "create", "=", 0)], [Put(key, record.encode())])
+        await self._context.store.transact(
+            [Compare(key, "create", "=", 0)], [Put(key, record.encode())]
+        )
         writer = RoundWriter(bundle, intent)
         try:
             for topic, parts in sorted((await self._parts(view, chosen, merge, dead)).items()):
                 await writer.write_topic(topic, parts)
             written = await writer.finish()
-            result = await self._commit(bundle, await self._change(view, chosen, dead, written, intent))
+            result = await self._commit(
+                bundle, await self._change(view, chosen, dead, written, intent)
+            )
         except StoreUnavailable:
             raise  # it may have been committed: the next round finds out
         except (MagnetarError, FileNotFoundError) as error:
@@ -227,7 +281,11 @@ class Tidier:
         return result
 
     async def _parts(
-        self, view: _View, chosen: Round, merge: frozenset[str], dead: dict[str, list[SegmentReference]]
+        self,
+        view: _View,
+        chosen: Round,
+        merge: frozenset[str],
+        dead: dict[str, list[SegmentReference]],
     ) -> dict[str, list[Part]]:
         """The inputs by topic."""
         parts: dict[str, list[Part]] = {}
@@ -236,13 +294,22 @@ class Tidier:
                 parts.setdefault(name, []).extend(LogPart(file, run) for run in runs)
         for topic, segments in view.manifest.topics.items():
             gone = dead.get(topic, [])
-            small = [SegmentPart(found) for found in segments.level1 if found.object in merge and found not in gone]
+            small = [
+                SegmentPart(found)
+                for found in segments.level1
+                if found.object in merge and found not in gone
+            ]
             if small:
                 parts.setdefault(topic, []).extend(small)
         return parts
 
     async def _change(
-        self, view: _View, chosen: Round, dead: dict[str, list[SegmentReference]], written: Written, intent: str
+        self,
+        view: _View,
+        chosen: Round,
+        dead: dict[str, list[SegmentReference]],
+        written: Written,
+        intent: str,
     ) -> LevelOneRewrite:
         """The change of the manifest that makes this round visible."""
         bundle, manifest = view.bundle, view.manifest
@@ -259,14 +326,20 @@ class Tidier:
         topics = {}
         for topic in touched:
             found, host = manifest.topic(topic), bundle.topics.get(topic)
-            removed = {(segment.object, segment.offset) for segment in dead.get(topic, [])} | written.merged.get(topic, set())
+            removed = {
+                (segment.object, segment.offset) for segment in dead.get(topic, [])
+            } | written.merged.get(topic, set())
             added = tuple(written.added.get(topic, ()))
             trimmed: tuple[int, int] | None = None
             if (
                 host is None or host.core.ledgers.last_ledger < 0
             ):  # what files have of a topic without entries is of an earlier one of its name
-                trimmed = await self._last_position(bundle, manifest, topic) if topic in held else None
-            elif (start := host.core.ledgers.position_before(host.core.ledgers.first)) > EARLIEST and start.ledger > 0:
+                trimmed = (
+                    await self._last_position(bundle, manifest, topic) if topic in held else None
+                )
+            elif (
+                start := host.core.ledgers.position_before(host.core.ledgers.first)
+            ) > EARLIEST and start.ledger > 0:
                 trimmed = (start.ledger, start.entry)
             topics[topic] = TopicChange(
                 generation=found.compacted.generation if found.compacted is not None else 0,
@@ -275,11 +348,15 @@ class Tidier:
                 trimmed=trimmed,
                 gone=host is None,
                 forgotten=topic not in held and not damaged,  # who knows what these hold
-                complete=complete_to(host, _after(found.level1, removed, added), found.complete) if host is not None else None,
+                complete=complete_to(host, _after(found.level1, removed, added), found.complete)
+                if host is not None
+                else None,
             )
         return LevelOneRewrite(intent, files, topics, bundle.epoch, chosen.partly)
 
-    async def _last_position(self, bundle: OwnedBundle, manifest: Manifest, topic: str) -> tuple[int, int] | None:
+    async def _last_position(
+        self, bundle: OwnedBundle, manifest: Manifest, topic: str
+    ) -> tuple[int, int] | None:
         """The last position that listed files have of a topic that does not exist any more."""
         ends = []
         for file in (found for found in manifest.level0 if not self._is_damaged(bundle, found)):
@@ -287,26 +364,32 @@ class Tidier:
             ends += [(run.ledger, run.last_entry) for run in runs]
         return max(ends, default=None)
 
-    # --- committing ------------------------------------------------------------------------------------------------------------
+    # --- committing -------------------------------------------------------------------------------
 
     async def _commit(self, bundle: OwnedBundle, change: LevelOneRewrite) -> CommitResult:
         context = self._context
         if change.intent:
-            result = await commit_rewrite(context.store, context.volume, context.clock, bundle.name, change)
+            result = await commit_rewrite(
+                context.store, context.volume, context.clock, bundle.name, change
+            )
         else:
 
             def edit(manifest: Manifest) -> Manifest | None:
-                # Where there is none (any more) nothing can change: its bundle may be over (`collection.manifests_of_the_dead`).
+                # Where there is none (any more) nothing can change: its bundle may be over
+                # (`collection.manifests_of_the_dead`).
                 return change.apply(manifest) if manifest.generation else None
 
-            result = await commit_manifest(context.store, context.volume, context.clock, bundle.name, edit)
+            result = await commit_manifest(
+                context.store, context.volume, context.clock, bundle.name, edit
+            )
         bundle.catalog.take(result.manifest)
         return result
 
     async def _abandon(self, intent: str, written: Written) -> None:
         """The intent first: from then on nobody can commit these files, and only then may they go.
 
-        If it is not there a commit of ours may have removed it: the files are what readers have now, or the collector's.
+        If it is not there a commit of ours may have removed it: the files are what readers have
+        now, or the collector's.
         """
         removed = await self._context.store.delete(keys.intent(intent))
         self._unresolved.remove(intent)
@@ -314,7 +397,8 @@ class Tidier:
             await self._context.volume.remove(name)
 
     async def _resolve(self) -> None:
-        """End intents of rounds whose outcome we did not hear: a commit has removed its own; the others' files are the collector's."""
+        """End intents of rounds whose outcome we did not hear: a commit has removed its own; the
+        others' files are the collector's."""
         for intent in list(self._unresolved):
             await self._context.store.delete(keys.intent(intent))
             self._unresolved.remove(intent)
@@ -341,7 +425,9 @@ def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
 
 
 def _after(
-    listed: tuple[SegmentReference, ...], removed: set[tuple[str, int]], added: tuple[SegmentReference, ...]
+    listed: tuple[SegmentReference, ...],
+    removed: set[tuple[str, int]],
+    added: tuple[SegmentReference, ...],
 ) -> list[SegmentReference]:
     """A topic's segments once this round is committed, in order."""
     kept = [segment for segment in listed if (segment.object, segment.offset) not in removed]
@@ -349,7 +435,8 @@ def _after(
 
 
 class _View:
-    """What one round knows of its bundle: the manifest, and which entries log files have that segments may take."""
+    """What one round knows of its bundle: the manifest, and which entries log files have that
+    segments may take."""
 
     def __init__(self, bundle: OwnedBundle, manifest: Manifest, now_ms: int, age_ms: int) -> None:
         """What was appended `age_ms` before `now_ms` is to be rewritten."""
@@ -368,7 +455,8 @@ class _View:
         return self._ends[name]
 
     def loose_runs(self, file: LevelZero, index: LevelZeroIndex) -> Iterator[tuple[str, list[Run]]]:
-        """What can be rewritten of a file and is in no segment, by topic; entries of sidecars as those of their topics."""
+        """What can be rewritten of a file and is in no segment, by topic; entries of sidecars as
+        those of their topics."""
         for name in filter(self.bundle.catalog.holds, index.topics()):
             topic = topic_of_sidecar(name) or name
             host, runs = self.bundle.topics.get(topic), valid_runs(file, index, name)
@@ -379,18 +467,29 @@ class _View:
     def loose_bytes(self, file: LevelZero, index: LevelZeroIndex) -> int:
         """How much of it still exists."""
         hosts = self.bundle.topics
-        return sum(existing_bytes(hosts[name], run) for name, runs in self.loose_runs(file, index) if name in hosts for run in runs)
+        return sum(
+            existing_bytes(hosts[name], run)
+            for name, runs in self.loose_runs(file, index)
+            if name in hosts
+            for run in runs
+        )
 
     def wants(self, file: LevelZero, index: LevelZeroIndex, name: str) -> bool:
         """Whether a compaction waits for anything of this sidecar in a file."""
         topic = topic_of_sidecar(name)
         host = self.bundle.topics.get(topic) if topic is not None else None
-        if topic is None or host is None or host.transactions is None or not host.transactions.wanted_below:
+        if (
+            topic is None
+            or host is None
+            or host.transactions is None
+            or not host.transactions.wanted_below
+        ):
             return False
         return is_wanted(host, valid_runs(file, index, name), self.segments(topic))
 
     def asked(self) -> list[str]:
-        """Topics for which a compaction waits, and of which there is more to say than the manifest does."""
+        """Topics for which a compaction waits, and of which there is more to say than the
+        manifest does."""
         found = []
         for name, host in self.bundle.topics.items():
             if host.transactions is not None and host.transactions.wanted_below:
@@ -403,11 +502,17 @@ class _View:
         """Nobody waits any more for what this manifest says."""
         for name, host in self.bundle.topics.items():
             used, complete = host.transactions, manifest.topic(name).complete
-            if used is not None and complete is not None and host.core.ledgers.ordinal_after(complete) >= used.wanted_below:
+            if (
+                used is not None
+                and complete is not None
+                and host.core.ledgers.ordinal_after(complete) >= used.wanted_below
+            ):
                 used.wanted_below = 0
 
 
-def _share(view: _View, file: LevelZero, index: LevelZeroIndex, topic: str, known: _Share | None) -> _Share:
+def _share(
+    view: _View, file: LevelZero, index: LevelZeroIndex, topic: str, known: _Share | None
+) -> _Share:
     """What a file has of a topic; `known` if that is as it was."""
     sidecar_of = topic_of_sidecar(topic)
     host = view.bundle.topics.get(sidecar_of or topic)
@@ -426,7 +531,8 @@ def _share(view: _View, file: LevelZero, index: LevelZeroIndex, topic: str, know
 
 
 def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[SegmentReference]]:
-    """Level-1 segments in which nothing exists any more, and everything of topics that were deleted; by topic."""
+    """Level-1 segments in which nothing exists any more, and everything of topics that were
+    deleted; by topic."""
     found: dict[str, list[SegmentReference]] = {}
     for topic, segments in manifest.topics.items():
         host = bundle.topics.get(topic)
@@ -435,25 +541,34 @@ def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[Se
                 found[topic] = list(segments.level1)
             continue
         ledgers = host.core.ledgers
-        gone = [segment for segment in segments.level1 if ledgers.ordinal_after(segment.last) <= ledgers.first]
+        gone = [
+            segment
+            for segment in segments.level1
+            if ledgers.ordinal_after(segment.last) <= ledgers.first
+        ]
         if gone:
             found[topic] = gone
     return found
 
 
 def forget_runs(bundle: OwnedBundle) -> None:
-    """Drop from memory where entries lie that the manifest knows as well, and those that do not exist any more."""
+    """Drop from memory where entries lie that the manifest knows as well, and those that do not
+    exist any more."""
     covered = bundle.catalog.manifest.covered
     for host in bundle.topics.values():
         host.index.drop_before(_known_below(bundle, host.index, covered, host.core.ledgers.first))
 
 
-def _known_below(bundle: OwnedBundle, index: EntryIndex, covered: tuple[int, int] | None, first: int) -> int:
+def _known_below(
+    bundle: OwnedBundle, index: EntryIndex, covered: tuple[int, int] | None, first: int
+) -> int:
     incarnation, below = bundle.context.incarnation, first
     if covered is not None and covered[0] == bundle.epoch:
         # All terms before ours are covered, and of ours the files before this one.
         for run in index.runs:
-            if (run.incarnation == incarnation and run.file >= covered[1]) or run.payload is not None:
+            if (
+                run.incarnation == incarnation and run.file >= covered[1]
+            ) or run.payload is not None:
                 break
             below = max(below, run.end)
     return below

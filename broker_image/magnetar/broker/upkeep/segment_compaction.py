@@ -1,11 +1,12 @@
 """Level-1 rewriting: from log files that many topics share to segments of their own.
 
-Owns: reading the inputs of one round, writing its outputs. Imports: storage, siblings. The choice and the commit are `storage.level_one` and
-`server.storage.tidying`.
-Source: DESIGN 6 (segments; rewriting).
-Invariants: an entry keeps its bytes, its position and its append time; every entry taken from a log file is compared with its client's checksum,
-so damage is never carried over; segments span no gap; memory is bounded by one segment; between two reads the loop serves others, and no more
-than `rewrite_bytes_per_s` are read; of all objects that a round writes at most the last shared one is small.
+Owns: reading the inputs of one round, writing its outputs. Imports: storage, siblings. The choice
+and the commit are `storage.level_one` and `server.storage.tidying`. Source: DESIGN 6 (segments;
+rewriting). Invariants: an entry keeps its bytes, its position and its append time; every entry
+taken from a log file is compared with its client's checksum, so damage is never carried over;
+segments span no gap; memory is bounded by one segment; between two reads the loop serves others,
+and no more than `rewrite_bytes_per_s` are read; of all objects that a round writes at most the last
+shared one is small.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ Part = LogPart | SegmentPart
 
 @dataclass(slots=True)
 class Written:
-    """Outputs of a round: references by topic, the segments that went into them, and names of all objects."""
+    """Outputs of a round: references by topic, the segments that went into them, and names of
+    all objects."""
 
     added: dict[str, list[SegmentReference]] = field(default_factory=dict)
     merged: dict[str, set[Place]] = field(default_factory=dict)
@@ -65,7 +67,8 @@ class Written:
 
 
 class DamagedInput(StorageError):
-    """A log file or a segment object, `file` on the volume, whose entries do not pass or that is missing: it stays as it is."""
+    """A log file or a segment object, `file` on the volume, whose entries do not pass or that is
+    missing: it stays as it is."""
 
     def __init__(self, file: str, error: CorruptData) -> None:
         super().__init__(str(error))
@@ -86,7 +89,11 @@ class RoundWriter:
     async def write_topic(self, topic: str, parts: Sequence[Part]) -> None:
         """Everything of `parts` that still exists. Raises DamagedInput, StorageError."""
         host = self._bundle.topics.get(topic)
-        merged = {(part.reference.object, part.reference.offset) for part in parts if isinstance(part, SegmentPart)}
+        merged = {
+            (part.reference.object, part.reference.offset)
+            for part in parts
+            if isinstance(part, SegmentPart)
+        }
         if merged:
             self.written.merged[topic] = merged
         if host is None:
@@ -100,14 +107,23 @@ class RoundWriter:
                     ordinal = ledgers.find((alive.ledger, alive.first_entry))
                     if ordinal is None:
                         continue  # trimmed while we read it
-                    if writer is not None and (ordinal != expected or writer.length >= SEGMENT_BYTES_MAX):
+                    if writer is not None and (
+                        ordinal != expected or writer.length >= SEGMENT_BYTES_MAX
+                    ):
                         await self._finish(topic, writer)
                         writer = None
                     if writer is None:
-                        writer = RunSegmentWriter({"topic": topic, "bundle": str(self._bundle.name), "made_by": "rewrite"})
-                    # What a transaction has published was sent earlier than what was published before its commit.
+                        writer = RunSegmentWriter(
+                            {"topic": topic, "bundle": str(self._bundle.name), "made_by": "rewrite"}
+                        )
+                    # What a transaction has published was sent earlier than what was published
+                    # before its commit.
                     append_ms = max(append_ms, alive.append_ms)
-                    writer.add(alive if alive.append_ms == append_ms else alive._replace(append_ms=append_ms))
+                    writer.add(
+                        alive
+                        if alive.append_ms == append_ms
+                        else alive._replace(append_ms=append_ms)
+                    )
                     expected = ordinal + len(alive.lengths)
         if writer is not None:
             await self._finish(topic, writer)
@@ -117,10 +133,11 @@ class RoundWriter:
         await self._flush_shared()
         return self.written
 
-    # --- outputs ---------------------------------------------------------------------------------------------------------------
+    # --- outputs ----------------------------------------------------------------------------------
 
     async def _finish(self, topic: str, writer: RunSegmentWriter) -> None:
-        """A segment that would be small as an object (`level_one.shared_objects`) shares one, whatever else its topic has: so merging ends."""
+        """A segment that would be small as an object (`level_one.shared_objects`) shares one,
+        whatever else its topic has: so merging ends."""
         pieces, footer = writer.finish()
         first, last = footer.blocks[0], footer.blocks[-1]
         size = sum(block.bytes for block in footer.blocks)
@@ -141,28 +158,45 @@ class RoundWriter:
             self._shared, self._shared_references, self._shared_bytes = [], [], 0
             await self._put(pieces, references)
 
-    async def _put(self, pieces: list[bytes], references: list[tuple[str, int, SegmentReference]]) -> None:
+    async def _put(
+        self, pieces: list[bytes], references: list[tuple[str, int, SegmentReference]]
+    ) -> None:
         name = names.segment(self._bundle.name, f"{self._intent}-{len(self.written.objects):05d}")
         self.written.objects.append(name)
         data = b"".join(pieces)
         pieces.clear()
         if not await self._context.volume.put_if_absent(name, data):
-            raise StorageError(f"{name} exists already: two writers drew the same intent; the next round draws another")
+            raise StorageError(
+                f"{name} exists already: two writers drew the same intent; the next round draws "
+                "another"
+            )
         self._context.metrics.bytes_rewritten.inc(len(data))
         for topic, offset, found in references:
-            reference = SegmentReference(name, found.length, found.entries, found.bytes, found.first, found.last, offset)
+            reference = SegmentReference(
+                name, found.length, found.entries, found.bytes, found.first, found.last, offset
+            )
             self.written.added.setdefault(topic, []).append(reference)
 
-    # --- inputs ----------------------------------------------------------------------------------------------------------------
+    # --- inputs -----------------------------------------------------------------------------------
 
     async def _runs(self, topic: str, part: Part) -> AsyncIterator[RunColumns]:
-        name = names.log_file(part.file.incarnation, part.file.file) if isinstance(part, LogPart) else part.reference.object
+        name = (
+            names.log_file(part.file.incarnation, part.file.file)
+            if isinstance(part, LogPart)
+            else part.reference.object
+        )
         try:
-            runs = self._log_runs(topic, name, part) if isinstance(part, LogPart) else self._segment_runs(part.reference)
+            runs = (
+                self._log_runs(topic, name, part)
+                if isinstance(part, LogPart)
+                else self._segment_runs(part.reference)
+            )
             async for run in runs:
                 yield run
         except FileNotFoundError as error:
-            missing = CorruptData(f"{name} is missing; restore it from a backup", file=name, topic=topic)
+            missing = CorruptData(
+                f"{name} is missing; restore it from a backup", file=name, topic=topic
+            )
             raise DamagedInput(name, missing) from error
         except CorruptData as error:
             damage = error if error.file else CorruptData(str(error), file=name, topic=topic)
@@ -186,9 +220,18 @@ class RoundWriter:
                 high += 1
             await self._pace(size)
             data = memoryview(await self._context.volume.read(name, at, size))
-            checked_entries(data, run.lengths[low:high], PieceOfRun(name, at, topic, run.ledger, run.first_entry + low))
+            checked_entries(
+                data,
+                run.lengths[low:high],
+                PieceOfRun(name, at, topic, run.ledger, run.first_entry + low),
+            )
             found = RunColumns(
-                run.ledger, run.first_entry + low, run.append_ms, run.lengths[low:high], run.message_counts[low:high], data
+                run.ledger,
+                run.first_entry + low,
+                run.append_ms,
+                run.lengths[low:high],
+                run.message_counts[low:high],
+                data,
             )
             yield found
             low, at = high, at + size
@@ -212,14 +255,26 @@ def _existing(run: RunColumns, ledgers: LedgerTable) -> list[RunColumns]:
     size = sum(run.lengths[low:high])
     payload = memoryview(run.payload)[at : at + size]
     return [
-        RunColumns(run.ledger, run.first_entry + low, run.append_ms, run.lengths[low:high], run.message_counts[low:high], payload)
+        RunColumns(
+            run.ledger,
+            run.first_entry + low,
+            run.append_ms,
+            run.lengths[low:high],
+            run.message_counts[low:high],
+            payload,
+        )
     ]
 
 
 def runs_of(block: Block) -> list[RunColumns]:
     """A block as runs: rows that follow each other in one ledger and were appended together."""
     runs = []
-    ledgers, entries, appends, offsets = block.ledgers, block.entries, block.append_times, block.payload_offsets
+    ledgers, entries, appends, offsets = (
+        block.ledgers,
+        block.entries,
+        block.append_times,
+        block.payload_offsets,
+    )
     low = 0
     for row in range(1, block.count + 1):
         if row < block.count and (ledgers[row], entries[row], appends[row]) == (
@@ -230,6 +285,15 @@ def runs_of(block: Block) -> list[RunColumns]:
             continue
         lengths = [offsets[at + 1] - offsets[at] for at in range(low, row)]
         payload = block.payloads[offsets[low] : offsets[row]]
-        runs.append(RunColumns(ledgers[low], entries[low], appends[low], lengths, list(block.message_counts[low:row]), payload))
+        runs.append(
+            RunColumns(
+                ledgers[low],
+                entries[low],
+                appends[low],
+                lengths,
+                list(block.message_counts[low:row]),
+                payload,
+            )
+        )
         low = row
     return runs

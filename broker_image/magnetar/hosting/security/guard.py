@@ -1,11 +1,12 @@
 """What connections may do.
 
-Owns: `Guard`: the right that each command needs, decisions from the records of the moment, and closing what has lost its right. Imports: security,
-wire, names, metadata, views, server siblings.
-Source: Pulsar's ServerCnx and PulsarAuthorizationProvider, whose words clients and their tests know.
-Invariants: every command that a broker answers is in the table, or refused; what acts on a producer, consumer or watcher of the connection needs no
-further right, since these are closed when theirs ends; before a refusal the records are read from the store itself, so that a grant holds once it
-was answered, wherever it was made; SEND, ACK and FLOW come by none of this.
+Owns: `Guard`: the right that each command needs, decisions from the records of the moment, and
+closing what has lost its right. Imports: security, wire, names, metadata, views, server siblings.
+Source: Pulsar's ServerCnx and PulsarAuthorizationProvider, whose words clients and their tests
+know. Invariants: every command that a broker answers is in the table, or refused; what acts on a
+producer, consumer or watcher of the connection needs no further right, since these are closed when
+theirs ends; before a refusal the records are read from the store itself, so that a grant holds once
+it was answered, wherever it was made; SEND, ACK and FLOW come by none of this.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
 
 READ_AGAIN_S = 0.2
-"""Looks at one namespace in the store begin this far apart at least, and a refusal waits for the next one: who is refused may ask often."""
+"""Looks at one namespace in the store begin this far apart at least, and a refusal waits for the
+next one: who is refused may ask often."""
 LOOKS_HELD_MAX = 1000
 SOMEWHERE_HELD_S = 1.0
 """How long it is held whether a principal may use any topic at all."""
@@ -48,7 +50,8 @@ NAMESPACES_PER_TURN = 200
 
 
 class Need(NamedTuple):
-    """The right that a command needs on the topic or namespace that it names, and the words of its refusal."""
+    """The right that a command needs on the topic or namespace that it names, and the words of
+    its refusal."""
 
     right: Right
     refusal: str
@@ -57,16 +60,24 @@ class Need(NamedTuple):
 _LOOKUP = Need(Right.USE, "Client is not authorized to Lookup")
 NEEDS: Mapping[int, Need] = {
     Type.LOOKUP: _LOOKUP,
-    Type.PARTITIONED_METADATA: Need(Right.USE, "Client is not authorized to Get Partition Metadata"),
-    Type.GET_TOPICS_OF_NAMESPACE: Need(Right.USE, "Client is not authorized to GetTopicsOfNamespace"),
+    Type.PARTITIONED_METADATA: Need(
+        Right.USE, "Client is not authorized to Get Partition Metadata"
+    ),
+    Type.GET_TOPICS_OF_NAMESPACE: Need(
+        Right.USE, "Client is not authorized to GetTopicsOfNamespace"
+    ),
     Type.WATCH_TOPIC_LIST: Need(Right.USE, "Client is not authorized to WatchTopicList"),
     Type.GET_SCHEMA: Need(Right.USE, "Client is not authorized to Get Schema"),
     Type.GET_OR_CREATE_SCHEMA: Need(Right.USE, "Client is not authorized to Create Schema"),
     Type.PRODUCER: Need(Right.PRODUCE, "Client is not authorized to Produce"),
     Type.SUBSCRIBE: Need(Right.CONSUME, "Client is not authorized to subscribe"),
-    Type.END_TXN_ON_PARTITION: Need(Right.SUPER, "Client is not authorized to end a transaction on a topic: its coordinator does"),
+    Type.END_TXN_ON_PARTITION: Need(
+        Right.SUPER,
+        "Client is not authorized to end a transaction on a topic: its coordinator does",
+    ),
     Type.END_TXN_ON_SUBSCRIPTION: Need(
-        Right.SUPER, "Client is not authorized to end a transaction on a subscription: its coordinator does"
+        Right.SUPER,
+        "Client is not authorized to end a transaction on a subscription: its coordinator does",
     ),
 }
 OF_THE_CONNECTION = frozenset(
@@ -118,7 +129,7 @@ class Guard:
         self._authenticator.source.forget(self._everything_changed)
         await self._tenants.stop()
 
-    # --- decisions -------------------------------------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     async def check(self, connection: Connection, kind: int, body: Any) -> None:
         """Raises NotAuthorized if the connection's peer may not have this command answered."""
@@ -131,17 +142,27 @@ class Guard:
             await self.require(principal, Right.SUPER, "", Place(), refusal)
             return
         if kind in (Type.GET_TOPICS_OF_NAMESPACE, Type.WATCH_TOPIC_LIST):
-            await self.require(principal, need.right, str(NamespaceName.parse(body.namespace)), Place(), need.refusal)
+            await self.require(
+                principal,
+                need.right,
+                str(NamespaceName.parse(body.namespace)),
+                Place(),
+                need.refusal,
+            )
             return
         topic = TopicName.parse(body.topic)
         if need.right is Right.USE and topic.base == ASSIGN:
             return  # how any client finds the transaction coordinators
         namespace = str(topic.namespace_name)
         subscription = body.subscription if kind == Type.SUBSCRIBE else ""
-        await self.require(principal, need.right, namespace, Place(topic, subscription), need.refusal)
+        await self.require(
+            principal, need.right, namespace, Place(topic, subscription), need.refusal
+        )
         if kind == Type.PRODUCER and body.initial_subscription_name:
             place = Place(topic, body.initial_subscription_name)
-            await self.require(principal, Right.CONSUME, namespace, place, NEEDS[Type.SUBSCRIBE].refusal)
+            await self.require(
+                principal, Right.CONSUME, namespace, place, NEEDS[Type.SUBSCRIBE].refusal
+            )
 
     def _speaker(self, connection: Connection, body: Any) -> Principal:
         """Who asks: a proxy says with each look-up for whom. Raises NotAuthorized."""
@@ -150,10 +171,15 @@ class Guard:
         original = getattr(body, "original_principal", "")
         if not original or original == principal.original:
             return principal
-        return self._authenticator.behind_proxy(Principal(principal.role, expires_s=principal.expires_s), original)
+        return self._authenticator.behind_proxy(
+            Principal(principal.role, expires_s=principal.expires_s), original
+        )
 
-    async def require(self, principal: Principal, right: Right, namespace: str, place: Place, refusal: str) -> None:
-        """Raises NotAuthorized with the text `refusal`. `namespace` may be a tenant alone, or "" for the cluster."""
+    async def require(
+        self, principal: Principal, right: Right, namespace: str, place: Place, refusal: str
+    ) -> None:
+        """Raises NotAuthorized with the text `refusal`. `namespace` may be a tenant alone, or ""
+        for the cluster."""
         if self._allowed(principal, right, namespace, place):
             return
         if namespace and right is not Right.SUPER:
@@ -164,7 +190,8 @@ class Guard:
         raise NotAuthorized(refusal)
 
     async def require_anywhere(self, principal: Principal, refusal: str) -> None:
-        """Raises NotAuthorized for a principal that may use no topic of any namespace. An answer is held for `SOMEWHERE_HELD_S`."""
+        """Raises NotAuthorized for a principal that may use no topic of any namespace. An answer
+        is held for `SOMEWHERE_HELD_S`."""
         now = self._clock.monotonic()
         until, found = self._somewhere.get(principal.roles, (0.0, False))
         if now >= until:
@@ -197,7 +224,12 @@ class Guard:
             return True
         tenant = self._tenants.get(namespace.partition("/")[0])
         administrators = frozenset(tenant.record.admin_roles) if tenant is not None else frozenset()
-        return allowed(principal, right, Rules(document.super_user_roles, administrators, self._grants_of(namespace)), place)
+        return allowed(
+            principal,
+            right,
+            Rules(document.super_user_roles, administrators, self._grants_of(namespace)),
+            place,
+        )
 
     def _grants_of(self, namespace: str) -> Grants:
         known = self._grants.get(namespace)
@@ -209,10 +241,13 @@ class Guard:
         return known
 
     async def _read_again(self, namespace: str) -> None:
-        """Wait for a look at the store that begins from now on, shared with everybody who waits for one."""
+        """Wait for a look at the store that begins from now on, shared with everybody who waits
+        for one."""
         look = self._looks.get(namespace)
         if look is None:
-            look = self._looks[namespace] = asyncio.create_task(self._look(namespace), name=f"look at {namespace}")
+            look = self._looks[namespace] = asyncio.create_task(
+                self._look(namespace), name=f"look at {namespace}"
+            )
         await outcome(look)
 
     async def _look(self, namespace: str) -> None:
@@ -228,12 +263,16 @@ class Guard:
         try:
             if (item := await self._store.get(keys.tenant(tenant))) is not None:
                 self._tenants.observe(tenant, item.value, item.mod_revision)
-            if "/" in namespace and (item := await self._store.get(keys.namespace(NamespaceName.parse(namespace)))) is not None:
+            if (
+                "/" in namespace
+                and (item := await self._store.get(keys.namespace(NamespaceName.parse(namespace))))
+                is not None
+            ):
                 self._namespaces.observe(namespace, item.value, item.mod_revision)
         except StoreError as error:
             log.warning("authorization.by_the_last_view", namespace=namespace, error=str(error))
 
-    # --- changes ---------------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def _namespaces_changed(self, names: list[str]) -> None:
         changed = set()
@@ -256,26 +295,41 @@ class Guard:
         for connection in self._table.open():
             self.look_at(connection, concerned)
 
-    def look_at(self, connection: Connection, concerned: Callable[[NamespaceName], bool] = lambda _namespace: True) -> None:
-        """Close what may not go on: producers, consumers and watchers. Their clients come back for them and are refused."""
+    def look_at(
+        self,
+        connection: Connection,
+        concerned: Callable[[NamespaceName], bool] = lambda _namespace: True,
+    ) -> None:
+        """Close what may not go on: producers, consumers and watchers. Their clients come back
+        for them and are refused."""
         principal = connection.principal
         if principal is None:
             return
         for producer in list(connection.producers.values()):
             topic = producer.topic.name
-            if concerned(topic.namespace_name) and not self._may_go_on(principal, Right.PRODUCE, topic):
+            if concerned(topic.namespace_name) and not self._may_go_on(
+                principal, Right.PRODUCE, topic
+            ):
                 log.info("producer.lost_its_right", topic=str(topic), peer=connection.peer)
                 producer.close_by_broker(None)
         for consumer in list(connection.consumers.values()):
             topic, name = consumer.subscription.topic.name, consumer.subscription.core.name
-            if concerned(topic.namespace_name) and not self._may_go_on(principal, Right.CONSUME, topic, name):
+            if concerned(topic.namespace_name) and not self._may_go_on(
+                principal, Right.CONSUME, topic, name
+            ):
                 log.info("consumer.lost_its_right", topic=str(topic), peer=connection.peer)
                 consumer.close_by_broker(None)
         for watcher_id, watcher in list(connection.watchers.items()):
             namespace = watcher.watched.namespace
-            if concerned(namespace) and not self._allowed(principal, Right.USE, str(namespace), Place()):
+            if concerned(namespace) and not self._allowed(
+                principal, Right.USE, str(namespace), Place()
+            ):
                 watcher.stop()
                 del connection.watchers[watcher_id]
 
-    def _may_go_on(self, principal: Principal, right: Right, topic: TopicName, subscription: str = "") -> bool:
-        return self._allowed(principal, right, str(topic.namespace_name), Place(topic, subscription))
+    def _may_go_on(
+        self, principal: Principal, right: Right, topic: TopicName, subscription: str = ""
+    ) -> bool:
+        return self._allowed(
+            principal, right, str(topic.namespace_name), Place(topic, subscription)
+        )

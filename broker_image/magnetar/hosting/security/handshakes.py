@@ -1,9 +1,10 @@
 """CONNECT and AUTH_RESPONSE.
 
-Owns: `Handshakes`: letting connections in, and asking for a fresh token before the one they showed is over. Imports: wire, security, authentication.
-Source: facts on protocol 1 (AUTH_CHALLENGE with "PulsarAuthRefresh" to a client with flag 1; an error and the end of the connection otherwise).
-Invariants: a connection outlives neither what it showed nor the rules by which that was good; a renewal never changes the role; a refusal is
-told before the connection closes.
+Owns: `Handshakes`: letting connections in, and asking for a fresh token before the one they showed
+is over. Imports: wire, security, authentication. Source: facts on protocol 1 (AUTH_CHALLENGE with
+"PulsarAuthRefresh" to a client with flag 1; an error and the end of the connection otherwise).
+Invariants: a connection outlives neither what it showed nor the rules by which that was good; a
+renewal never changes the role; a refusal is told before the connection closes.
 """
 
 from __future__ import annotations
@@ -53,15 +54,23 @@ class Handshakes:
         """Whoever was let in by other keys or rules connects anew, and shows what is good now."""
         before, now = self._followed, self._authenticator.source.current
         self._followed = now
-        rules, keys = before.authentication != now.authentication, not set(before.internal_keys) <= set(now.internal_keys)
-        leaving = [peer for peer in self._methods if (keys if peer.principal is not None and peer.principal.internal else rules)]
+        rules, keys = (
+            before.authentication != now.authentication,
+            not set(before.internal_keys) <= set(now.internal_keys),
+        )
+        leaving = [
+            peer
+            for peer in self._methods
+            if (keys if peer.principal is not None and peer.principal.internal else rules)
+        ]
         if leaving:
             log.info("connections.authenticate_anew", connections=len(leaving))
         for connection in leaving:
             connection.close()
 
     def admit(self, connection: Connection, connect: api.CommandConnect) -> bool:
-        """Whether a CONNECT is good; the connection then has its principal. One that is not has been told, and closes."""
+        """Whether a CONNECT is good; the connection then has its principal. One that is not has
+        been told, and closes."""
         method = connect.auth_method_name or _named(connect)
         try:
             found = self._authenticator.principal(method, connect.auth_data, connection.certificate)
@@ -81,14 +90,20 @@ class Handshakes:
         assert before is not None, "only connections that were let in get here"
         try:
             found = self._authenticator.principal(
-                answer.response.auth_method_name or self._methods[connection][0], answer.response.auth_data, connection.certificate
+                answer.response.auth_method_name or self._methods[connection][0],
+                answer.response.auth_data,
+                connection.certificate,
             )
             if found.role != before.role:
-                raise AuthenticationFailed("Principal cannot change during an authentication refresh; connect anew")
+                raise AuthenticationFailed(
+                    "Principal cannot change during an authentication refresh; connect anew"
+                )
         except MagnetarError as error:
             self._refuse(connection, error)
             return
-        connection.principal = Principal(before.role, before.original, found.expires_s, before.internal)
+        connection.principal = Principal(
+            before.role, before.original, found.expires_s, before.internal
+        )
         self._arm(connection, connection.principal)
 
     def forget(self, connection: Connection) -> None:
@@ -115,7 +130,9 @@ class Handshakes:
         asks = self._methods[connection][1] and left_s > REFRESH_LEFT_S_MIN
         delay_s = left_s - min(REFRESH_LEAD_S, left_s / 2) if asks else max(left_s, 0.0)
         act = self._ask if asks else self._end
-        self._timers[connection] = asyncio.get_running_loop().call_later(min(delay_s, TIMER_S_MAX), act, connection, principal)
+        self._timers[connection] = asyncio.get_running_loop().call_later(
+            min(delay_s, TIMER_S_MAX), act, connection, principal
+        )
 
     def _ask(self, connection: Connection, principal: Principal) -> None:
         assert principal.expires_s is not None, "only what ends is looked at"
@@ -124,22 +141,35 @@ class Handshakes:
             self._arm(connection, principal)
             return
         connection.queue(
-            commands.auth_challenge(SERVER_VERSION, connection.protocol_version, self._methods[connection][0], REFRESH)
+            commands.auth_challenge(
+                SERVER_VERSION, connection.protocol_version, self._methods[connection][0], REFRESH
+            )
         )
-        self._timers[connection] = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._end, connection, principal)
+        self._timers[connection] = asyncio.get_running_loop().call_later(
+            max(left_s, 0.0), self._end, connection, principal
+        )
 
     def _end(self, connection: Connection, principal: Principal) -> None:
         assert principal.expires_s is not None, "only what ends is looked at"
-        if principal.expires_s > self._authenticator.now_s():  # the timer is bounded, or the clock was set back
+        # the timer is bounded, or the clock was set back
+        if principal.expires_s > self._authenticator.now_s():
             self._arm(connection, principal)
             return
         log.info("connection.expired", peer=connection.peer, asked=self._methods[connection][1])
         connection.queue(
-            commands.error(NO_REQUEST, WireCode.AUTHENTICATION, "The token of this connection has expired; connect anew")
+            commands.error(
+                NO_REQUEST,
+                WireCode.AUTHENTICATION,
+                "The token of this connection has expired; connect anew",
+            )
         )
         connection.close()
 
 
 def _named(connect: api.CommandConnect) -> str:
     """The method of clients from before methods had names."""
-    return "" if connect.auth_method == api.AuthMethodNone else api.AuthMethod.Name(connect.auth_method).lower()
+    return (
+        ""
+        if connect.auth_method == api.AuthMethodNone
+        else api.AuthMethod.Name(connect.auth_method).lower()
+    )

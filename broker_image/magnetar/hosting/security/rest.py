@@ -1,8 +1,8 @@
 """Who may have HTTP requests answered.
 
-Owns: `RestGate`: who asks, and whether the role may. Imports: FastAPI, security, authentication, the guard.
-Invariants: a request of an unknown peer reaches no route but the open ones; while no incarnation runs only super users are let through, to be told
-that it does not.
+Owns: `RestGate`: who asks, and whether the role may. Imports: FastAPI, security, authentication,
+the guard. Invariants: a request of an unknown peer reaches no route but the open ones; while no
+incarnation runs only super users are let through, to be told that it does not.
 """
 
 from __future__ import annotations
@@ -33,17 +33,24 @@ class RestGate:
     def metrics_are_open(self) -> bool:
         return self._authenticator.source.current.document.open_metrics
 
-    async def admit(self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]) -> None:
+    async def admit(
+        self, request: Request, right: Right, place: Callable[[], tuple[str, Place]]
+    ) -> None:
         headers, certificate = request.headers, request.scope.get(CERTIFICATE, PeerCertificate())
         principal = self._authenticator.of_request(
-            headers.get("authorization", ""), headers.get("x-pulsar-auth-method-name", ""), certificate
+            headers.get("authorization", ""),
+            headers.get("x-pulsar-auth-method-name", ""),
+            certificate,
         )
         self._authenticator.check_port(principal, tls=request.scope["scheme"] == "https")
-        principal = self._authenticator.behind_proxy(principal, headers.get("x-original-principal", ""))
+        principal = self._authenticator.behind_proxy(
+            principal, headers.get("x-original-principal", "")
+        )
         request.scope[PRINCIPAL] = principal
         namespace, where = place()
         refusal = (
-            f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which this role is not granted; "
+            f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which "
+            "this role is not granted; "
             "ask whoever runs the cluster for the permission"
         )
         guard = self._guard()
@@ -51,6 +58,8 @@ class RestGate:
             await guard.require(principal, right, namespace, where, refusal)
             return
         document = self._authenticator.source.current.document
-        if document.authorization and not allowed(principal, right, Rules(document.super_user_roles), where):
+        if document.authorization and not allowed(
+            principal, right, Rules(document.super_user_roles), where
+        ):
             denied(principal, right, namespace, where)
             raise NotAuthorized(refusal)

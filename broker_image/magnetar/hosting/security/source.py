@@ -1,7 +1,8 @@
 """The security document of this process, as it is now.
 
-Owns: `SecuritySource`: reading the document and the keys it names, and following their changes. Imports: security, followed_files, clock, errors.
-Invariants: a broken document or key stops the start; later it changes nothing, is logged once, and counts; keys and contents are never logged.
+Owns: `SecuritySource`: reading the document and the keys it names, and following their changes.
+Imports: security, followed_files, clock, errors. Invariants: a broken document or key stops the
+start; later it changes nothing, is logged once, and counts; keys and contents are never logged.
 """
 
 from __future__ import annotations
@@ -15,8 +16,19 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.followed_files import Follower
-from magnetar.security.document import DOCUMENT_BYTES_MAX, SecurityDocument, TokenOptions, parse_document
-from magnetar.security.keys import KEY_FILE_BYTES_MAX, SecretKey, VerifyingKey, secret_key, secret_keys
+from magnetar.security.document import (
+    DOCUMENT_BYTES_MAX,
+    SecurityDocument,
+    TokenOptions,
+    parse_document,
+)
+from magnetar.security.keys import (
+    KEY_FILE_BYTES_MAX,
+    SecretKey,
+    VerifyingKey,
+    secret_key,
+    secret_keys,
+)
 from magnetar.security.tokens import TokenRules
 
 log = structlog.get_logger(__name__)
@@ -42,9 +54,12 @@ class SecuritySource:
     """The newest document that was sound; `changed` listeners hear of each."""
 
     def __init__(self, file: Path, clock: Clock, *, alone: bool) -> None:
-        """Read everything. `alone`: no other process needs the internal key, so it may be left out. Raises InvalidRequest."""
+        """Read everything. `alone`: no other process needs the internal key, so it may be left
+        out. Raises InvalidRequest."""
         self._file, self._clock, self._alone = file, clock, alone
-        self._own_key = SecretKey(clock.random_bits(OWN_KEY_BITS).to_bytes(OWN_KEY_BITS // 8, "big"))
+        self._own_key = SecretKey(
+            clock.random_bits(OWN_KEY_BITS).to_bytes(OWN_KEY_BITS // 8, "big")
+        )
         self._listeners: list[Callable[[], None]] = []
         self._follower = Follower("security", file=str(file))
         self.current, self._contents = self._load()
@@ -75,37 +90,58 @@ class SecuritySource:
 
     def _load(self) -> tuple[LoadedSecurity, Contents]:
         contents: Contents = {}
-        document = parse_document(_text(self._read(contents, "security", str(self._file), DOCUMENT_BYTES_MAX)))
+        document = parse_document(
+            _text(self._read(contents, "security", str(self._file), DOCUMENT_BYTES_MAX))
+        )
         token = document.token
-        rules = TokenRules(self._token_key(contents, token), token.role_claim, token.audience) if token is not None else None
+        rules = (
+            TokenRules(self._token_key(contents, token), token.role_claim, token.audience)
+            if token is not None
+            else None
+        )
         if document.internal_key_file:
             field = "internal.keyFile"
-            internal = secret_keys(field, self._read(contents, field, document.internal_key_file, KEY_FILE_BYTES_MAX))
+            internal = secret_keys(
+                field, self._read(contents, field, document.internal_key_file, KEY_FILE_BYTES_MAX)
+            )
         elif self._alone:
             internal = (self._own_key,)
         else:
             raise InvalidRequest(
-                "security: internal.keyFile is empty, but the processes of a cluster ask each other; name a file of 32 random bytes or more "
+                "security: internal.keyFile is empty, but the processes of a cluster ask each "
+                "other; name a file of 32 random bytes or more "
                 "that all of them have"
             )
         token_material = rules.key.material if rules is not None else None
         if any(key.material == token_material for key in internal):
             raise InvalidRequest(
-                "security: internal.keyFile and authentication.token.secretKeyFile hold the same key: who makes clients' tokens could make those of "
+                "security: internal.keyFile and authentication.token.secretKeyFile hold the same "
+                "key: who makes clients' tokens could make those of "
                 "the cluster's processes; make another with magnetar token create-secret-key"
             )
-        keys = tuple(data for field, data in contents.items() if field.startswith("authentication."))
-        told = (document.anonymous_role, document.client_certificates, document.token, document.proxy_roles)
+        keys = tuple(
+            data for field, data in contents.items() if field.startswith("authentication.")
+        )
+        told = (
+            document.anonymous_role,
+            document.client_certificates,
+            document.token,
+            document.proxy_roles,
+        )
         return LoadedSecurity(document, rules, internal, (*told, *keys)), contents
 
     def _token_key(self, contents: Contents, token: TokenOptions) -> VerifyingKey:
         if token.secret_key_file:
             field = "authentication.token.secretKeyFile"
-            return secret_key(field, self._read(contents, field, token.secret_key_file, KEY_FILE_BYTES_MAX))
+            return secret_key(
+                field, self._read(contents, field, token.secret_key_file, KEY_FILE_BYTES_MAX)
+            )
         from magnetar.security.signatures import public_key
 
         field = "authentication.token.publicKeyFile"
-        return public_key(field, self._read(contents, field, token.public_key_file, KEY_FILE_BYTES_MAX))
+        return public_key(
+            field, self._read(contents, field, token.public_key_file, KEY_FILE_BYTES_MAX)
+        )
 
     def _read(self, contents: Contents, field: str, name: str, limit: int) -> bytes:
         try:
@@ -113,10 +149,13 @@ class SecuritySource:
                 data = file.read(limit + 1)
         except OSError as error:
             raise InvalidRequest(
-                f"{field}: {name} cannot be read: {error.strerror}; name a file that this process may read"
+                f"{field}: {name} cannot be read: {error.strerror}; name a file that this process "
+                "may read"
             ) from error
         if len(data) > limit:
-            raise InvalidRequest(f"{field}: {name} has more than {limit} bytes; name the right file")
+            raise InvalidRequest(
+                f"{field}: {name} has more than {limit} bytes; name the right file"
+            )
         contents[field] = data
         return data
 
@@ -125,4 +164,6 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("security: the document is not text in UTF-8; see docs/security.md for its shape") from None
+        raise InvalidRequest(
+            "security: the document is not text in UTF-8; see docs/security.md for its shape"
+        ) from None

@@ -1,13 +1,15 @@
 """The metadata store as a pure state machine.
 
-Owns: multi-version keys, compare-and-swap transactions, leases and the bounded history of changes that watches read from.
-Imports: errors, metadata.store, bisect. Pure: no I/O, no time (`now` is passed in, seconds of `Clock.boottime`), no chance.
-Invariants:
-- `apply` is the only method that changes keys, and the same changes in the same order always give the same state: a journal of
+Owns: multi-version keys, compare-and-swap transactions, leases and the bounded history of changes
+that watches read from. Imports: errors, metadata.store, bisect. Pure: no I/O, no time (`now` is
+passed in, seconds of `Clock.boottime`), no chance. Invariants:
+- `apply` is the only method that changes keys, and the same changes in the same order always give
+  the same state: a journal of
   `Change` values after a `Snapshot` *is* the store;
 - the revision grows by one per change, and each change is one batch of the history;
-- a key bound to a lease exists only while the lease does (until `orphaned_leases` of a restored store have been revoked).
-Used by the in-memory store, by the embedded store (which writes each `Change` down) and by the simulation.
+- a key bound to a lease exists only while the lease does (until `orphaned_leases` of a restored
+  store have been revoked). Used by the in-memory store, by the embedded store (which writes each
+  `Change` down) and by the simulation.
 """
 
 from __future__ import annotations
@@ -17,14 +19,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magnetar.errors import Compacted, LeaseLost, StoreError
-from magnetar.metadata.store import Compare, Delete, Event, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    Event,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 FIRST_REVISION = 1
 """The revision of an empty store (as in etcd): the first change has revision 2."""
 OPERATIONS_MAX = 128
 """Compares, and operations, of one transaction: etcd's default `--max-txn-ops`."""
 VALUE_BYTES_MAX = 1 << 20
-"""Keys and values of one transaction together: below etcd's default `--max-request-bytes` of 1.5 MiB."""
+"""Keys and values of one transaction together: below etcd's default `--max-request-bytes` of 1.5
+MiB."""
 HISTORY_REVISIONS_MAX = 10_000
 HISTORY_BYTES_MAX = 64 << 20
 
@@ -68,7 +81,10 @@ def check_transaction(compares: Sequence[Compare], operations: Sequence[Operatio
     for compare in compares:
         expected = bytes if compare.target == "value" else int
         if not isinstance(compare.operand, expected):
-            raise StoreError(f"compare of {compare.key!r}: {compare.target} needs {expected.__name__}, found {compare.operand!r}")
+            raise StoreError(
+                f"compare of {compare.key!r}: {compare.target} needs {expected.__name__}, found "
+                f"{compare.operand!r}"
+            )
     written: set[str] = set()
     size = 0
     for operation in operations:
@@ -78,28 +94,41 @@ def check_transaction(compares: Sequence[Compare], operations: Sequence[Operatio
         if isinstance(operation, Delete) and operation.prefix:
             continue
         if operation.key in written:
-            raise StoreError(f"key {operation.key!r} is written twice in one transaction; merge the operations")
+            raise StoreError(
+                f"key {operation.key!r} is written twice in one transaction; merge the operations"
+            )
         written.add(operation.key)
     if size > VALUE_BYTES_MAX:
         raise StoreError(f"transaction of {size} bytes; the limit is {VALUE_BYTES_MAX}")
-    prefixes = [operation.key for operation in operations if isinstance(operation, Delete) and operation.prefix]
+    prefixes = [
+        operation.key
+        for operation in operations
+        if isinstance(operation, Delete) and operation.prefix
+    ]
     for position, prefix in enumerate(prefixes):
         others = [*written, *prefixes[:position], *prefixes[position + 1 :]]
         if overlap := next((other for other in others if other.startswith(prefix)), None):
-            raise StoreError(f"key {overlap!r} is written twice in one transaction: prefix {prefix!r} covers it")
+            raise StoreError(
+                f"key {overlap!r} is written twice in one transaction: prefix {prefix!r} covers it"
+            )
 
 
 def holds(compare: Compare, item: KeyValue | None) -> bool:
-    """Whether `compare` is true of its key's current value; a missing key has mod = create = version = 0 and value b''."""
+    """Whether `compare` is true of its key's current value; a missing key has mod = create =
+    version = 0 and value b''."""
     found: int | bytes
     if compare.target == "value":
         found = item.value if item else b""
     elif item is None:
         found = 0
     else:
-        found = {"mod": item.mod_revision, "create": item.create_revision, "version": item.version}[compare.target]
+        found = {"mod": item.mod_revision, "create": item.create_revision, "version": item.version}[
+            compare.target
+        ]
     operand = compare.operand
-    assert isinstance(found, bytes) == isinstance(operand, bytes), "check_transaction compares like with like"
+    assert isinstance(found, bytes) == isinstance(operand, bytes), (
+        "check_transaction compares like with like"
+    )
     match compare.operator:
         case "=":
             return found == operand
@@ -112,9 +141,15 @@ def holds(compare: Compare, item: KeyValue | None) -> bool:
 
 
 class StoreCore:
-    """Keys, leases and history. Methods that decide something return the `Change` they have applied, or None if nothing changed."""
+    """Keys, leases and history. Methods that decide something return the `Change` they have
+    applied, or None if nothing changed."""
 
-    def __init__(self, *, history_revisions_max: int = HISTORY_REVISIONS_MAX, history_bytes_max: int = HISTORY_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        history_revisions_max: int = HISTORY_REVISIONS_MAX,
+        history_bytes_max: int = HISTORY_BYTES_MAX,
+    ) -> None:
         assert history_revisions_max >= 1
         self._history_revisions_max = history_revisions_max
         self._history_bytes_max = history_bytes_max
@@ -137,7 +172,7 @@ class StoreCore:
         """Highest revision that is no longer in the history: watches may start above it."""
         return self._compacted
 
-    # --- reads ------------------------------------------------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------
 
     def get(self, key: str) -> KeyValue | None:
         """The key's current value, or None."""
@@ -146,34 +181,50 @@ class StoreCore:
     def range(self, prefix: str, limit: int = 0) -> RangeResult:
         """Keys that start with `prefix` in key order; `limit` 0 = all."""
         keys = self._keys_of(prefix)
-        return RangeResult(self._revision, tuple(self._values[key] for key in (keys[:limit] if limit else keys)))
+        return RangeResult(
+            self._revision, tuple(self._values[key] for key in (keys[:limit] if limit else keys))
+        )
 
     def _keys_of(self, prefix: str) -> list[str]:
         start = bisect.bisect_left(self._keys, prefix)
-        end = bisect.bisect_left(self._keys, True, lo=start, key=lambda key: not key.startswith(prefix))
+        end = bisect.bisect_left(
+            self._keys, True, lo=start, key=lambda key: not key.startswith(prefix)
+        )
         return self._keys[start:end]
 
-    def batches(self, prefix: str, from_revision: int, to_revision: int, limit: int = 256) -> tuple[list[WatchBatch], int]:
-        """Changes of `prefix` with from_revision <= revision <= to_revision: up to `limit` batches and the revision to go on from.
+    def batches(
+        self, prefix: str, from_revision: int, to_revision: int, limit: int = 256
+    ) -> tuple[list[WatchBatch], int]:
+        """Changes of `prefix` with from_revision <= revision <= to_revision: up to `limit` batches
+        and the revision to go on from.
 
         Raises Compacted if `from_revision` is no longer in the history.
         """
         if from_revision <= self._compacted:
-            raise Compacted(f"revision {from_revision} is compacted (up to {self._compacted}); list again and watch from there")
+            raise Compacted(
+                f"revision {from_revision} is compacted (up to {self._compacted}); list again and "
+                "watch from there"
+            )
         found: list[WatchBatch] = []
         revision = from_revision
         while revision <= min(to_revision, self._revision) and len(found) < limit:
             batch = self._history[revision - self._compacted - 1]
             assert batch.revision == revision
-            events = tuple(event for event in batch.events if event.key.startswith(prefix)) if prefix else batch.events
+            events = (
+                tuple(event for event in batch.events if event.key.startswith(prefix))
+                if prefix
+                else batch.events
+            )
             if events:
                 found.append(WatchBatch(revision, events))
             revision += 1
         return found, revision
 
-    # --- transactions -----------------------------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
-    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> tuple[TxnResult, Change | None]:
+    def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> tuple[TxnResult, Change | None]:
         """Apply `operations` if every compare holds.
 
         Raises StoreError (malformed) or LeaseLost (unknown lease); then nothing changed.
@@ -187,7 +238,10 @@ class StoreCore:
         for operation in operations:
             if isinstance(operation, Put):
                 if operation.lease and operation.lease not in self._leases:
-                    raise LeaseLost(f"lease {operation.lease:x} of key {operation.key!r} does not exist; grant a new one")
+                    raise LeaseLost(
+                        f"lease {operation.lease:x} of key {operation.key!r} does not exist; grant "
+                        "a new one"
+                    )
                 writes.append(Write(operation.key, operation.value, operation.lease))
             else:
                 names_found = self._keys_of(operation.key) if operation.prefix else [operation.key]
@@ -195,7 +249,7 @@ class StoreCore:
         change = self._commit(writes)
         return TxnResult(True, self._revision), change
 
-    # --- leases -----------------------------------------------------------------------------------------------------------------
+    # --- leases -----------------------------------------------------------------------------------
 
     def grant(self, lease: int, ttl_s: float, now: float) -> None:
         """Create `lease` (an id never used before, not 0), valid until now + ttl_s."""
@@ -206,7 +260,8 @@ class StoreCore:
         self._leases[lease] = _Lease(ttl_s, now + ttl_s)
 
     def renew(self, lease: int, now: float) -> float:
-        """Extend the lease to now + its full time, which is returned. Raises LeaseLost if it has ended, `expire` called or not."""
+        """Extend the lease to now + its full time, which is returned. Raises LeaseLost if it has
+        ended, `expire` called or not."""
         held = self._leases.get(lease)
         if held is None or held.expires_at <= now:
             raise LeaseLost(f"lease {lease:x} has expired or was revoked; grant a new one")
@@ -219,25 +274,32 @@ class StoreCore:
         return self._commit([Write(key, None) for key in sorted(self._lease_keys.get(lease, ()))])
 
     def expire(self, now: float) -> Change | None:
-        """End expired leases up to and including the first that has keys; those vanish in the one revision returned.
+        """End expired leases up to and including the first that has keys; those vanish in the one
+        revision returned.
 
         Call it until it returns None.
         """
-        due = sorted((held.expires_at, lease) for lease, held in self._leases.items() if held.expires_at <= now)
+        due = sorted(
+            (held.expires_at, lease)
+            for lease, held in self._leases.items()
+            if held.expires_at <= now
+        )
         for _, lease in due:
             if change := self.revoke(lease):
                 return change
         return None
 
     def next_expiry(self) -> float | None:
-        """When the first lease ends, in seconds of the clock that `now` comes from; None without leases."""
+        """When the first lease ends, in seconds of the clock that `now` comes from; None without
+        leases."""
         return min((held.expires_at for held in self._leases.values()), default=None)
 
     def orphaned_leases(self) -> list[int]:
-        """Leases that keys of a restored snapshot or journal are bound to but that nobody can renew any more."""
+        """Leases that keys of a restored snapshot or journal are bound to but that nobody can
+        renew any more."""
         return sorted(lease for lease in self._lease_keys if lease not in self._leases)
 
-    # --- changes ----------------------------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def _commit(self, writes: Iterable[Write]) -> Change | None:
         change = Change(self._revision + 1, tuple(writes))
@@ -247,11 +309,14 @@ class StoreCore:
         return change
 
     def apply(self, change: Change) -> None:
-        """Make `change`, which must be the next one: how decisions take effect and how a journal is replayed."""
+        """Make `change`, which must be the next one: how decisions take effect and how a journal
+        is replayed."""
         assert change.revision == self._revision + 1, (change.revision, self._revision)
         assert change.writes, "a change without writes has no revision"
         self._revision = change.revision
-        self._remember(WatchBatch(change.revision, tuple(self._write(write) for write in change.writes)))
+        self._remember(
+            WatchBatch(change.revision, tuple(self._write(write) for write in change.writes))
+        )
 
     def _write(self, write: Write) -> Event:
         before = self._values.get(write.key)
@@ -264,24 +329,33 @@ class StoreCore:
             del self._values[write.key]
             del self._keys[bisect.bisect_left(self._keys, write.key)]
             return Event(write.key, None, self._revision)
-        created, version = (before.create_revision, before.version + 1) if before else (self._revision, 1)
+        created, version = (
+            (before.create_revision, before.version + 1) if before else (self._revision, 1)
+        )
         if before is None:
             bisect.insort(self._keys, write.key)
         if write.lease:
             self._lease_keys.setdefault(write.lease, set()).add(write.key)
-        self._values[write.key] = KeyValue(write.key, write.value, created, self._revision, version, write.lease)
+        self._values[write.key] = KeyValue(
+            write.key, write.value, created, self._revision, version, write.lease
+        )
         return Event(write.key, write.value, self._revision, created)
 
     def _remember(self, batch: WatchBatch) -> None:
         self._history.append(batch)
         self._history_bytes += _size(batch)
-        # Trimming a list's head moves its tail: a quarter of the limit goes at once, so that each change pays O(1).
+        # Trimming a list's head moves its tail: a quarter of the limit goes at once, so that each
+        # change pays O(1).
         revisions_over = len(self._history) - self._history_revisions_max
-        if revisions_over > self._history_revisions_max // 4 or self._history_bytes > self._history_bytes_max:
+        if (
+            revisions_over > self._history_revisions_max // 4
+            or self._history_bytes > self._history_bytes_max
+        ):
             self._trim(max(revisions_over, 0))
 
     def _trim(self, count: int) -> None:
-        """Forget `count` batches, and more until three quarters of the bytes limit are left; the newest stays."""
+        """Forget `count` batches, and more until three quarters of the bytes limit are left; the
+        newest stays."""
         bytes_left = self._history_bytes - sum(_size(batch) for batch in self._history[:count])
         while bytes_left > self._history_bytes_max * 3 // 4 and count < len(self._history) - 1:
             bytes_left -= _size(self._history[count])
@@ -300,7 +374,8 @@ class StoreCore:
         self._compacted = revision
 
     def snapshot(self) -> Snapshot:
-        """All keys now. Leases are not part of it: they belong to holders that do not survive the store."""
+        """All keys now. Leases are not part of it: they belong to holders that do not survive
+        the store."""
         return Snapshot(self._revision, tuple(self._values[key] for key in self._keys))
 
     def restore(self, snapshot: Snapshot) -> None:

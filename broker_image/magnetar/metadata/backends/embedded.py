@@ -1,10 +1,10 @@
 """The metadata store of a single process.
 
-Owns: `EmbeddedStore`: durable, in-process, one directory, one owner.
-Imports: asyncio, fcntl, os, structlog, clock, errors, core, journal, memory.
-Invariants: at most one process has a directory open; a change is acknowledged, and shown to readers and watchers, only once it
-is on stable storage; no call blocks the event loop on the disk; leases end with the process: all are expired at open, one
-revision each.
+Owns: `EmbeddedStore`: durable, in-process, one directory, one owner. Imports: asyncio, fcntl, os,
+structlog, clock, errors, core, journal, memory. Invariants: at most one process has a directory
+open; a change is acknowledged, and shown to readers and watchers, only once it is on stable
+storage; no call blocks the event loop on the disk; leases end with the process: all are expired at
+open, one revision each.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ JOURNAL_NAME = "metadata.journal"
 LOCK_NAME = "lock"
 JOURNAL_BYTES_MIN = 4 << 20
 JOURNAL_GROWTH = 4
-"""The journal is replaced by a snapshot at JOURNAL_GROWTH times the last snapshot's size, but not below JOURNAL_BYTES_MIN."""
+"""The journal is replaced by a snapshot at JOURNAL_GROWTH times the last snapshot's size, but
+not below JOURNAL_BYTES_MIN."""
 
 log = structlog.get_logger(__name__)
 
 
 class EmbeddedStore(MemoryStore):
-    """A store whose changes are journalled; make one with `open`, and use it on the event loop that was running then."""
+    """A store whose changes are journalled; make one with `open`, and use it on the event loop
+    that was running then."""
 
-    def __init__(self, directory: Path, clock: Clock, opened: _Opened, journal_bytes_min: int) -> None:
+    def __init__(
+        self, directory: Path, clock: Clock, opened: _Opened, journal_bytes_min: int
+    ) -> None:
         super().__init__(clock, opened.core)
         self._directory = directory
         self._lock = opened.lock
@@ -57,10 +61,14 @@ class EmbeddedStore(MemoryStore):
         )
 
     @classmethod
-    async def open(cls, directory: Path, clock: Clock, *, journal_bytes_min: int = JOURNAL_BYTES_MIN) -> EmbeddedStore:
-        """Open or create the store in `directory`; the keys of all leases are gone when this returns.
+    async def open(
+        cls, directory: Path, clock: Clock, *, journal_bytes_min: int = JOURNAL_BYTES_MIN
+    ) -> EmbeddedStore:
+        """Open or create the store in `directory`; the keys of all leases are gone when this
+        returns.
 
-        Raises StoreError if another process has it open (naming its pid), CorruptData if acknowledged data is damaged.
+        Raises StoreError if another process has it open (naming its pid), CorruptData if
+        acknowledged data is damaged.
         """
         salt = clock.random_bits(64)
         opened = await asyncio.to_thread(_open_files, directory, salt)
@@ -74,7 +82,7 @@ class EmbeddedStore(MemoryStore):
             # The loop was closed without closing the store: nobody is left to be told.
             log.warning("store not closed before its event loop", directory=str(self._directory))
 
-    # --- durability -------------------------------------------------------------------------------------------------------------
+    # --- durability -------------------------------------------------------------------------------
 
     def _record(self, change: Change) -> None:
         self._writer.append(change)
@@ -103,7 +111,10 @@ class EmbeddedStore(MemoryStore):
 
     def _on_failed(self, error: OSError) -> None:
         """The disk refused: what is queued may or may not be on it, and nothing more will be."""
-        reason = f"{self._directory}: writing metadata failed: {error}; repair the disk or free space, then restart"
+        reason = (
+            f"{self._directory}: writing metadata failed: {error}; repair the disk or free space, "
+            "then restart"
+        )
         log.error("metadata journal failed", directory=str(self._directory), error=str(error))
         self._end(reason)
         while self._waiting:
@@ -172,8 +183,11 @@ def _take_lock(directory: Path) -> int:
     except BlockingIOError as error:
         owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
-        raise StoreError(f"{directory} is in use by process {owner}; stop it or choose another directory") from error
+        raise StoreError(
+            f"{directory} is in use by process {owner}; stop it or choose another directory"
+        ) from error
     name = f"{os.getpid()}\n".encode()
-    reserve_of(path).spend(os.pwrite, lock, name, 0)  # over what stands there: a full disk has no room for what was cut off first
+    # over what stands there: a full disk has no room for what was cut off first
+    reserve_of(path).spend(os.pwrite, lock, name, 0)
     os.ftruncate(lock, len(name))
     return lock

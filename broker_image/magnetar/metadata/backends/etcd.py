@@ -1,8 +1,9 @@
 """The metadata store in an etcd cluster (3.5.13 or later).
 
-Owns: `EtcdStore`. Imports: asyncio, aetcd's stubs, structlog, clock, errors, core (checks), etcd_channels, etcd_messages, etcd_tls, store.
-Invariants: every request has a deadline; a write is sent at most once; a watch resumes at the revision after the last batch it
-delivered whatever member it reaches, and never delivers part of a revision.
+Owns: `EtcdStore`. Imports: asyncio, aetcd's stubs, structlog, clock, errors, core (checks),
+etcd_channels, etcd_messages, etcd_tls, store. Invariants: every request has a deadline; a write is
+sent at most once; a watch resumes at the revision after the last batch it delivered whatever member
+it reaches, and never delivers part of a revision.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from magnetar.metadata.backends import etcd_messages as messages
 from magnetar.metadata.backends.core import check_transaction, holds
 from magnetar.metadata.backends.etcd_channels import REQUIRE_LEADER, Channels, Member
 from magnetar.metadata.backends.etcd_tls import TlsFiles, TlsMaterial
-from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 __all__ = ["EtcdStore", "TlsFiles", "TlsMaterial"]
 
@@ -32,10 +42,12 @@ REQUEST_TIMEOUT_S = 3.0
 RANGE_PAGE_KEYS = 1000
 RANGE_RESTARTS_MAX = 3
 MISSING_GUESSES_MAX = 8
-"""Rounds of a transaction that compares values of keys which others keep creating and deleting meanwhile."""
+"""Rounds of a transaction that compares values of keys which others keep creating and deleting
+meanwhile."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 0.5
 WATCH_SILENCE_S = 2.0
-"""A watch that has heard nothing for this long asks for its progress; as long again without an answer, and it reconnects elsewhere."""
+"""A watch that has heard nothing for this long asks for its progress; as long again without an
+answer, and it reconnects elsewhere."""
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +55,8 @@ log = structlog.get_logger(__name__)
 class EtcdStore:
     """A store in etcd. Connects when first used, and belongs to the event loop that runs then.
 
-    `endpoints`: host:port, http://host:port or (with `tls`) https://host:port. Raises StoreError if they are malformed.
+    `endpoints`: host:port, http://host:port or (with `tls`) https://host:port. Raises StoreError if
+    they are malformed.
     """
 
     def __init__(
@@ -60,7 +73,8 @@ class EtcdStore:
 
     @classmethod
     def at(cls, location: str, tls_directory: str, clock: Clock) -> EtcdStore:
-        """The store at etcd://host:port[,host:port...]; `tls_directory` holds ca.crt, tls.crt and tls.key ("" = no TLS).
+        """The store at etcd://host:port[,host:port...]; `tls_directory` holds ca.crt, tls.crt and
+        tls.key ("" = no TLS).
 
         Raises StoreError if the location is malformed.
         """
@@ -72,7 +86,7 @@ class EtcdStore:
         """The connections, for requests that are not about keys."""
         return self._channels
 
-    # --- keys -------------------------------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
         response = await self._range(rpc.RangeRequest(key=key.encode()))
@@ -85,7 +99,9 @@ class EtcdStore:
             except Compacted:
                 # The revision of the first page went away while the others were read.
                 log.info("range starts over", prefix=prefix)
-        raise StoreUnavailable(f"range of {prefix!r} was compacted away {RANGE_RESTARTS_MAX} times; try again")
+        raise StoreUnavailable(
+            f"range of {prefix!r} was compacted away {RANGE_RESTARTS_MAX} times; try again"
+        )
 
     async def _pages(self, prefix: str, limit: int) -> RangeResult:
         key, end = messages.prefix_span(prefix)
@@ -93,7 +109,9 @@ class EtcdStore:
         revision = 0
         while True:
             page_keys = min(RANGE_PAGE_KEYS, limit - len(items)) if limit else RANGE_PAGE_KEYS
-            response = await self._range(rpc.RangeRequest(key=key, range_end=end, limit=page_keys, revision=revision))
+            response = await self._range(
+                rpc.RangeRequest(key=key, range_end=end, limit=page_keys, revision=revision)
+            )
             revision = revision or response.header.revision
             items.extend(messages.key_value(item) for item in response.kvs)
             if not response.more or len(items) == limit:
@@ -106,11 +124,15 @@ class EtcdStore:
 
         return await self._channels.call(invoke, repeatable=True)
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         check_transaction(compares, operations)
         missing: set[str] = set()
         for _ in range(MISSING_GUESSES_MAX):
-            response = await self._transact_once(messages.transaction(compares, operations, missing))
+            response = await self._transact_once(
+                messages.transaction(compares, operations, missing)
+            )
             if response.succeeded:
                 return TxnResult(True, response.header.revision)
             current = messages.refused_items(response)
@@ -119,7 +141,10 @@ class EtcdStore:
                 return TxnResult(False, response.header.revision, current)
             # Refused only for what was guessed about missing keys: guess what was seen.
             missing = {compare.key for compare in compares} - set(found)
-        raise StoreUnavailable(f"transaction on {compares[0].key!r} met a change {MISSING_GUESSES_MAX} times; nothing was written")
+        raise StoreUnavailable(
+            f"transaction on {compares[0].key!r} met a change {MISSING_GUESSES_MAX} times; nothing "
+            "was written"
+        )
 
     async def _transact_once(self, request: Any) -> Any:
         def invoke(member: Member, patience_s: float) -> Any:
@@ -134,27 +159,33 @@ class EtcdStore:
         check_transaction((), (Delete(key),))
         request = rpc.DeleteRangeRequest(key=key.encode())
         response = await self._channels.call(
-            lambda member, patience_s: member.keys.DeleteRange(request, timeout=patience_s, metadata=REQUIRE_LEADER),
+            lambda member, patience_s: member.keys.DeleteRange(
+                request, timeout=patience_s, metadata=REQUIRE_LEADER
+            ),
             repeatable=False,
         )
         return bool(response.deleted)
 
-    # --- leases -----------------------------------------------------------------------------------------------------------------
+    # --- leases -----------------------------------------------------------------------------------
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """etcd counts whole seconds: the lease lasts `ttl_s` rounded up, or etcd's minimum (1.5 election times) if that is more."""
+        """etcd counts whole seconds: the lease lasts `ttl_s` rounded up, or etcd's minimum (1.5
+        election times) if that is more."""
         if not ttl_s > 0:
             raise StoreError(f"lease time {ttl_s} s is not valid; use more than 0")
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         response = await self._channels.call(
-            lambda member, patience_s: member.leases.LeaseGrant(request, timeout=patience_s, metadata=REQUIRE_LEADER),
+            lambda member, patience_s: member.leases.LeaseGrant(
+                request, timeout=patience_s, metadata=REQUIRE_LEADER
+            ),
             repeatable=False,
         )
         return int(response.ID)
 
     async def renew_lease(self, lease: int) -> float:
         async def renew(member: Member, patience_s: float) -> Any:
-            # One short stream per renewal: it has a deadline, and the next one may go to another member.
+            # One short stream per renewal: it has a deadline, and the next one may go to another
+            # member.
             stream = member.leases.LeaseKeepAlive(timeout=patience_s, metadata=REQUIRE_LEADER)
             try:
                 await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
@@ -173,13 +204,15 @@ class EtcdStore:
         request = rpc.LeaseRevokeRequest(ID=lease)
         try:
             await self._channels.call(
-                lambda member, patience_s: member.leases.LeaseRevoke(request, timeout=patience_s, metadata=REQUIRE_LEADER),
+                lambda member, patience_s: member.leases.LeaseRevoke(
+                    request, timeout=patience_s, metadata=REQUIRE_LEADER
+                ),
                 repeatable=False,
             )
         except LeaseLost:
             return
 
-    # --- watches ----------------------------------------------------------------------------------------------------------------
+    # --- watches ----------------------------------------------------------------------------------
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         if from_revision < 1:
@@ -187,7 +220,9 @@ class EtcdStore:
         position = from_revision
         while True:
             try:
-                member = await self._channels.connected(self._clock.monotonic() + self._request_timeout_s)
+                member = await self._channels.connected(
+                    self._clock.monotonic() + self._request_timeout_s
+                )
                 async with aclosing(self._stream(member, prefix, position)) as stream:
                     async for batches, seen_revision in stream:
                         for batch in batches:
@@ -200,13 +235,20 @@ class EtcdStore:
                 log.info("watch resumes", prefix=prefix, revision=position, error=str(error))
                 await asyncio.sleep(self._clock.uniform(RECONNECT_S_MIN, RECONNECT_S_MAX))
 
-    async def _stream(self, member: Member, prefix: str, position: int) -> AsyncGenerator[tuple[list[WatchBatch], int], None]:
-        """What one connection delivers: complete batches, and a revision up to which nothing else is missing (0 = not known)."""
+    async def _stream(
+        self, member: Member, prefix: str, position: int
+    ) -> AsyncGenerator[tuple[list[WatchBatch], int], None]:
+        """What one connection delivers: complete batches, and a revision up to which nothing
+        else is missing (0 = not known)."""
         key, end = messages.prefix_span(prefix)
-        create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=position, fragment=True)
+        create = rpc.WatchCreateRequest(
+            key=key, range_end=end, start_revision=position, fragment=True
+        )
         call = member.watches.Watch(metadata=REQUIRE_LEADER)
         try:
-            await self._channels.guarded(member, call.write(rpc.WatchRequest(create_request=create)))
+            await self._channels.guarded(
+                member, call.write(rpc.WatchRequest(create_request=create))
+            )
             events: list[Any] = []
             async with aclosing(self._responses(member, call)) as responses:
                 async for response in responses:
@@ -223,10 +265,12 @@ class EtcdStore:
             call.cancel()
 
     async def _responses(self, member: Member, call: Any) -> AsyncGenerator[Any, None]:
-        """Messages of a watch. Raises StoreUnavailable when the member stays silent though asked for its progress.
+        """Messages of a watch. Raises StoreUnavailable when the member stays silent though asked
+        for its progress.
 
-        A connection that nobody closes can be dead for long, and a quiet prefix would not show it. The answers also keep the
-        position near the present, so that a watch of a quiet prefix is not compacted away.
+        A connection that nobody closes can be dead for long, and a quiet prefix would not show it.
+        The answers also keep the position near the present, so that a watch of a quiet prefix is
+        not compacted away.
         """
         reading = asyncio.ensure_future(self._channels.guarded(member, call.read()))
         asked = False
@@ -238,7 +282,10 @@ class EtcdStore:
                     asked = False
                     reading = asyncio.ensure_future(self._channels.guarded(member, call.read()))
                 elif asked:
-                    raise StoreUnavailable(f"etcd {member.address}: a watch has been silent for {2 * WATCH_SILENCE_S} s")
+                    raise StoreUnavailable(
+                        f"etcd {member.address}: a watch has been silent for {2 * WATCH_SILENCE_S} "
+                        "s"
+                    )
                 else:
                     asked = True
                     progress = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
@@ -256,7 +303,10 @@ def _check_watch(response: Any, position: int) -> None:
     if not response:
         raise StoreUnavailable("etcd ended the watch")
     if response.compact_revision:
-        raise Compacted(f"revision {position} is compacted (up to {response.compact_revision}); list again and watch from there")
+        raise Compacted(
+            f"revision {position} is compacted (up to {response.compact_revision}); list again and "
+            "watch from there"
+        )
     if response.canceled:
         if "permission" in response.cancel_reason:
             raise StoreError(f"etcd refused the watch: {response.cancel_reason}")

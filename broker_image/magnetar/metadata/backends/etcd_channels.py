@@ -1,11 +1,11 @@
 """Connections to the members of an etcd cluster.
 
-Owns: `Channels`: one gRPC channel per endpoint, the choice among them, and the translation of gRPC's errors.
-Imports: asyncio, grpc, aetcd's stubs, structlog, clock, errors, etcd_tls. aetcd's own client is not used: it knows one endpoint, no TLS,
-and its watcher neither resumes nor joins fragments.
-Invariants: a request is handed to gRPC only on a channel that is connected, so a failure before that is known not to have been
-sent and is retried elsewhere; a failure after that is retried only if the request is `repeatable`. No credential is ever
-logged.
+Owns: `Channels`: one gRPC channel per endpoint, the choice among them, and the translation of
+gRPC's errors. Imports: asyncio, grpc, aetcd's stubs, structlog, clock, errors, etcd_tls. aetcd's
+own client is not used: it knows one endpoint, no TLS, and its watcher neither resumes nor joins
+fragments. Invariants: a request is handed to gRPC only on a channel that is connected, so a failure
+before that is known not to have been sent and is retried elsewhere; a failure after that is retried
+only if the request is `repeatable`. No credential is ever logged.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ REPEAT_S_MIN, REPEAT_S_MAX = 0.02, 0.1
 REQUIRE_LEADER = (("hasleader", "true"),)
 """A member cut off from the quorum then refuses, and ends watches, instead of staying silent."""
 _OPTIONS = (
-    ("grpc.keepalive_time_ms", 6_000),  # etcd closes connections that ping more often than every 5 s
+    # etcd closes connections that ping more often than every 5 s
+    ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.use_local_subchannel_pool", 1),  # a second store (the lease thread's) gets a connection of its own
+    # a second store (the lease thread's) gets a connection of its own
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
 _REFUSED = frozenset(
@@ -56,14 +58,18 @@ _REFUSED = frozenset(
     }
 )
 
-_AUTH_CHANGED = frozenset({"etcdserver: revision of auth store is old", "etcdserver: user name is empty"})
-"""Users, roles or authentication itself changed while the request was under way: it was refused without effect, whatever it was."""
+_AUTH_CHANGED = frozenset(
+    {"etcdserver: revision of auth store is old", "etcdserver: user name is empty"}
+)
+"""Users, roles or authentication itself changed while the request was under way: it was refused
+without effect, whatever it was."""
 
 log = structlog.get_logger(__name__)
 
 
 class AuthChanged(StoreUnavailable):
-    """Refused, certainly without effect, because of a change of users or roles at the same moment."""
+    """Refused, certainly without effect, because of a change of users or roles at the same
+    moment."""
 
 
 class Member:
@@ -88,18 +94,32 @@ def parse_endpoint(endpoint: str, tls: TlsMaterial | None) -> str:
     """
     scheme, separator, address = endpoint.rpartition("://")
     if not address.rpartition(":")[2].isdigit() or (separator and scheme not in ("http", "https")):
-        raise StoreError(f"etcd endpoint {endpoint!r} is not valid; write host:port, http://host:port or https://host:port")
+        raise StoreError(
+            f"etcd endpoint {endpoint!r} is not valid; write host:port, http://host:port or "
+            "https://host:port"
+        )
     if scheme == "https" and tls is None:
-        raise StoreError(f"etcd endpoint {endpoint!r} needs TLS files: authority, certificate and key (--store-tls)")
+        raise StoreError(
+            f"etcd endpoint {endpoint!r} needs TLS files: authority, certificate and key "
+            "(--store-tls)"
+        )
     if scheme == "http" and tls is not None:
-        raise StoreError(f"etcd endpoint {endpoint!r} is plain but TLS is asked for; write https://")
+        raise StoreError(
+            f"etcd endpoint {endpoint!r} is plain but TLS is asked for; write https://"
+        )
     return address
 
 
 class Channels:
     """All members. Belongs to the event loop on which it is first used."""
 
-    def __init__(self, endpoints: Sequence[str], tls: TlsMaterial | None, clock: Clock, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        tls: TlsMaterial | None,
+        clock: Clock,
+        request_timeout_s: float,
+    ) -> None:
         if not endpoints:
             raise StoreError("etcd endpoints are empty; name at least one host:port")
         self._addresses = [parse_endpoint(endpoint, tls) for endpoint in endpoints]
@@ -115,8 +135,8 @@ class Channels:
     async def call(self, invoke: Callable[[Member, float], Any], *, repeatable: bool) -> Any:
         """The answer to the request that `invoke(member, seconds left)` sends.
 
-        Raises StoreUnavailable (no answer: a request that is not `repeatable` may have had its effect), LeaseLost, Compacted,
-        StoreError.
+        Raises StoreUnavailable (no answer: a request that is not `repeatable` may have had its
+        effect), LeaseLost, Compacted, StoreError.
         """
         deadline = self._clock.monotonic() + self._request_timeout_s
         while True:
@@ -128,7 +148,8 @@ class Channels:
             try:
                 return await self.guarded(member, invoke(member, patience))
             except asyncio.CancelledError:
-                # A caller with less patience than ours (a lease keeper) gave up: its next try must reach another member.
+                # A caller with less patience than ours (a lease keeper) gave up: its next try must
+                # reach another member.
                 if self._clock.monotonic() - sent >= SLOW_ANSWER_S:
                     self.avoid(member)
                 raise
@@ -139,7 +160,8 @@ class Channels:
             await asyncio.sleep(self._clock.uniform(REPEAT_S_MIN, REPEAT_S_MAX))
 
     async def guarded(self, member: Member, answer: Any) -> Any:
-        """Await `answer` from `member`, as our errors; a member that gives none is not preferred any more."""
+        """Await `answer` from `member`, as our errors; a member that gives none is not preferred
+        any more."""
         try:
             return await answer
         except grpc.aio.AioRpcError as error:
@@ -148,12 +170,15 @@ class Channels:
             # What gRPC raises for a write to a stream that has just ended.
             raise StoreUnavailable(f"etcd {member.address}: {error}") from error
         except asyncio.CancelledError:
-            # gRPC reports the end of its channel (closed with us, or replaced by one with new certificates) like this too: only a
-            # cancelled task may see it, any other would end by it without a word.
+            # gRPC reports the end of its channel (closed with us, or replaced by one with new
+            # certificates) like this too: only a cancelled task may see it, any other would end by
+            # it without a word.
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             self.raise_if_closed()
-            raise StoreUnavailable(f"etcd {member.address}: the connection was closed under the request; try again") from None
+            raise StoreUnavailable(
+                f"etcd {member.address}: the connection was closed under the request; try again"
+            ) from None
 
     def raise_if_closed(self) -> None:
         """Raises StoreUnavailable once nothing can be asked any more."""
@@ -165,7 +190,8 @@ class Channels:
         code, details = error.code(), error.details() or ""
         if details in _AUTH_CHANGED:
             raise AuthChanged(
-                f"etcd {member.address}: {details}; its users changed just now, or it wants a certificate (--store-tls)"
+                f"etcd {member.address}: {details}; its users changed just now, or it wants a "
+                "certificate (--store-tls)"
             ) from error
         if code is grpc.StatusCode.NOT_FOUND and "lease" in details:
             raise LeaseLost(f"{details}; grant a new one") from error
@@ -173,9 +199,14 @@ class Channels:
             raise Compacted(f"{details}; list again and watch from there") from error
         if code in _REFUSED:
             raise StoreError(f"etcd {member.address} refused: {details} ({code.name})") from error
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(("etcdserver", "mvcc")):
-            # It answers, but is overloaded or out of space: what is asked of it now has to wait, whichever member is asked.
-            raise StoreUnavailable(f"etcd {member.address} takes nothing now: {details}; see to its quota and load") from error
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(
+            ("etcdserver", "mvcc")
+        ):
+            # It answers, but is overloaded or out of space: what is asked of it now has to wait,
+            # whichever member is asked.
+            raise StoreUnavailable(
+                f"etcd {member.address} takes nothing now: {details}; see to its quota and load"
+            ) from error
         self.avoid(member)
         raise StoreUnavailable(f"etcd {member.address}: {details} ({code.name})") from error
 
@@ -185,27 +216,38 @@ class Channels:
         if self._addresses[self._preferred] == member.address:
             self._preferred = (self._preferred + 1) % len(self._addresses)
 
-    # --- connections --------------------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     async def connected(self, deadline: float) -> Member:
-        """A member with an open connection, the preferred one if possible. Raises StoreUnavailable; nothing was sent then."""
+        """A member with an open connection, the preferred one if possible. Raises
+        StoreUnavailable; nothing was sent then."""
         if self.closed:
             raise StoreUnavailable("the store is closed; open it again")
         order = self._order()
         for address in order:
             member = self._member(address)
             if self._is_avoided(address) and not self._is_avoided(order[0]):
-                break  # a silent member's connection looks as open as ever: first see whether another one opens
-            if member.channel.get_state(try_to_connect=address == order[0]) is grpc.ChannelConnectivity.READY:
+                # a silent member's connection looks as open as ever: first see whether another one
+                # opens
+                break
+            if (
+                member.channel.get_state(try_to_connect=address == order[0])
+                is grpc.ChannelConnectivity.READY
+            ):
                 return member
         left = deadline - self._clock.monotonic()
         waiting = {asyncio.ensure_future(self._await_ready(order[0])): order[0]}
         try:
             done, _ = await asyncio.wait(waiting, timeout=min(FIRST_CHOICE_S, max(left, 0)))
             if not done:
-                waiting |= {asyncio.ensure_future(self._await_ready(address)): address for address in order[1:]}
+                waiting |= {
+                    asyncio.ensure_future(self._await_ready(address)): address
+                    for address in order[1:]
+                }
                 left = max(deadline - self._clock.monotonic(), 0)
-                done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
             for task in done:
                 if not task.cancelled() and task.exception() is None:
                     return self._member(waiting[task])
@@ -219,7 +261,10 @@ class Channels:
 
     def _order(self) -> list[str]:
         """All addresses: the preferred one first, those that gave no answer lately last."""
-        return sorted(self._addresses[self._preferred :] + self._addresses[: self._preferred], key=self._is_avoided)
+        return sorted(
+            self._addresses[self._preferred :] + self._addresses[: self._preferred],
+            key=self._is_avoided,
+        )
 
     def _is_avoided(self, address: str) -> bool:
         return self._clock.monotonic() < self._avoided_until.get(address, 0.0)
@@ -228,7 +273,8 @@ class Channels:
         await self._member(address).channel.channel_ready()
 
     def _member(self, address: str) -> Member:
-        """The member with its channel; a channel that is down is made anew when its certificates have been replaced."""
+        """The member with its channel; a channel that is down is made anew when its certificates
+        have been replaced."""
         member = self._members.get(address)
         try:
             if member is None:
@@ -238,12 +284,17 @@ class Channels:
                 and member.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
                 and member.stamp != self._tls.stamp()
             ):
-                log.info("etcd certificates changed, connecting with the new ones", endpoint=address)
+                log.info(
+                    "etcd certificates changed, connecting with the new ones", endpoint=address
+                )
                 retired = member.channel
                 member = self._members[address] = Member(address, self._tls)
-                self._retiring = asyncio.ensure_future(retired.close())  # kept, so that it is not collected before it ends
+                # kept, so that it is not collected before it ends
+                self._retiring = asyncio.ensure_future(retired.close())
         except OSError as error:
-            raise StoreUnavailable(f"TLS files for etcd cannot be read: {error}; mount authority, certificate and key") from error
+            raise StoreUnavailable(
+                f"TLS files for etcd cannot be read: {error}; mount authority, certificate and key"
+            ) from error
         return member
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """Our value types as etcd's messages, and back.
 
-Owns: the translation, nothing else: no connection, no clock. Imports: aetcd's generated messages, errors, core (what holds), store.
-Invariant: a key is its UTF-8 bytes, so etcd's byte order is our key order and no prefix ends in 0xff.
+Owns: the translation, nothing else: no connection, no clock. Imports: aetcd's generated messages,
+errors, core (what holds), store. Invariant: a key is its UTF-8 bytes, so etcd's byte order is our
+key order and no prefix ends in 0xff.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from aetcd import rpc
 from magnetar.metadata.store import Compare, Event, KeyValue, Operation, Put, WatchBatch
 
 WHOLE_STORE = b"\0"
-_RESULTS = {"=": rpc.Compare.EQUAL, "!=": rpc.Compare.NOT_EQUAL, "<": rpc.Compare.LESS, ">": rpc.Compare.GREATER}
+_RESULTS = {
+    "=": rpc.Compare.EQUAL,
+    "!=": rpc.Compare.NOT_EQUAL,
+    "<": rpc.Compare.LESS,
+    ">": rpc.Compare.GREATER,
+}
 _TARGETS = {
     "mod": (rpc.Compare.MOD, "mod_revision"),
     "create": (rpc.Compare.CREATE, "create_revision"),
@@ -35,15 +41,23 @@ def prefix_span(prefix: str) -> tuple[bytes, bytes]:
 def key_value(message: Any) -> KeyValue:
     """A KeyValue message."""
     return KeyValue(
-        message.key.decode(), message.value, message.create_revision, message.mod_revision, message.version, message.lease
+        message.key.decode(),
+        message.value,
+        message.create_revision,
+        message.mod_revision,
+        message.version,
+        message.lease,
     )
 
 
-def transaction(compares: Sequence[Compare], operations: Sequence[Operation], missing: Collection[str]) -> Any:
+def transaction(
+    compares: Sequence[Compare], operations: Sequence[Operation], missing: Collection[str]
+) -> Any:
     """A TxnRequest that answers a refusal with the compared keys.
 
-    etcd calls every compare with the *value* of a missing key false; ours reads b"". Keys in `missing` are therefore expected
-    not to exist: their value compares become "create revision is 0".
+    etcd calls every compare with the *value* of a missing key false; ours reads b"". Keys in
+    `missing` are therefore expected not to exist: their value compares become "create revision is
+    0".
     """
     keys = dict.fromkeys(compare.key for compare in compares)
     return rpc.TxnRequest(
@@ -57,12 +71,19 @@ def _compare(compare: Compare, missing: bool) -> Any:
     if missing and compare.target == "value":
         compare = Compare(compare.key, "create", "=", 0)
     target, field = _TARGETS[compare.target]
-    return rpc.Compare(key=compare.key.encode(), target=target, result=_RESULTS[compare.operator], **{field: compare.operand})
+    return rpc.Compare(
+        key=compare.key.encode(),
+        target=target,
+        result=_RESULTS[compare.operator],
+        **{field: compare.operand},
+    )
 
 
 def _operation(operation: Operation) -> Any:
     if isinstance(operation, Put):
-        put = rpc.PutRequest(key=operation.key.encode(), value=operation.value, lease=operation.lease)
+        put = rpc.PutRequest(
+            key=operation.key.encode(), value=operation.value, lease=operation.lease
+        )
         return rpc.RequestOp(request_put=put)
     key, end = prefix_span(operation.key) if operation.prefix else (operation.key.encode(), b"")
     return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end))
@@ -70,7 +91,9 @@ def _operation(operation: Operation) -> Any:
 
 def refused_items(response: Any) -> tuple[KeyValue, ...]:
     """The compared keys of a TxnResponse that did not succeed."""
-    return tuple(key_value(item) for answer in response.responses for item in answer.response_range.kvs)
+    return tuple(
+        key_value(item) for answer in response.responses for item in answer.response_range.kvs
+    )
 
 
 def batches(events: Iterable[Any]) -> list[WatchBatch]:

@@ -1,8 +1,8 @@
 """What mutual TLS to etcd needs.
 
-Owns: `TlsMaterial` and where it comes from: files (`TlsFiles`), memory (`TlsBytes`), memory that is replaced (`ReplaceableTls`).
-Imports: grpc, errors.
-Invariants: key material never appears in a text (repr, log, error); who holds a connection learns by `stamp` that another one should be made.
+Owns: `TlsMaterial` and where it comes from: files (`TlsFiles`), memory (`TlsBytes`), memory that is
+replaced (`ReplaceableTls`). Imports: grpc, errors. Invariants: key material never appears in a text
+(repr, log, error); who holds a connection learns by `stamp` that another one should be made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class TlsFiles:
         return tuple((state.st_mtime_ns, state.st_ino) for state in states)
 
     def credentials(self) -> Any:
-        return grpc.ssl_channel_credentials(self.authority.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
+        return grpc.ssl_channel_credentials(
+            self.authority.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class TlsBytes:
 
 
 class ReplaceableTls:
-    """Material that is replaced while stores use it: they take the new one when they next connect after a failure."""
+    """Material that is replaced while stores use it: they take the new one when they next
+    connect after a failure."""
 
     def __init__(self, material: TlsMaterial) -> None:
         self._material = material

@@ -1,10 +1,10 @@
 """A store that misbehaves as the contract permits.
 
-Owns: `FaultyStore` and `FaultPlan`. Imports: asyncio, clock, errors, store.
-Faults: a request that is lost, a reply that is lost after the change was made, delays, watches that are cut and resumed,
-renewals that fail, a store that cannot be reached at all. Excluded, because no caller could survive them: lost or reordered
-changes, wrong reads.
-Invariant: all chance comes from the clock, so a seeded clock gives the same faults again.
+Owns: `FaultyStore` and `FaultPlan`. Imports: asyncio, clock, errors, store. Faults: a request that
+is lost, a reply that is lost after the change was made, delays, watches that are cut and resumed,
+renewals that fail, a store that cannot be reached at all. Excluded, because no caller could survive
+them: lost or reordered changes, wrong reads. Invariant: all chance comes from the clock, so a
+seeded clock gives the same faults again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ from typing import TypeVar
 
 from magnetar.clock import Clock
 from magnetar.errors import StoreUnavailable
-from magnetar.metadata.store import Compare, KeyValue, MetadataStore, Operation, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    KeyValue,
+    MetadataStore,
+    Operation,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """How often what goes wrong: probabilities per request (`disconnect`: per delivered batch), delays in seconds."""
+    """How often what goes wrong: probabilities per request (`disconnect`: per delivered batch),
+    delays in seconds."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
@@ -36,9 +45,12 @@ class FaultPlan:
 
 
 class FaultyStore:
-    """`inner` as seen over a bad network. `plan` may be replaced at any time; closing it closes `inner` only if it owns it."""
+    """`inner` as seen over a bad network. `plan` may be replaced at any time; closing it closes
+    `inner` only if it owns it."""
 
-    def __init__(self, inner: MetadataStore, clock: Clock, faults: FaultPlan, *, owns_inner: bool = True) -> None:
+    def __init__(
+        self, inner: MetadataStore, clock: Clock, faults: FaultPlan, *, owns_inner: bool = True
+    ) -> None:
         self._inner = inner
         self._clock = clock
         self._plan = faults
@@ -85,7 +97,9 @@ class FaultyStore:
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
         return await self._call(lambda: self._inner.range(prefix, limit=limit))
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         return await self._call(lambda: self._inner.transact(compares, operations))
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
@@ -111,8 +125,11 @@ class FaultyStore:
                     position = batch.revision + 1
                     yield batch
 
-    async def _connection(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Batches until the connection breaks; batches under way are then lost with it. Raises StoreUnavailable once closed."""
+    async def _connection(
+        self, prefix: str, from_revision: int
+    ) -> AsyncGenerator[WatchBatch, None]:
+        """Batches until the connection breaks; batches under way are then lost with it. Raises
+        StoreUnavailable once closed."""
         await self._pause()
         watch = self._inner.watch(prefix, from_revision)
         arriving: asyncio.Task[WatchBatch] | None = None

@@ -1,17 +1,21 @@
 """The embedded store's file.
 
 Owns: its format, version 1 (golden bytes in the tests), recovery, and the thread that writes it.
-Imports: os, queue, threading, crc32c, structlog, errors, reserve, core, store.
-Format, little-endian: a file header {magic, version, salt, CRC}, then frames {marker, payload length, frame number, CRC,
-payload}. Frame 0 is a snapshot; every later frame holds the changes of one group commit. A CRC-32C covers length, number and
-payload and starts from the salt.
-Invariants:
-- a frame is written only after the previous one was flushed. So an invalid frame with a valid one behind it is damage to
-  acknowledged data and is refused; an invalid frame with nothing valid behind it was never acknowledged and is cut;
-- the file appears, and is replaced by a shorter one, by a single rename: header and snapshot are never torn;
-- nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is not touched again, except that a write
-  for which there is no space takes it from the reserve beside the file, and waits once nothing is left of that. The reserve is larger than what is
-  appended until the file is replaced by a snapshot, which gives the space back: on a full disk the journal goes on.
+Imports: os, queue, threading, crc32c, structlog, errors, reserve, core, store. Format,
+little-endian: a file header {magic, version, salt, CRC}, then frames {marker, payload length, frame
+number, CRC, payload}. Frame 0 is a snapshot; every later frame holds the changes of one group
+commit. A CRC-32C covers length, number and payload and starts from the salt. Invariants:
+- a frame is written only after the previous one was flushed. So an invalid frame with a valid one
+  behind it is damage to
+  acknowledged data and is refused; an invalid frame with nothing valid behind it was never
+  acknowledged and is cut;
+- the file appears, and is replaced by a shorter one, by a single rename: header and snapshot are
+  never torn;
+- nothing is reported durable before `fdatasync` returned; after a failed write or flush the file is
+  not touched again, except that a write
+  for which there is no space takes it from the reserve beside the file, and waits once nothing is
+  left of that. The reserve is larger than what is appended until the file is replaced by a
+  snapshot, which gives the space back: on a full disk the journal goes on.
 """
 
 from __future__ import annotations
@@ -53,11 +57,12 @@ HEADER_BYTES = _HEADER.size + _CRC.size
 REMOVED = -1
 
 
-# --- payloads -----------------------------------------------------------------------------------------------------------------
+# --- payloads -------------------------------------------------------------------------------------
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Payload of frame 0: {revision, count} and per key {key length, value length, create, mod, version, lease, key, value}."""
+    """Payload of frame 0: {revision, count} and per key {key length, value length, create, mod,
+    version, lease, key, value}."""
     parts = [_COUNT.pack(snapshot.revision, len(snapshot.items))]
     for item in snapshot.items:
         key = item.key.encode()
@@ -82,7 +87,8 @@ def decode_snapshot(payload: bytes) -> Snapshot:
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
-    """Payload of a later frame: per change {revision, count} and per write {key length, value length or -1, lease, key, value}."""
+    """Payload of a later frame: per change {revision, count} and per write {key length, value
+    length or -1, lease, key, value}."""
     parts: list[bytes] = []
     for change in changes:
         parts.append(_COUNT.pack(change.revision, len(change.writes)))
@@ -113,11 +119,12 @@ def decode_changes(payload: bytes) -> list[Change]:
     return changes
 
 
-# --- frames -------------------------------------------------------------------------------------------------------------------
+# --- frames ---------------------------------------------------------------------------------------
 
 
 def encode_header(salt: int) -> bytes:
-    """First bytes of a file; `salt` makes the CRCs of this file unlike those of any other (and of bytes inside a value)."""
+    """First bytes of a file; `salt` makes the CRCs of this file unlike those of any other (and
+    of bytes inside a value)."""
     header = _HEADER.pack(MAGIC, VERSION, salt)
     return header + _CRC.pack(crc32c(header))
 
@@ -145,7 +152,8 @@ def _frame_at(data: bytes, position: int, salt: int) -> tuple[int, bytes] | None
 class Recovered:
     """What a journal holds: everything acknowledged.
 
-    `length` is where its valid part ends, `last_frame` where the last frame of it begins, `snapshot_bytes` where frame 0 ends.
+    `length` is where its valid part ends, `last_frame` where the last frame of it begins,
+    `snapshot_bytes` where frame 0 ends.
     """
 
     salt: int
@@ -158,32 +166,50 @@ class Recovered:
 
 
 def recover(data: bytes, name: str) -> Recovered:
-    """Parse a whole file. Raises CorruptData, naming file and offset, where acknowledged data is damaged."""
-    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
+    """Parse a whole file. Raises CorruptData, naming file and offset, where acknowledged data is
+    damaged."""
+    if len(data) < HEADER_BYTES or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(
+        data[: _HEADER.size]
+    ):
         raise CorruptData(f"{name}: damaged header; restore the file from a backup")
     magic, version, salt = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise CorruptData(f"{name}: {magic!r} version {version} is not {MAGIC!r} version {VERSION}; use the release that wrote it")
+        raise CorruptData(
+            f"{name}: {magic!r} version {version} is not {MAGIC!r} version {VERSION}; use the "
+            "release that wrote it"
+        )
     position = HEADER_BYTES
     payloads: list[bytes] = []
     while (frame := _frame_at(data, position, salt)) is not None and frame[0] == len(payloads):
         payloads.append(frame[1])
         position += _FRAME.size + len(frame[1])
     if not payloads:
-        raise CorruptData(f"{name}: damaged snapshot at offset {position}; restore the file from a backup")
+        raise CorruptData(
+            f"{name}: damaged snapshot at offset {position}; restore the file from a backup"
+        )
     behind = data.find(MARKER, position)
     while behind >= 0:
         if (frame := _frame_at(data, behind, salt)) is not None:
             found = f"frame {frame[0]} at offset {behind} is valid"
-            raise CorruptData(f"{name}: damaged at offset {position}, but {found}; restore the file from a backup")
+            raise CorruptData(
+                f"{name}: damaged at offset {position}, but {found}; restore the file from a backup"
+            )
         behind = data.find(MARKER, behind + 1)
     changes = tuple(change for payload in payloads[1:] for change in decode_changes(payload))
     snapshot_bytes = HEADER_BYTES + _FRAME.size + len(payloads[0])
     last_frame = position - _FRAME.size - len(payloads[-1])
-    return Recovered(salt, decode_snapshot(payloads[0]), changes, len(payloads), position, last_frame, snapshot_bytes)
+    return Recovered(
+        salt,
+        decode_snapshot(payloads[0]),
+        changes,
+        len(payloads),
+        position,
+        last_frame,
+        snapshot_bytes,
+    )
 
 
-# --- the file -----------------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 class JournalFile:
@@ -192,7 +218,9 @@ class JournalFile:
     Blocking: for the writer thread, or before there is one.
     """
 
-    def __init__(self, path: Path, descriptor: int, salt: int, frames: int, size: int, snapshot_bytes: int) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, salt: int, frames: int, size: int, snapshot_bytes: int
+    ) -> None:
         self._path = path
         self._descriptor = descriptor
         self._salt = salt
@@ -204,7 +232,8 @@ class JournalFile:
 
     @classmethod
     def create(cls, path: Path, salt: int, snapshot: Snapshot) -> JournalFile:
-        """A new file holding `snapshot`, durable under its name on return; it replaces an older one atomically.
+        """A new file holding `snapshot`, durable under its name on return; it replaces an older one
+        atomically.
 
         An OSError that tells of missing space left the older file in its place, and in use.
         """
@@ -214,28 +243,42 @@ class JournalFile:
             sync_directory(path.parent)
         except OSError as error:
             os.close(descriptor)
-            # Whatever it is, the older file has no name any more: what would be written to it is gone at the next start.
-            raise OSError(errno.EIO, f"{path}: a new journal has its name, but that could not be made durable: {error}") from error
+            # Whatever it is, the older file has no name any more: what would be written to it is
+            # gone at the next start.
+            raise OSError(
+                errno.EIO,
+                f"{path}: a new journal has its name, but that could not be made durable: {error}",
+            ) from error
         return cls(path, descriptor, salt, 1, len(content), len(content))
 
     @classmethod
     def open(cls, path: Path) -> tuple[JournalFile, Recovered]:
-        """Read an existing file, cut its torn tail, make the rest durable. Raises CorruptData, FileNotFoundError."""
+        """Read an existing file, cut its torn tail, make the rest durable. Raises CorruptData,
+        FileNotFoundError."""
         data = path.read_bytes()
         recovered = recover(data, str(path))
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         os.ftruncate(descriptor, recovered.length)
-        # After a flush that failed the page cache may hold, as clean pages, what is not on disk; only a write makes them dirty again. None but
-        # the last frame can be meant: each is begun after the one before it was flushed. And the first, with the header, is one of its own.
+        # After a flush that failed the page cache may hold, as clean pages, what is not on disk;
+        # only a write makes them dirty again. None but the last frame can be meant: each is begun
+        # after the one before it was flushed. And the first, with the header, is one of its own.
         begin = recovered.last_frame if recovered.frames > 1 else 0
         os.lseek(descriptor, begin, os.SEEK_SET)
         _write_all(descriptor, data[begin : recovered.length])
         os.fsync(descriptor)
         sync_directory(path.parent)
-        return cls(path, descriptor, recovered.salt, recovered.frames, recovered.length, recovered.snapshot_bytes), recovered
+        return cls(
+            path,
+            descriptor,
+            recovered.salt,
+            recovered.frames,
+            recovered.length,
+            recovered.snapshot_bytes,
+        ), recovered
 
     def append(self, changes: Iterable[Change], give_up: threading.Event) -> None:
-        """Write `changes` as one frame and make it durable; uses the reserve, then waits for space until `give_up` is set.
+        """Write `changes` as one frame and make it durable; uses the reserve, then waits for space
+        until `give_up` is set.
 
         After an OSError the file must not be used again.
         """
@@ -245,11 +288,13 @@ class JournalFile:
         self._frames += 1
         self.size += len(frame)
         if not self._reserve_whole:
-            with contextlib.suppress(OSError):  # the change is durable, and the disk says soon enough what it has
+            # the change is durable, and the disk says soon enough what it has
+            with contextlib.suppress(OSError):
                 self._reserve_whole = not self._reserve.refill()
 
     def _write(self, data: bytes, give_up: threading.Event) -> None:
-        """Write at the end; while no space is left, try again: part of a frame is no frame, and the next attempt writes over it."""
+        """Write at the end; while no space is left, try again: part of a frame is no frame, and
+        the next attempt writes over it."""
         left, offset = memoryview(data), self.size
         while left:
             try:
@@ -268,7 +313,8 @@ class JournalFile:
             left, offset = left[written:], offset + written
 
     def replace(self, snapshot: Snapshot) -> JournalFile:
-        """Start over with a file that holds only `snapshot`, the state after everything appended."""
+        """Start over with a file that holds only `snapshot`, the state after everything
+        appended."""
         fresh = JournalFile.create(self._path, (self._salt + 1) % (1 << 64), snapshot)
         self.close()
         return fresh
@@ -313,9 +359,11 @@ def sync_directory(directory: Path) -> None:
 
 
 class JournalWriter:
-    """Writes what it is given, in order, on a thread of its own: one flush for everything that came meanwhile.
+    """Writes what it is given, in order, on a thread of its own: one flush for everything that came
+    meanwhile.
 
-    `on_durable(revision, file bytes)`, `on_replaced(file bytes)`, `on_failed(error)` and `on_stopped()` are called on that thread.
+    `on_durable(revision, file bytes)`, `on_replaced(file bytes)`, `on_failed(error)` and
+    `on_stopped()` are called on that thread.
     """
 
     def __init__(
@@ -380,6 +428,7 @@ class JournalWriter:
                 except OSError as error:
                     if error.errno not in NO_SPACE:
                         raise
-                    log.warning("metadata journal not shortened", error=str(error))  # it only grows on
+                    # it only grows on
+                    log.warning("metadata journal not shortened", error=str(error))
                 self._on_replaced(self._file.size)
         return None not in items

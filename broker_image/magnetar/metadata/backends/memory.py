@@ -1,10 +1,10 @@
 """A metadata store in the memory of one event loop.
 
-Owns: `MemoryStore`: a `StoreCore` behind the `MetadataStore` protocol: watches, and leases that expire while it runs. It is the
-base of the embedded store, which adds durability, and is used as it is by the simulation and by tests.
-Imports: asyncio, clock, errors, core, store.
-Invariants: a call on an expired lease never finds it alive, whether its timer has fired or not; nothing that is not settled
-(durable, where a subclass says so) is shown to a reader or a watcher.
+Owns: `MemoryStore`: a `StoreCore` behind the `MetadataStore` protocol: watches, and leases that
+expire while it runs. It is the base of the embedded store, which adds durability, and is used as it
+is by the simulation and by tests. Imports: asyncio, clock, errors, core, store. Invariants: a call
+on an expired lease never finds it alive, whether its timer has fired or not; nothing that is not
+settled (durable, where a subclass says so) is shown to a reader or a watcher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from collections.abc import AsyncGenerator, Sequence
 from magnetar.clock import Clock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.backends.core import Change, StoreCore
-from magnetar.metadata.store import Compare, Delete, KeyValue, Operation, Put, RangeResult, TxnResult, WatchBatch
+from magnetar.metadata.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+)
 
 LEASE_ID_BITS = 62
 EXPIRY_DELAY_MIN_S = 0.001
@@ -33,7 +42,7 @@ class MemoryStore:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
-    # --- what the embedded store overrides --------------------------------------------------------------------------------------
+    # --- what the embedded store overrides --------------------------------------------------------
 
     def _record(self, change: Change) -> None:
         """Take note of a decided change; `_show` is called once it is settled."""
@@ -42,7 +51,8 @@ class MemoryStore:
     async def _settle(self) -> None:
         """Wait until everything decided so far is settled.
 
-        Always lets other tasks run: no caller may starve the loop, or count on being alone between a call and its answer.
+        Always lets other tasks run: no caller may starve the loop, or count on being alone between
+        a call and its answer.
         """
         await asyncio.sleep(0)
 
@@ -52,7 +62,7 @@ class MemoryStore:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # --- MetadataStore ----------------------------------------------------------------------------------------------------------
+    # --- MetadataStore ----------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
         self._enter()
@@ -66,7 +76,9 @@ class MemoryStore:
         await self._settle()
         return found
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         self._enter()
         result, change = self._core.transact(compares, operations)
         if change:
@@ -127,7 +139,7 @@ class MemoryStore:
                 self._timer.cancel()
             self._changed.set()
 
-    # --- leases -----------------------------------------------------------------------------------------------------------------
+    # --- leases -----------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         if self._closed:

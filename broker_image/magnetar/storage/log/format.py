@@ -1,10 +1,11 @@
 """Format of log files, version 1: file header, blocks, records.
 
 Owns: the bytes of a log. Imports: errors, crc32c, arrays, record_framing, transaction_format. Pure.
-A file is a header page of 4096 bytes, then blocks back to back, then zeros. A block is one group commit: a header of 40 bytes, then records. A
-record is a header of 8 bytes, then its payload. All numbers are little-endian.
-Invariants: a block's CRC-32C is seeded with the incarnation and the file's number and covers its own offset, so bytes of another place, or of
-an earlier life of the file, never pass; entry bytes are those the client sent; released versions are never edited.
+A file is a header page of 4096 bytes, then blocks back to back, then zeros. A block is one group
+commit: a header of 40 bytes, then records. A record is a header of 8 bytes, then its payload. All
+numbers are little-endian. Invariants: a block's CRC-32C is seeded with the incarnation and the
+file's number and covers its own offset, so bytes of another place, or of an earlier life of the
+file, never pass; entry bytes are those the client sent; released versions are never edited.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ from crc32c import crc32c
 
 from magnetar.errors import CorruptData
 from magnetar.storage.arrays import I64, U32, U64, packed, unpacked
-from magnetar.storage.log.framing import RECORD_HEADER_BYTES, bounded_length, framed_records, record_header
-from magnetar.storage.transactions.topic_format import TransactionRecord, decode_transaction, transaction_payload
+from magnetar.storage.log.framing import (
+    RECORD_HEADER_BYTES,
+    bounded_length,
+    framed_records,
+    record_header,
+)
+from magnetar.storage.transactions.topic_format import (
+    TransactionRecord,
+    decode_transaction,
+    transaction_payload,
+)
 from magnetar.storage.volumes.volume import Buffer
 from magnetar.transactions.participant_records import Change
 
@@ -35,7 +45,8 @@ ENTRY_ARRAY_BYTES = 16
 """What an entry of a run takes besides its bytes: length, message count and sequence id."""
 
 _FILE_MAGIC = b"MAGNLOG\0"
-_FILE = struct.Struct("<8sHHIIQH")  # magic, version, window, header bytes, file number, created ms, incarnation length
+# magic, version, window, header bytes, file number, created ms, incarnation length
+_FILE = struct.Struct("<8sHHIIQH")
 _BLOCK_MAGIC = 0x4B4C424D  # "MBLK"
 _BLOCK = struct.Struct("<IIIIQQQ")  # magic, crc, body bytes, records, sequence, elapsed ms, offset
 _COVERED = struct.Struct("<IIQQQ")  # the block header after its CRC
@@ -62,7 +73,8 @@ class RecordType(enum.IntEnum):
 
 
 class CursorOperation(enum.IntEnum):
-    """CREATE and RESET set a cursor to exactly the record's state; ACKNOWLEDGE adds to it; DELETE removes it."""
+    """CREATE and RESET set a cursor to exactly the record's state; ACKNOWLEDGE adds to it;
+    DELETE removes it."""
 
     CREATE = 1
     ACKNOWLEDGE = 2
@@ -71,19 +83,21 @@ class CursorOperation(enum.IntEnum):
 
 
 class TopicOperation(enum.IntEnum):
-    """Life of a topic. UPDATE sets those of its properties that the record holds, and removes those that are empty there."""
+    """Life of a topic. UPDATE sets those of its properties that the record holds, and removes
+    those that are empty there."""
 
     CREATE = 1
     DELETE = 2
     UPDATE = 3
 
 
-# --- the file's header --------------------------------------------------------------------------------------------------------
+# --- the file's header ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """First page of a log file. `window` is the number of appends that may be under way at once (1 on a POSIX volume)."""
+    """First page of a log file. `window` is the number of appends that may be under way at once
+    (1 on a POSIX volume)."""
 
     incarnation: str
     number: int
@@ -94,30 +108,44 @@ class FileHeader:
 def encode_file_header(header: FileHeader) -> bytes:
     """The page of 4096 bytes; its last four are the CRC-32C of the rest."""
     name = header.incarnation.encode()
-    fixed = _FILE.pack(_FILE_MAGIC, VERSION, header.window, FILE_HEADER_BYTES, header.number, header.created_ms, len(name))
+    fixed = _FILE.pack(
+        _FILE_MAGIC,
+        VERSION,
+        header.window,
+        FILE_HEADER_BYTES,
+        header.number,
+        header.created_ms,
+        len(name),
+    )
     page = (fixed + name).ljust(FILE_HEADER_BYTES - _CRC.size, b"\0")
-    assert len(page) == FILE_HEADER_BYTES - _CRC.size, "the incarnation's name does not fit into a page"
+    assert len(page) == FILE_HEADER_BYTES - _CRC.size, (
+        "the incarnation's name does not fit into a page"
+    )
     return page + _CRC.pack(crc32c(page))
 
 
 def decode_file_header(page: Buffer) -> FileHeader:
     """Raises CorruptData if `page` is not such a header or of another version."""
     page = bytes(page[:FILE_HEADER_BYTES])
-    if len(page) < FILE_HEADER_BYTES or _CRC.unpack_from(page, FILE_HEADER_BYTES - _CRC.size)[0] != crc32c(page[: -_CRC.size]):
+    if len(page) < FILE_HEADER_BYTES or _CRC.unpack_from(page, FILE_HEADER_BYTES - _CRC.size)[
+        0
+    ] != crc32c(page[: -_CRC.size]):
         raise CorruptData("not the header of a log file, or damaged")
     magic, version, window, size, number, created_ms, length = _FILE.unpack_from(page)
     if magic != _FILE_MAGIC or version != VERSION or size != FILE_HEADER_BYTES:
         raise CorruptData(
-            f"log format {magic!r} version {version} is not known; this component reads version {VERSION}: upgrade it"
+            f"log format {magic!r} version {version} is not known; this component reads version "
+            f"{VERSION}: upgrade it"
         )
     return FileHeader(page[_FILE.size : _FILE.size + length].decode(), number, created_ms, window)
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 class BlockHeader(NamedTuple):
-    """`body_bytes` follow the header; `sequence` counts the incarnation's blocks from 0; `elapsed_ms` is its `clock.elapsed_ms` at the flush."""
+    """`body_bytes` follow the header; `sequence` counts the incarnation's blocks from 0;
+    `elapsed_ms` is its `clock.elapsed_ms` at the flush."""
 
     body_bytes: int
     records: int
@@ -127,15 +155,20 @@ class BlockHeader(NamedTuple):
 
 
 def block_seed(incarnation: str, number: int) -> int:
-    """What the CRC of every block of this file starts from: different for any two files of an incarnation.
+    """What the CRC of every block of this file starts from: different for any two files of an
+    incarnation.
 
-    A CRC of the same bytes from another start is always another one, so what an earlier file left in a recycled one is never taken for a block.
+    A CRC of the same bytes from another start is always another one, so what an earlier file left
+    in a recycled one is never taken for a block.
     """
     return int(crc32c(number.to_bytes(4, "little"), crc32c(incarnation.encode())))
 
 
-def encode_block_header(seed: int, offset: int, sequence: int, elapsed_ms: int, records: int, *body: Buffer) -> bytes:
-    """The header of 40 bytes for `body`, one or more buffers that are to be written right behind it at `offset` of the file."""
+def encode_block_header(
+    seed: int, offset: int, sequence: int, elapsed_ms: int, records: int, *body: Buffer
+) -> bytes:
+    """The header of 40 bytes for `body`, one or more buffers that are to be written right behind
+    it at `offset` of the file."""
     covered = _COVERED.pack(sum(map(len, body)), records, sequence, elapsed_ms, offset)
     crc = crc32c(covered, seed)
     for buffer in body:
@@ -144,7 +177,8 @@ def encode_block_header(seed: int, offset: int, sequence: int, elapsed_ms: int, 
 
 
 def decode_block_header(data: Buffer, at: int, offset: int) -> BlockHeader | None:
-    """The header at `data[at:]`, which was read from `offset` of the file; None if there is none. The CRC is not checked yet."""
+    """The header at `data[at:]`, which was read from `offset` of the file; None if there is
+    none. The CRC is not checked yet."""
     if len(data) - at < BLOCK_HEADER_BYTES:
         return None
     magic, crc, body_bytes, records, sequence, elapsed_ms, own_offset = _BLOCK.unpack_from(data, at)
@@ -159,11 +193,12 @@ def block_is_intact(data: memoryview, at: int, header: BlockHeader, seed: int) -
     return end <= len(data) and crc32c(data[at + _BLOCK_START.size : end], seed) == header.crc
 
 
-# --- records ------------------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 class Encoded(NamedTuple):
-    """A record to append: `buffers` back to back are `size` bytes; `entries_offset` is where entry bytes begin within its payload."""
+    """A record to append: `buffers` back to back are `size` bytes; `entries_offset` is where
+    entry bytes begin within its payload."""
 
     buffers: list[Buffer]
     size: int
@@ -172,9 +207,11 @@ class Encoded(NamedTuple):
 
 @dataclass(slots=True)
 class EntriesRecord:
-    """A run of entries of one topic by one producer. `sequences` holds each entry's highest sequence id. (Not frozen, for the sake of replay.)
+    """A run of entries of one topic by one producer. `sequences` holds each entry's highest
+    sequence id. (Not frozen, for the sake of replay.)
 
-    `data` are the entries back to back, each as the client sent it after the command; `entries_offset` is where they begin in the payload.
+    `data` are the entries back to back, each as the client sent it after the command;
+    `entries_offset` is where they begin in the payload.
     """
 
     epoch: int
@@ -196,15 +233,17 @@ class EntriesRecord:
     def entries(self) -> list[memoryview]:
         """Each entry's bytes."""
         ends = list(accumulate(self.lengths))
-        return [self.data[end - length : end] for end, length in zip(ends, self.lengths, strict=True)]
+        return [
+            self.data[end - length : end] for end, length in zip(ends, self.lengths, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
     """A change of a cursor. `mark_delete` is (ledger, entry), which may hold -1.
 
-    `ranges` are (ledger, first entry, last entry); `partial` are (ledger, entry, 64-bit words of the batch's ack set); `properties` is
-    None where they did not change.
+    `ranges` are (ledger, first entry, last entry); `partial` are (ledger, entry, 64-bit words of
+    the batch's ack set); `properties` is None where they did not change.
     """
 
     epoch: int
@@ -229,7 +268,8 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord:
-    """The bundle's epoch ends here: later records of this bundle and epoch in this log are void. `state` is for the next owner."""
+    """The bundle's epoch ends here: later records of this bundle and epoch in this log are void.
+    `state` is for the next owner."""
 
     epoch: int
     bundle: str
@@ -238,7 +278,8 @@ class ReleaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class TermRecord:
-    """A copy of the bundle's record in the metadata store, as `metadata.records` encodes it, for the day that the store is lost.
+    """A copy of the bundle's record in the metadata store, as `metadata.records` encodes it, for
+    the day that the store is lost.
 
     The first thing that a term appends, and again before each checkpoint that it points to.
     """
@@ -249,12 +290,21 @@ class TermRecord:
 
 
 class HeartbeatRecord(NamedTuple):
-    """The term goes on and has nothing to write: the time of its block counts for the age of its entries."""
+    """The term goes on and has nothing to write: the time of its block counts for the age of its
+    entries."""
 
     epoch: int
 
 
-Record = EntriesRecord | CursorRecord | TopicRecord | ReleaseRecord | TermRecord | TransactionRecord | HeartbeatRecord
+Record = (
+    EntriesRecord
+    | CursorRecord
+    | TopicRecord
+    | ReleaseRecord
+    | TermRecord
+    | TransactionRecord
+    | HeartbeatRecord
+)
 
 
 def encode_entries(
@@ -270,14 +320,20 @@ def encode_entries(
     entries: Sequence[Buffer],
     lengths: Sequence[int] | None = None,
 ) -> Encoded:
-    """An ENTRIES record; the entries are referred to, not copied. The first buffer holds everything before them.
+    """An ENTRIES record; the entries are referred to, not copied. The first buffer holds everything
+    before them.
 
-    With `lengths`, `entries` are buffers that hold entries of these lengths back to back. Raises LimitExceeded for a name beyond 65535 bytes.
+    With `lengths`, `entries` are buffers that hold entries of these lengths back to back. Raises
+    LimitExceeded for a name beyond 65535 bytes.
     """
     if lengths is None:
         lengths = list(map(len, entries))
     count = len(lengths)
-    assert count == len(message_counts) == len(sequences) > 0, (count, len(message_counts), len(sequences))
+    assert count == len(message_counts) == len(sequences) > 0, (
+        count,
+        len(message_counts),
+        len(sequences),
+    )
     entry_bytes = sum(lengths)
     assert entry_bytes == sum(map(len, entries)), "the lengths do not add up to the entries' bytes"
     entries_offset = _ENTRIES.size + len(topic) + len(producer) + ENTRY_ARRAY_BYTES * count
@@ -323,7 +379,11 @@ def encode_cursor(
     text = b"" if properties is None else _json(properties)
     words = [
         *(number for span in ranges for number in span),
-        *(number for ledger, entry, mask in partial for number in (ledger, entry, len(mask), *mask)),
+        *(
+            number
+            for ledger, entry, mask in partial
+            for number in (ledger, entry, len(mask), *mask)
+        ),
     ]
     fixed = _CURSOR.pack(
         epoch,
@@ -337,25 +397,43 @@ def encode_cursor(
         len(words) - 3 * len(ranges),
         len(text),
     )
-    return _encoded(RecordType.CURSOR, fixed, topic_bytes, subscription_bytes, packed(I64, words).tobytes(), text)
+    return _encoded(
+        RecordType.CURSOR,
+        fixed,
+        topic_bytes,
+        subscription_bytes,
+        packed(I64, words).tobytes(),
+        text,
+    )
 
 
-def encode_topic(*, epoch: int, topic: str, operation: TopicOperation, properties: Mapping[str, str]) -> Encoded:
+def encode_topic(
+    *, epoch: int, topic: str, operation: TopicOperation, properties: Mapping[str, str]
+) -> Encoded:
     """A TOPIC record. Raises LimitExceeded for a name beyond 65535 bytes."""
     name, text = topic.encode(), _json(properties)
-    return _encoded(RecordType.TOPIC, _TOPIC.pack(epoch, operation, 0, bounded_length(name), len(text)), name, text)
+    return _encoded(
+        RecordType.TOPIC,
+        _TOPIC.pack(epoch, operation, 0, bounded_length(name), len(text)),
+        name,
+        text,
+    )
 
 
 def encode_release(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     """A RELEASE record."""
     name = bundle.encode()
-    return _encoded(RecordType.RELEASE, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
+    return _encoded(
+        RecordType.RELEASE, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state
+    )
 
 
 def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
     """A TERM record."""
     name = bundle.encode()
-    return _encoded(RecordType.TERM, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state)
+    return _encoded(
+        RecordType.TERM, _RELEASE.pack(epoch, bounded_length(name), 0, len(state)), name, state
+    )
 
 
 def encode_heartbeat(*, epoch: int) -> Encoded:
@@ -363,37 +441,49 @@ def encode_heartbeat(*, epoch: int) -> Encoded:
     return _encoded(RecordType.HEARTBEAT, _EPOCH.pack(epoch))
 
 
-def encode_transaction(*, epoch: int, topic: str, change: Change, subscription: str = "") -> Encoded:
+def encode_transaction(
+    *, epoch: int, topic: str, change: Change, subscription: str = ""
+) -> Encoded:
     """A TRANSACTION record. Raises LimitExceeded for a name beyond 65535 bytes."""
     return _encoded(RecordType.TRANSACTION, transaction_payload(epoch, topic, change, subscription))
 
 
 def _encoded(kind: RecordType, *parts: bytes) -> Encoded:
     payload = b"".join(parts)
-    return Encoded([record_header(kind, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload))
+    return Encoded(
+        [record_header(kind, len(payload)) + payload], RECORD_HEADER_BYTES + len(payload)
+    )
 
 
 def _json(properties: Mapping[str, str]) -> bytes:
     return json.dumps(dict(properties), sort_keys=True, separators=(",", ":")).encode()
 
 
-# --- reading records ----------------------------------------------------------------------------------------------------------
+# --- reading records ------------------------------------------------------------------------------
 
 
 def decode_records(
     body: memoryview, terms: Container[int] | None = None, kinds: Container[int] | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """Records of one block whose CRC is right: (offset of the payload in the body, record), but those of coordinators. Raises CorruptData.
+    """Records of one block whose CRC is right: (offset of the payload in the body, record), but
+    those of coordinators. Raises CorruptData.
 
-    With `terms` only those of these epochs, which every payload begins with, with `kinds` those of these types: others cost next to nothing.
+    With `terms` only those of these epochs, which every payload begins with, with `kinds` those of
+    these types: others cost next to nothing.
     """
     for kind, at, end in framed_records(body):
         if kind == RecordType.COORDINATOR:
             continue
         decode = _DECODERS.get(kind)
         if decode is None:
-            raise CorruptData(f"record type {kind} is not known in log version {VERSION}; upgrade this component")
-        other_term = terms is not None and end - at >= _EPOCH.size and _EPOCH.unpack_from(body, at)[0] not in terms
+            raise CorruptData(
+                f"record type {kind} is not known in log version {VERSION}; upgrade this component"
+            )
+        other_term = (
+            terms is not None
+            and end - at >= _EPOCH.size
+            and _EPOCH.unpack_from(body, at)[0] not in terms
+        )
         if other_term or (kinds is not None and kind not in kinds):
             continue
         try:
@@ -408,12 +498,21 @@ def entry_count(head: Buffer) -> int:
     return int(_RECORD_ENTRIES.unpack_from(head)[-3])
 
 
-def decode_entries_head(payload: Buffer) -> tuple[int, int, int, int, str, str, array[int], array[int], array[int], int]:
-    """What precedes the entries: epoch, ledger, first entry, append ms, topic, producer, lengths, message counts, sequences, where they begin."""
-    epoch, ledger, first_entry, append_ms, count, topic_length, producer_length = _ENTRIES.unpack_from(payload)
+def decode_entries_head(
+    payload: Buffer,
+) -> tuple[int, int, int, int, str, str, array[int], array[int], array[int], int]:
+    """What precedes the entries: epoch, ledger, first entry, append ms, topic, producer,
+    lengths, message counts, sequences, where they begin."""
+    epoch, ledger, first_entry, append_ms, count, topic_length, producer_length = (
+        _ENTRIES.unpack_from(payload)
+    )
     topic_end = _ENTRIES.size + topic_length
     lengths_at = topic_end + producer_length
-    counts_at, sequences_at, entries_at = lengths_at + 4 * count, lengths_at + 8 * count, lengths_at + 16 * count
+    counts_at, sequences_at, entries_at = (
+        lengths_at + 4 * count,
+        lengths_at + 8 * count,
+        lengths_at + 16 * count,
+    )
     return (
         epoch,
         ledger,
@@ -431,15 +530,31 @@ def decode_entries_head(payload: Buffer) -> tuple[int, int, int, int, str, str, 
 def _decode_entries(payload: memoryview) -> EntriesRecord:
     head = decode_entries_head(payload)
     record = EntriesRecord(*head, payload[head[-1] :])
-    if sum(record.lengths) != len(record.data) or len(record.sequences) != record.count or not record.count:
-        raise ValueError(f"{record.count} entries of {sum(record.lengths)} bytes do not fill {len(record.data)}")
+    if (
+        sum(record.lengths) != len(record.data)
+        or len(record.sequences) != record.count
+        or not record.count
+    ):
+        raise ValueError(
+            f"{record.count} entries of {sum(record.lengths)} bytes do not fill {len(record.data)}"
+        )
     return record
 
 
 def _decode_cursor(payload: memoryview) -> CursorRecord:
-    epoch, ledger, entry, operation, flags, topic_length, subscription_length, _, ranges, partial, length = _CURSOR.unpack_from(
-        payload
-    )
+    (
+        epoch,
+        ledger,
+        entry,
+        operation,
+        flags,
+        topic_length,
+        subscription_length,
+        _,
+        ranges,
+        partial,
+        length,
+    ) = _CURSOR.unpack_from(payload)
     topic_end = _CURSOR.size + topic_length
     words_at = topic_end + subscription_length
     text_at = words_at + 8 * (3 * ranges + partial)
@@ -473,7 +588,10 @@ def _decode_topic(payload: memoryview) -> TopicRecord:
     epoch, operation, _, topic_length, length = _TOPIC.unpack_from(payload)
     topic_end = _TOPIC.size + topic_length
     _check_end(payload, topic_end + length)
-    topic, properties = str(payload[_TOPIC.size : topic_end], "utf-8"), json.loads(bytes(payload[topic_end:]))
+    topic, properties = (
+        str(payload[_TOPIC.size : topic_end], "utf-8"),
+        json.loads(bytes(payload[topic_end:])),
+    )
     return TopicRecord(epoch, topic, TopicOperation(operation), properties)
 
 

@@ -1,7 +1,8 @@
 """How records lie in the blocks of log files.
 
-Owns: the header of a record, the walk over a block's records, the bound of names in them. Imports: errors. Pure.
-Invariant: what is common to all types of records is here once; what a payload means is known by the format of its type.
+Owns: the header of a record, the walk over a block's records, the bound of names in them. Imports:
+errors. Pure. Invariant: what is common to all types of records is here once; what a payload means
+is known by the format of its type.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def record_header(kind: int, payload_bytes: int) -> bytes:
 
 
 def framed_records(body: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Records of one block whose CRC is right: (type, where the payload begins, where it ends). Raises CorruptData if one is cut off."""
+    """Records of one block whose CRC is right: (type, where the payload begins, where it ends).
+    Raises CorruptData if one is cut off."""
     at = 0
     while at < len(body):
         if len(body) - at < RECORD_HEADER_BYTES:
@@ -39,5 +41,7 @@ def framed_records(body: memoryview) -> Iterator[tuple[int, int, int]]:
 def bounded_length(name: bytes) -> int:
     """The length of `name`, if the format can hold it. Raises LimitExceeded."""
     if len(name) > NAME_BYTES_MAX:
-        raise LimitExceeded(f"name {name[:40]!r}... has {len(name)} bytes; the limit is {NAME_BYTES_MAX}")
+        raise LimitExceeded(
+            f"name {name[:40]!r}... has {len(name)} bytes; the limit is {NAME_BYTES_MAX}"
+        )
     return len(name)

@@ -1,10 +1,10 @@
 """Level-0 index of a sealed log file (version 1).
 
-Owns: the separate object that turns a log file into a multi-topic segment: which runs of which topic lie where. Imports: errors, crc32c, arrays,
-log format. Pure.
-Layout, little-endian: header, incarnation, directory of topics (sorted by name), runs (grouped by topic, in position order), entry lengths,
-message counts, CRC-32C of all before.
-Invariants: an entry is found by (topic, ledger, entry) without touching the log; runs of a topic do not overlap; equal contents, equal bytes.
+Owns: the separate object that turns a log file into a multi-topic segment: which runs of which
+topic lie where. Imports: errors, crc32c, arrays, log format. Pure. Layout, little-endian: header,
+incarnation, directory of topics (sorted by name), runs (grouped by topic, in position order), entry
+lengths, message counts, CRC-32C of all before. Invariants: an entry is found by (topic, ledger,
+entry) without touching the log; runs of a topic do not overlap; equal contents, equal bytes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from magnetar.storage.volumes.volume import Buffer
 VERSION = 1
 
 _MAGIC = b"MAGNIDX\0"
-_HEADER = struct.Struct("<8sHHIQIIQ")  # magic, version, incarnation length, file number, length, topics, runs, entries
+# magic, version, incarnation length, file number, length, topics, runs, entries
+_HEADER = struct.Struct("<8sHHIQIIQ")
 _TOPIC = struct.Struct("<HHIQQ")  # name length, reserved, runs, entries, bytes
 _RUN = struct.Struct("<QQQQQI")  # epoch, ledger, first entry, append ms, offset, entries
 _CRC = struct.Struct("<I")
 
 
 class Run(NamedTuple):
-    """Consecutive entries that lie back to back in the log file; `offset` is that of the first one's first byte."""
+    """Consecutive entries that lie back to back in the log file; `offset` is that of the first
+    one's first byte."""
 
     epoch: int
     ledger: int
@@ -51,7 +53,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicExtent:
-    """What a log file holds of one topic: (ledger, entry) of its first and last entry, sums, and the broker's append times."""
+    """What a log file holds of one topic: (ledger, entry) of its first and last entry, sums, and
+    the broker's append times."""
 
     topic: str
     epochs: tuple[int, ...]
@@ -65,13 +68,15 @@ class TopicExtent:
 
 
 def index_part(head: bytes) -> bytes:
-    """What an index needs of the first buffer of `encode_entries`, for `add_head`: all but the sequence ids, about half of it."""
+    """What an index needs of the first buffer of `encode_entries`, for `add_head`: all but the
+    sequence ids, about half of it."""
     return head[: -8 * entry_count(head)]
 
 
 @dataclass(slots=True)
 class _Collected:
-    """Runs of one topic as the index has them: rows, and entry lengths and message counts of all."""
+    """Runs of one topic as the index has them: rows, and entry lengths and message counts of
+    all."""
 
     rows: bytearray = field(default_factory=bytearray)
     lengths: array[int] = field(default_factory=lambda: array(U32))
@@ -82,7 +87,14 @@ class _Collected:
     sorted: bool = True
 
     def add(
-        self, epoch: int, ledger: int, first_entry: int, append_ms: int, offset: int, lengths: array[int], counts: array[int]
+        self,
+        epoch: int,
+        ledger: int,
+        first_entry: int,
+        append_ms: int,
+        offset: int,
+        lengths: array[int],
+        counts: array[int],
     ) -> None:
         """A run: as the fields of `Run`."""
         start = ledger, first_entry
@@ -108,7 +120,8 @@ class _Collected:
 class IndexBuilder:
     """Collects the runs of one log file, in any order.
 
-    Each is laid out as it comes: `encode` only puts topics together, since a file of tiny runs has hundreds of thousands of them.
+    Each is laid out as it comes: `encode` only puts topics together, since a file of tiny runs has
+    hundreds of thousands of them.
     """
 
     def __init__(self, incarnation: str, number: int) -> None:
@@ -128,11 +141,14 @@ class IndexBuilder:
         )
 
     def add_head(self, head: Buffer, payload_offset: int) -> None:
-        """A record as its writer remembers it: `index_part` of the first buffer of `encode_entries`."""
-        epoch, ledger, first_entry, append_ms, topic, _, lengths, counts, _, entries_at = decode_entries_head(
-            head[RECORD_HEADER_BYTES:]
+        """A record as its writer remembers it: `index_part` of the first buffer of
+        `encode_entries`."""
+        epoch, ledger, first_entry, append_ms, topic, _, lengths, counts, _, entries_at = (
+            decode_entries_head(head[RECORD_HEADER_BYTES:])
         )
-        self._topic(topic).add(epoch, ledger, first_entry, append_ms, payload_offset + entries_at, lengths, counts)
+        self._topic(topic).add(
+            epoch, ledger, first_entry, append_ms, payload_offset + entries_at, lengths, counts
+        )
 
     def _topic(self, topic: str) -> _Collected:
         found = self._topics.get(topic)
@@ -147,12 +163,17 @@ class IndexBuilder:
     def encode(self, length: int) -> bytes:
         """The index object for the file sealed at `length`."""
         incarnation = self._incarnation.encode()
-        topics = [(topic.encode(), found.in_order()) for topic, found in sorted(self._topics.items())]
+        topics = [
+            (topic.encode(), found.in_order()) for topic, found in sorted(self._topics.items())
+        ]
         runs = sum(len(found.rows) for _, found in topics) // _RUN.size
         entries = sum(len(found.lengths) for _, found in topics)
-        header = _HEADER.pack(_MAGIC, VERSION, len(incarnation), self._number, length, len(topics), runs, entries)
+        header = _HEADER.pack(
+            _MAGIC, VERSION, len(incarnation), self._number, length, len(topics), runs, entries
+        )
         directory = [
-            _TOPIC.pack(len(name), 0, len(found.rows) // _RUN.size, len(found.lengths), found.bytes) + name
+            _TOPIC.pack(len(name), 0, len(found.rows) // _RUN.size, len(found.lengths), found.bytes)
+            + name
             for name, found in topics
         ]
         lengths, counts = array(U32), array(U32)
@@ -160,7 +181,13 @@ class IndexBuilder:
             lengths.extend(found.lengths)
             counts.extend(found.counts)
         arrays = memoryview(packed(U32, lengths)), memoryview(packed(U32, counts))
-        parts: list[Buffer] = [header, incarnation, *directory, *[found.rows for _, found in topics], *arrays]
+        parts: list[Buffer] = [
+            header,
+            incarnation,
+            *directory,
+            *[found.rows for _, found in topics],
+            *arrays,
+        ]
         checksum = 0
         for part in parts:
             checksum = crc32c(part, checksum)
@@ -168,7 +195,8 @@ class IndexBuilder:
 
 
 class _Place(NamedTuple):
-    """Where a topic lies in an index: offset of its runs and how many, number of its first entry in the arrays, sums."""
+    """Where a topic lies in an index: offset of its runs and how many, number of its first entry
+    in the arrays, sums."""
 
     at: int
     runs: int
@@ -193,10 +221,17 @@ def _runs(rows: Buffer, lengths: array[int], counts: array[int]) -> list[Run]:
 
 
 class LevelZeroIndex:
-    """An index object, of which runs are decoded topic by topic when they are asked for. `length` is the file's sealed length."""
+    """An index object, of which runs are decoded topic by topic when they are asked for.
+    `length` is the file's sealed length."""
 
     def __init__(
-        self, body: memoryview, incarnation: str, number: int, length: int, places: dict[str, _Place], arrays_at: int
+        self,
+        body: memoryview,
+        incarnation: str,
+        number: int,
+        length: int,
+        places: dict[str, _Place],
+        arrays_at: int,
     ) -> None:
         self.incarnation, self.number, self.length = incarnation, number, length
         self._body, self._places = body, places
@@ -212,11 +247,20 @@ class LevelZeroIndex:
     def decode(data: bytes, name: str) -> LevelZeroIndex:
         """Parse the index object `name`. Raises CorruptData."""
         body = memoryview(data)[: -_CRC.size]
-        if len(data) < _HEADER.size + _CRC.size or _CRC.unpack_from(data, len(body))[0] != crc32c(body):
-            raise CorruptData(f"{name}: the index fails its checksum; delete it, it will be built again")
-        magic, version, incarnation_length, number, length, topic_count, run_count, _ = _HEADER.unpack_from(body)
+        if len(data) < _HEADER.size + _CRC.size or _CRC.unpack_from(data, len(body))[0] != crc32c(
+            body
+        ):
+            raise CorruptData(
+                f"{name}: the index fails its checksum; delete it, it will be built again"
+            )
+        magic, version, incarnation_length, number, length, topic_count, run_count, _ = (
+            _HEADER.unpack_from(body)
+        )
         if magic != _MAGIC or version != VERSION:
-            raise CorruptData(f"{name}: index format {magic!r} version {version} is not known; upgrade this component")
+            raise CorruptData(
+                f"{name}: index format {magic!r} version {version} is not known; upgrade this "
+                "component"
+            )
         at = _HEADER.size + incarnation_length
         incarnation = str(body[_HEADER.size : at], "utf-8")
         directory = []
@@ -239,7 +283,8 @@ class LevelZeroIndex:
         return list(self._places)
 
     def bytes_of(self, topic: str) -> int:
-        """Bytes of a topic's entries in this file, without looking at its runs; 0 for a topic that is not in it."""
+        """Bytes of a topic's entries in this file, without looking at its runs; 0 for a topic
+        that is not in it."""
         place = self._places.get(topic)
         return place.bytes if place is not None else 0
 
@@ -257,7 +302,10 @@ class LevelZeroIndex:
         return found
 
     def _decoded(self, place: _Place) -> list[Run]:
-        low, high = self._lengths_at + 4 * place.first, self._lengths_at + 4 * (place.first + place.entries)
+        low, high = (
+            self._lengths_at + 4 * place.first,
+            self._lengths_at + 4 * (place.first + place.entries),
+        )
         counts_at = 4 * self._entries
         lengths = unpacked(U32, self._body[low:high])
         counts = unpacked(U32, self._body[low + counts_at : high + counts_at])
@@ -292,7 +340,8 @@ class LevelZeroIndex:
         return run if run.ledger == ledger and entry <= run.last_entry else None
 
     def find(self, topic: str, ledger: int, entry: int) -> tuple[int, int] | None:
-        """(offset, length) of an entry's bytes in the log file, or None if it is not in this file."""
+        """(offset, length) of an entry's bytes in the log file, or None if it is not in this
+        file."""
         run = self.run_of(topic, ledger, entry)
         if run is None:
             return None

@@ -14,7 +14,8 @@ Durable = Callable[[RecordPlace], object]
 
 
 class Block:
-    """Records that will be flushed together; callbacks and heads with the offset of their record in the body."""
+    """Records that will be flushed together; callbacks and heads with the offset of their record
+    in the body."""
 
     __slots__ = ("buffers", "callbacks", "heads", "records", "size")
 

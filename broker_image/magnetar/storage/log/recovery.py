@@ -1,9 +1,10 @@
 """Reading logs back.
 
-Owns: `LogBlocks`, the walk over the blocks of one file that sealing and recovery share, and `scan`, the walk over records of many files.
-Imports: asyncio, errors, metadata records, storage formats.
-Invariants: a bad block below the sealed length is an error and never skipped; nothing beyond the end asked for is returned; an intact block
-behind a bad one is an error too, since a writer never starts a block before the one before it is durable.
+Owns: `LogBlocks`, the walk over the blocks of one file that sealing and recovery share, and `scan`,
+the walk over records of many files. Imports: asyncio, errors, metadata records, storage formats.
+Invariants: a bad block below the sealed length is an error and never skipped; nothing beyond the
+end asked for is returned; an intact block behind a bad one is an error too, since a writer never
+starts a block before the one before it is durable.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ class ScannedRecord(NamedTuple):
 
 
 class LogBlocks:
-    """The blocks of one log file from `start` on, in order, up to `limit` bytes or the first one that is not intact.
+    """The blocks of one log file from `start` on, in order, up to `limit` bytes or the first one
+    that is not intact.
 
-    After each step `end` is the offset behind the last intact block, `last` that of its first byte (both `start` if there was none), and `elapsed_ms`
-    its time.
+    After each step `end` is the offset behind the last intact block, `last` that of its first byte
+    (both `start` if there was none), and `elapsed_ms` its time.
     """
 
-    def __init__(self, volume: Volume, incarnation: str, number: int, start: int, limit: int | None) -> None:
+    def __init__(
+        self, volume: Volume, incarnation: str, number: int, start: int, limit: int | None
+    ) -> None:
         assert start >= FILE_HEADER_BYTES, start
         self.name = names.log_file(incarnation, number)
         self.end = self.last = start
@@ -75,7 +79,8 @@ class LogBlocks:
             yield body_at, self._data[body_at - self._base : self.end - self._base]
 
     async def _next_header(self) -> BlockHeader | None:
-        """The header of the block at `end`, all of which is in memory and intact; None if there is none."""
+        """The header of the block at `end`, all of which is in memory and intact; None if there
+        is none."""
         if self._limit is not None and self.end >= self._limit:
             return None
         await self._have(BLOCK_HEADER_BYTES)
@@ -83,7 +88,11 @@ class LogBlocks:
         if header is None or (self.sequence >= 0 and header.sequence != self.sequence + 1):
             return None
         await self._have(BLOCK_HEADER_BYTES + header.body_bytes)
-        return header if block_is_intact(self._data, self.end - self._base, header, self._seed) else None
+        return (
+            header
+            if block_is_intact(self._data, self.end - self._base, header, self._seed)
+            else None
+        )
 
     async def _have(self, size: int) -> None:
         """Have `size` bytes from `end` in memory, if the file (below the limit) has them."""
@@ -96,9 +105,11 @@ class LogBlocks:
         self._base = self.end
 
     async def check_nothing_follows(self) -> None:
-        """Tell a torn tail from damage: raises CorruptData if an intact block lies behind the end of the intact ones.
+        """Tell a torn tail from damage: raises CorruptData if an intact block lies behind the end
+        of the intact ones.
 
-        The next block begins within the longest a block can be; looking that far is what makes sealing safe against a flipped bit.
+        The next block begins within the longest a block can be; looking that far is what makes
+        sealing safe against a flipped bit.
         """
         raw = await self._volume.read(self.name, self.end, SEARCH_BYTES_MAX)
         data = memoryview(raw)
@@ -108,10 +119,15 @@ class LogBlocks:
             if header is not None and header.sequence > self.sequence:
                 block = data[at:]
                 if len(block) < BLOCK_HEADER_BYTES + header.body_bytes:
-                    block = memoryview(await self._volume.read(self.name, self.end + at, BLOCK_HEADER_BYTES + header.body_bytes))
+                    block = memoryview(
+                        await self._volume.read(
+                            self.name, self.end + at, BLOCK_HEADER_BYTES + header.body_bytes
+                        )
+                    )
                 if block_is_intact(block, 0, header, self._seed) and not await self._grew():
                     raise CorruptData(
-                        f"{self.name}: the block at {self.end} is damaged, an intact one follows at {self.end + at}; restore this file",
+                        f"{self.name}: the block at {self.end} is damaged, an intact one follows "
+                        f"at {self.end + at}; restore this file",
                         file=self.name,
                         offset=self.end,
                     )
@@ -124,7 +140,8 @@ class LogBlocks:
 
 
 async def read_file_header(volume: Volume, incarnation: str, number: int) -> FileHeader:
-    """The header of a log file. Raises CorruptData if it is damaged or not this file's, FileNotFoundError."""
+    """The header of a log file. Raises CorruptData if it is damaged or not this file's,
+    FileNotFoundError."""
     name = names.log_file(incarnation, number)
     try:
         header = decode_file_header(await volume.read(name, 0, FILE_HEADER_BYTES))
@@ -133,7 +150,9 @@ async def read_file_header(volume: Volume, incarnation: str, number: int) -> Fil
             raise
         raise CorruptData(f"{name}: {error}", file=name, offset=0) from error
     if (header.incarnation, header.number) != (incarnation, number):
-        raise CorruptData(f"{name}: is file {header.number} of {header.incarnation}; the volume was tampered with")
+        raise CorruptData(
+            f"{name}: is file {header.number} of {header.incarnation}; the volume was tampered with"
+        )
     return header
 
 
@@ -144,12 +163,17 @@ async def list_log_files(volume: Volume, incarnation: str) -> list[int]:
 
 
 async def scan(
-    volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None, terms: Container[int] | None = None
+    volume: Volume,
+    incarnation: str,
+    start: LogPosition,
+    end: LogPosition | None,
+    terms: Container[int] | None = None,
 ) -> AsyncIterator[ScannedRecord]:
-    """Records of an incarnation's log in [start, end), in order; `end` None means up to the last durable record, `terms` None those of all epochs.
+    """Records of an incarnation's log in [start, end), in order; `end` None means up to the last
+    durable record, `terms` None those of all epochs.
 
-    `start` and `end` are ends of blocks (or offset 0: the file's first). Views point into the bytes that were read. Raises CorruptData for
-    any damage below a seal or below `end`, StorageError.
+    `start` and `end` are ends of blocks (or offset 0: the file's first). Views point into the bytes
+    that were read. Raises CorruptData for any damage below a seal or below `end`, StorageError.
     """
     async for number, body_at, body, elapsed_ms in scan_blocks(volume, incarnation, start, end):
         found = _decoded(names.log_file(incarnation, number), body_at, body, terms)
@@ -162,7 +186,8 @@ async def scan(
 async def scan_blocks(
     volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None
 ) -> AsyncIterator[tuple[int, int, memoryview, int]]:
-    """(file, offset of the body in it, body, its `elapsed_ms`) of every block in a range, as `scan`."""
+    """(file, offset of the body in it, body, its `elapsed_ms`) of every block in a range, as
+    `scan`."""
     for number in await _files_between(volume, incarnation, start, end):
         begin = max(FILE_HEADER_BYTES, start.offset if number == start.file else 0)
         seal = await read_whole_seal(volume, incarnation, number)
@@ -170,7 +195,10 @@ async def scan_blocks(
         cut = seal is not None and seal.accepted
         if end is not None and number == end.file:
             if limit is not None and limit < end.offset and not cut:
-                raise CorruptData(f"{names.log_file(incarnation, number)}: sealed at {limit}, but {end.offset} was acknowledged")
+                raise CorruptData(
+                    f"{names.log_file(incarnation, number)}: sealed at {limit}, but {end.offset} "
+                    "was acknowledged"
+                )
             limit = end.offset if limit is None else min(limit, end.offset)
         if limit is not None and limit <= begin:
             if cut:
@@ -185,7 +213,8 @@ async def scan_blocks(
             await blocks.check_nothing_follows()
         elif blocks.end != limit:
             raise CorruptData(
-                f"{blocks.name}: damaged at {blocks.end}, below its sealed length {limit}; restore this file",
+                f"{blocks.name}: damaged at {blocks.end}, below its sealed length {limit}; restore "
+                "this file",
                 file=blocks.name,
                 offset=blocks.end,
             )
@@ -196,7 +225,8 @@ async def scan_blocks(
 async def scan_part(
     volume: Volume, incarnation: str, start: LogPosition, end: LogPosition, terms: Container[int]
 ) -> AsyncIterator[ScannedRecord]:
-    """As `scan`, of a range within one file that is known to be durable up to `end`: it is read, and nothing else is asked of the volume."""
+    """As `scan`, of a range within one file that is known to be durable up to `end`: it is read,
+    and nothing else is asked of the volume."""
     assert start.file == end.file, (start, end)
     begin = max(FILE_HEADER_BYTES, start.offset)
     if end.offset <= begin:
@@ -210,7 +240,8 @@ async def scan_part(
         if seal is not None and seal.accepted and blocks.end >= seal.length:
             return
         raise CorruptData(
-            f"{blocks.name}: damaged at {blocks.end}, below {end.offset} which was acknowledged; restore this file",
+            f"{blocks.name}: damaged at {blocks.end}, below {end.offset} which was acknowledged; "
+            "restore this file",
             file=blocks.name,
             offset=blocks.end,
         )
@@ -219,13 +250,16 @@ async def scan_part(
 async def scan_durable(
     volume: Volume, incarnation: str, start: LogPosition, terms: Container[int]
 ) -> AsyncIterator[tuple[LogPosition, list[ScannedRecord]]]:
-    """Blocks (where each ends, and its records of `terms`) from `start` on of a log whose owner may live, as far as they are durable for certain.
+    """Blocks (where each ends, and its records of `terms`) from `start` on of a log whose owner may
+    live, as far as they are durable for certain.
 
-    Of a file that is not sealed that is all but the last block: a writer starts none before the one before is on stable storage, and what it
-    could not flush is the last one for ever. Ends without an error where nothing more can be said; damage is for recovery to name. Raises
-    StorageError.
+    Of a file that is not sealed that is all but the last block: a writer starts none before the one
+    before is on stable storage, and what it could not flush is the last one for ever. Ends without
+    an error where nothing more can be said; damage is for recovery to name. Raises StorageError.
     """
-    numbers = [number for number in await list_log_files(volume, incarnation) if number >= start.file]
+    numbers = [
+        number for number in await list_log_files(volume, incarnation) if number >= start.file
+    ]
     for expected, number in enumerate(numbers, start.file):
         limit = await read_seal(volume, incarnation, number)
         begin = max(FILE_HEADER_BYTES, start.offset if number == start.file else 0)
@@ -239,7 +273,10 @@ async def scan_durable(
             if held is not None:
                 yield held
             found = _decoded(blocks.name, body_at, body, terms)
-            records = [ScannedRecord(RecordPlace(number, body_at + at), record, blocks.elapsed_ms) for at, record in found]
+            records = [
+                ScannedRecord(RecordPlace(number, body_at + at), record, blocks.elapsed_ms)
+                for at, record in found
+            ]
             held = LogPosition(number, blocks.end), records
             await asyncio.sleep(0)
         if limit is None or blocks.end != limit:
@@ -249,34 +286,50 @@ async def scan_durable(
 
 
 async def build_index(volume: Volume, incarnation: str, number: int, length: int) -> IndexBuilder:
-    """The index of a file sealed at `length`, from the file itself: everything in an index is in its file as well. Raises as `scan`."""
+    """The index of a file sealed at `length`, from the file itself: everything in an index is in
+    its file as well. Raises as `scan`."""
     builder = IndexBuilder(incarnation, number)
-    async for scanned in scan(volume, incarnation, LogPosition(number, FILE_HEADER_BYTES), LogPosition(number, length)):
+    async for scanned in scan(
+        volume, incarnation, LogPosition(number, FILE_HEADER_BYTES), LogPosition(number, length)
+    ):
         if isinstance(scanned.record, EntriesRecord):
             builder.add(scanned.record, scanned.place.offset)
     return builder
 
 
-def _decoded(name: str, body_at: int, body: memoryview, terms: Container[int] | None) -> list[tuple[int, Record]]:
+def _decoded(
+    name: str, body_at: int, body: memoryview, terms: Container[int] | None
+) -> list[tuple[int, Record]]:
     try:
         return list(decode_records(body, terms))
     except CorruptData as error:
         raise CorruptData(f"{name}: block at {body_at - BLOCK_HEADER_BYTES}: {error}") from error
 
 
-async def _files_between(volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None) -> list[int]:
-    """The files to read, up to one whose loss was accepted. Raises CorruptData if one that must be there is missing."""
+async def _files_between(
+    volume: Volume, incarnation: str, start: LogPosition, end: LogPosition | None
+) -> list[int]:
+    """The files to read, up to one whose loss was accepted. Raises CorruptData if one that must
+    be there is missing."""
     numbers = [
         number
         for number in await list_log_files(volume, incarnation)
         if start.file <= number and (end is None or number <= end.file)
     ]
-    last = end.file if end is not None and end.offset > FILE_HEADER_BYTES else numbers[-1] if numbers else start.file - 1
+    last = (
+        end.file
+        if end is not None and end.offset > FILE_HEADER_BYTES
+        else numbers[-1]
+        if numbers
+        else start.file - 1
+    )
     missing = sorted(set(range(start.file, last + 1)) - set(numbers))
     if missing:
         seal = await read_whole_seal(volume, incarnation, missing[0])
         if seal is not None and seal.accepted:
             return [number for number in numbers if number < missing[0]]
         name = names.log_file(incarnation, missing[0])
-        raise CorruptData(f"{name} is missing; the chain needs it: restore it from a backup", file=name)
+        raise CorruptData(
+            f"{name} is missing; the chain needs it: restore it from a backup", file=name
+        )
     return numbers

@@ -1,8 +1,9 @@
 """The one length of a finished log file.
 
-Owns: `<n>.sealed`, a document with the length that everybody adopts, and whether the log goes on. Imports: errors, volume, names, document.
-Invariant: published once, by put-if-absent; who comes second adopts what the first one wrote. Only an operator replaces a seal, by one that says
-that a loss was accepted.
+Owns: `<n>.sealed`, a document with the length that everybody adopts, and whether the log goes on.
+Imports: errors, volume, names, document. Invariant: published once, by put-if-absent; who comes
+second adopts what the first one wrote. Only an operator replaces a seal, by one that says that a
+loss was accepted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ FOLLOWED, ACCEPTED = "followed", "loss_accepted"
 
 
 class Seal(NamedTuple):
-    """`length` in bytes (0: the file holds nothing, not even a header). `followed`: its owner had begun the next file, durably, when it sealed
-    this one. `accepted`: what the file held behind `length`, and all later files, is lost, and an operator has accepted that."""
+    """`length` in bytes (0: the file holds nothing, not even a header). `followed`: its owner
+    had begun the next file, durably, when it sealed this one. `accepted`: what the file held
+    behind `length`, and all later files, is lost, and an operator has accepted that."""
 
     length: int
     followed: bool
@@ -44,8 +46,11 @@ async def read_whole_seal(volume: Volume, incarnation: str, number: int) -> Seal
     return Seal(int(body["length"]), bool(body.get(FOLLOWED)), bool(body.get(ACCEPTED)))
 
 
-async def publish_seal(volume: Volume, incarnation: str, number: int, length: int, *, followed: bool = False) -> int:
-    """Seal the file at `length` unless it is sealed already; the length that holds from now on. Raises Fenced, StorageError.
+async def publish_seal(
+    volume: Volume, incarnation: str, number: int, length: int, *, followed: bool = False
+) -> int:
+    """Seal the file at `length` unless it is sealed already; the length that holds from now on.
+    Raises Fenced, StorageError.
 
     `followed`: the next file is there. Only its owner knows; takers of the log say nothing of it.
     """
@@ -54,14 +59,22 @@ async def publish_seal(volume: Volume, incarnation: str, number: int, length: in
         return length
     adopted = await read_seal(volume, incarnation, number)
     if adopted is None:
-        # Sealed by a taker, and collected with its file since: whoever still wants to seal it has slept through that.
-        raise Fenced(f"the seal of {names.log_file(incarnation, number)} is gone again: the file was taken over and deleted")
+        # Sealed by a taker, and collected with its file since: whoever still wants to seal it has
+        # slept through that.
+        raise Fenced(
+            f"the seal of {names.log_file(incarnation, number)} is gone again: the file was taken "
+            "over and deleted"
+        )
     return adopted
 
 
 async def accept_loss(volume: Volume, incarnation: str, number: int, length: int) -> None:
-    """Seal the file at `length`, in the place of any seal that it has; only for an operator who accepts the loss. Raises StorageError."""
-    name, document = names.sealed(incarnation, number), _document(incarnation, number, length, ACCEPTED)
+    """Seal the file at `length`, in the place of any seal that it has; only for an operator who
+    accepts the loss. Raises StorageError."""
+    name, document = (
+        names.sealed(incarnation, number),
+        _document(incarnation, number, length, ACCEPTED),
+    )
     while not await volume.put_if_absent(name, document):
         await volume.remove(name)
 

@@ -1,11 +1,13 @@
 """Whether a log has space.
 
-Owns: `Space`, the two states of a log on a disk that fills up, and how both end. Imports: asyncio, structlog, errors, volume.
-  short    there is no room for a whole log file, or the reserve is not whole: nothing may be published. Everything else goes on: cursors, trims,
+Owns: `Space`, the two states of a log on a disk that fills up, and how both end. Imports: asyncio,
+structlog, errors, volume.
+  short    there is no room for a whole log file, or the reserve is not whole: nothing may be
+  published. Everything else goes on: cursors, trims,
            deletions, checkpoints, seals and a start use what is left and then the reserve.
   stalled  even the reserve is used up: whatever is appended waits, and goes on when there is space.
-Invariants: stalled implies short; `short` ends only once the reserve is whole and there is room for more than one whole file, so it does not
-come and go with every file that is deleted.
+Invariants: stalled implies short; `short` ends only once the reserve is whole and there is room for
+more than one whole file, so it does not come and go with every file that is deleted.
 """
 
 from __future__ import annotations
@@ -45,19 +47,22 @@ class Space:
             raise self.short
 
     def check_room(self) -> None:
-        """Raises StorageFull while what is appended would wait for space, for those who can be told to come again."""
+        """Raises StorageFull while what is appended would wait for space, for those who can be
+        told to come again."""
         if self.stalled is not None:
             raise self.stalled
 
     async def check_whole_file(self) -> None:
-        """Raises StorageFull, and is short from then on, unless a whole log file can be had. Raises StorageError."""
+        """Raises StorageFull, and is short from then on, unless a whole log file can be had.
+        Raises StorageError."""
         if self._volume is None:
             return  # it says so itself
         self.check_publishing()
         if not await self._volume.has_room(self._file_bytes):
             self.begin_short(
                 StorageFull(
-                    f"no room for another log file of {self._file_bytes} bytes: nothing is published until there is; free space on the volume, "
+                    f"no room for another log file of {self._file_bytes} bytes: nothing is "
+                    "published until there is; free space on the volume, "
                     "or have less kept (acknowledge, skip, delete, shorten retention or TTL)"
                 )
             )
@@ -69,8 +74,11 @@ class Space:
             log.error("log.space_short", incarnation=self._incarnation, error=str(error))
             self.short = error
 
-    async def until_there_is_room(self, attempt: Callable[[], Awaitable[T]], gives_up: Callable[[], bool]) -> T:
-        """Try until there is space: `stalled` meanwhile, with nothing acknowledged and nothing lost. Raises any other StorageError."""
+    async def until_there_is_room(
+        self, attempt: Callable[[], Awaitable[T]], gives_up: Callable[[], bool]
+    ) -> T:
+        """Try until there is space: `stalled` meanwhile, with nothing acknowledged and nothing
+        lost. Raises any other StorageError."""
         while True:
             try:
                 found = await attempt()
@@ -101,7 +109,8 @@ class Space:
             self._end_short()  # there is no reserve to be filled first
 
     async def look(self) -> int:
-        """Fill the reserve, and be short or not; how many bytes of the reserve are missing. Raises StorageError."""
+        """Fill the reserve, and be short or not; how many bytes of the reserve are missing.
+        Raises StorageError."""
         volume = self._volume
         if volume is None:
             return 0
@@ -109,11 +118,17 @@ class Space:
         if missing:
             self.begin_short(
                 StorageFull(
-                    f"{missing} bytes of the volume's reserve are used or cannot be had: nothing is published until it is whole; "
-                    "free space on the volume, or have less kept (acknowledge, skip, delete, shorten retention or TTL)"
+                    f"{missing} bytes of the volume's reserve are used or cannot be had: nothing "
+                    "is published until it is whole; "
+                    "free space on the volume, or have less kept (acknowledge, skip, delete, "
+                    "shorten retention or TTL)"
                 )
             )
-        elif self.short is not None and self.stalled is None and await volume.has_room(self._wanted_bytes):
+        elif (
+            self.short is not None
+            and self.stalled is None
+            and await volume.has_room(self._wanted_bytes)
+        ):
             self._end_short()
         return missing
 
@@ -124,7 +139,8 @@ class Space:
 
 
 async def look_again_and_again(space: Space, after: Callable[[int], Awaitable[None]]) -> None:
-    """Look now and every SPACE_LOOK_S, and tell `after` how much of the reserve is missing; until cancelled."""
+    """Look now and every SPACE_LOOK_S, and tell `after` how much of the reserve is missing;
+    until cancelled."""
     while True:
         try:
             await after(await space.look())

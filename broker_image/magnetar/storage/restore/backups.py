@@ -1,8 +1,9 @@
 """Copies of the metadata store that are kept in storage.
 
 Owns: the objects `backups/<restore number>-<revision>`. Imports: metadata.backup, volume, names.
-Invariants: sorted names are in the order of the copies; a copy is never changed; only the newest ones are kept; the store hears of a copy before
-it is there, so that storage never has one that an intact store does not know.
+Invariants: sorted names are in the order of the copies; a copy is never changed; only the newest
+ones are kept; the store hears of a copy before it is there, so that storage never has one that an
+intact store does not know.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from magnetar.storage.volumes.volume import Volume
 
 async def list_backups(volume: Volume) -> list[str]:
     """Names of the copies in storage, oldest first. Raises StorageError."""
-    return sorted(name for name in await volume.list(names.BACKUPS) if names.backup_place(name) is not None)
+    return sorted(
+        name for name in await volume.list(names.BACKUPS) if names.backup_place(name) is not None
+    )
 
 
-async def keep_backup(store: MetadataStore, volume: Volume, backup: Backup, kept: int) -> str | None:
-    """Write the copy into storage and give up all but the `kept` newest; its name, None if there is a newer one. Raises StoreError, StorageError."""
+async def keep_backup(
+    store: MetadataStore, volume: Volume, backup: Backup, kept: int
+) -> str | None:
+    """Write the copy into storage and give up all but the `kept` newest; its name, None if there
+    is a newer one. Raises StoreError, StorageError."""
     item = await store.get(keys.BACKUP)
-    if item is not None and _place(BackupRecord.decode(item.value)) >= (backup.restore, backup.revision):
+    if item is not None and _place(BackupRecord.decode(item.value)) >= (
+        backup.restore,
+        backup.revision,
+    ):
         return None
     record = BackupRecord(backup.restore, backup.revision)
     compare = Compare(keys.BACKUP, "mod", "=", item.mod_revision if item is not None else 0)

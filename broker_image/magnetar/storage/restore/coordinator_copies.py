@@ -1,11 +1,14 @@
 """What storage says of transaction coordinators, for the day that the metadata store is lost.
 
-Owns: the reading of their checkpoints, and the records of their numbers that follow from these. Imports: storage formats, names, metadata records.
+Owns: the reading of their checkpoints, and the records of their numbers that follow from these.
+Imports: storage formats, names, metadata records.
 
-Why it loses nothing. A life writes a checkpoint of all that the lives before it, which it has fenced, have acknowledged, before it answers
-anything; from then on its own log since its newest checkpoint has the rest. So the newest checkpoint of a number, and the log that it names from
-there on, hold all that anybody was told, whatever the store's record said last.
-Invariant: a number that had transactions never begins anew: without its checkpoint or log there is a problem for somebody to look at.
+Why it loses nothing. A life writes a checkpoint of all that the lives before it, which it has
+fenced, have acknowledged, before it answers anything; from then on its own log since its newest
+checkpoint has the rest. So the newest checkpoint of a number, and the log that it names from there
+on, hold all that anybody was told, whatever the store's record said last. Invariant: a number that
+had transactions never begins anew: without its checkpoint or log there is a problem for somebody to
+look at.
 """
 
 from __future__ import annotations
@@ -15,7 +18,13 @@ from dataclasses import dataclass, field, replace
 
 from magnetar.errors import CorruptData
 from magnetar.metadata import keys
-from magnetar.metadata.records import CheckpointPointer, CoordinatorRecord, CoordinatorState, LogPosition, LogRange
+from magnetar.metadata.records import (
+    CheckpointPointer,
+    CoordinatorRecord,
+    CoordinatorState,
+    LogPosition,
+    LogRange,
+)
 from magnetar.storage import names
 from magnetar.storage.log.fencing import SealedFile
 from magnetar.storage.transactions.coordinator_format import decode_checkpoint
@@ -61,12 +70,20 @@ async def read_coordinators(volume: Volume) -> CoordinatorFacts:
 def rebuilt_coordinators(
     facts: CoordinatorFacts, sealed: Mapping[str, Sequence[SealedFile]], kept: Mapping[str, bytes]
 ) -> tuple[dict[str, bytes], list[str]]:
-    """The records of the numbers that storage knows, and what must be looked at; `kept` are the keys that a backup has."""
+    """The records of the numbers that storage knows, and what must be looked at; `kept` are the
+    keys that a backup has."""
     items: dict[str, bytes] = {}
-    problems = [f"{damage}: a transaction coordinator cannot begin without it; restore this file" for damage in facts.damaged]
+    problems = [
+        f"{damage}: a transaction coordinator cannot begin without it; restore this file"
+        for damage in facts.damaged
+    ]
     for tcid, fact in facts.newest.items():
         key = keys.coordinator(tcid)
-        before = CoordinatorRecord.decode(kept[key]) if key in kept else CoordinatorRecord("", 0, CoordinatorState.RECOVERING)
+        before = (
+            CoordinatorRecord.decode(kept[key])
+            if key in kept
+            else CoordinatorRecord("", 0, CoordinatorState.RECOVERING)
+        )
         record = replace(
             before,
             incarnation=before.incarnation or fact.incarnation,
@@ -80,7 +97,8 @@ def rebuilt_coordinators(
         first = fact.position.file  # is there since before the checkpoint
         missing = sorted(set(range(first, max([first, *there]) + 1)) - there)
         problems += [
-            f"transaction coordinator {tcid} cannot be recovered without {names.log_file(fact.incarnation, number)}: restore it"
+            f"transaction coordinator {tcid} cannot be recovered without "
+            f"{names.log_file(fact.incarnation, number)}: restore it"
             for number in missing
         ]
     return items, problems

@@ -1,9 +1,10 @@
 """What logs say about bundles.
 
-Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the day that the metadata store is lost.
-Imports: storage formats, fencing, metadata records.
-Invariants: nothing is read before its file is sealed, and what was read of a sealed file stays true; copies that a term wrote after its RELEASE are
-void; damage is noted, and reading goes on in the next file.
+Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the
+day that the metadata store is lost. Imports: storage formats, fencing, metadata records.
+Invariants: nothing is read before its file is sealed, and what was read of a sealed file stays
+true; copies that a term wrote after its RELEASE are void; damage is noted, and reading goes on in
+the next file.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class _Damaged(CorruptData):
 
 @dataclass(frozen=True, slots=True)
 class TermCopy:
-    """A TERM record: the bundle's record as its owner knew it, and where the owner wrote it down."""
+    """A TERM record: the bundle's record as its owner knew it, and where the owner wrote it
+    down."""
 
     bundle: str
     record: BundleRecord
@@ -61,8 +63,9 @@ class TermCopy:
 class LogFacts:
     """What sealed logs say.
 
-    `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic was there last; `lost` has the number of the file
-    in which a log goes on, by its seals, and that is not there.
+    `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic
+    was there last; `lost` has the number of the file in which a log goes on, by its seals, and that
+    is not there.
     """
 
     sealed: Mapping[str, Sequence[SealedFile]]
@@ -74,14 +77,16 @@ class LogFacts:
 
 
 async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
-    """End every incarnation that has a claim or a log; their sealed files. Raises StorageError; CorruptData for what cannot be sealed."""
+    """End every incarnation that has a claim or a log; their sealed files. Raises StorageError;
+    CorruptData for what cannot be sealed."""
     known = {name.rpartition("/")[2] for name in await volume.list(names.CLAIMS)}
     known |= {name.split("/")[1] for name in await volume.list(names.LOGS)}
     return {incarnation: await fence(volume, incarnation) for incarnation in sorted(known)}
 
 
 async def read_sealed(volume: Volume, files: Files) -> None:
-    """Read into `files` all that is sealed already. Brokers may serve, and delete files, meanwhile. Raises StorageError."""
+    """Read into `files` all that is sealed already. Brokers may serve, and delete files,
+    meanwhile. Raises StorageError."""
     for name in await volume.list(names.LOGS):
         number, incarnation = names.sealed_number(name), name.split("/")[1]
         if number is None:
@@ -89,13 +94,18 @@ async def read_sealed(volume: Volume, files: Files) -> None:
         try:
             found = await read_whole_seal(volume, incarnation, number)
             if found is not None:
-                await _read_file(volume, incarnation, SealedFile(number, found.length, found.accepted), files)
+                await _read_file(
+                    volume, incarnation, SealedFile(number, found.length, found.accepted), files
+                )
         except (FileNotFoundError, CorruptData):
             continue  # it is looked at again when everything is fenced
 
 
-async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files) -> LogFacts:
-    """Everything that these logs say about bundles; `files` has what was read already. Raises StorageError."""
+async def read_logs(
+    volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], files: Files
+) -> LogFacts:
+    """Everything that these logs say about bundles; `files` has what was read already. Raises
+    StorageError."""
     facts = LogFacts(sealed)
     for incarnation, found in sorted(sealed.items()):
         if (number := await lost_file(volume, incarnation, found)) is not None:
@@ -110,23 +120,36 @@ async def read_logs(volume: Volume, sealed: Mapping[str, Sequence[SealedFile]], 
     return facts
 
 
-async def _read_file(volume: Volume, incarnation: str, file: SealedFile, files: Files) -> list[Said]:
+async def _read_file(
+    volume: Volume, incarnation: str, file: SealedFile, files: Files
+) -> list[Said]:
     """What a sealed file says, in its order. Raises _Damaged, StorageError."""
     if file.length <= FILE_HEADER_BYTES:
         return []
     if (known := files.get((incarnation, file))) is not None:
         return known
-    blocks, said = LogBlocks(volume, incarnation, file.number, FILE_HEADER_BYTES, file.length), list[Said]()
+    blocks, said = (
+        LogBlocks(volume, incarnation, file.number, FILE_HEADER_BYTES, file.length),
+        list[Said](),
+    )
     try:
         async for body_at, body in blocks:
             for _, record in decode_records(body, kinds=KINDS):
                 assert isinstance(record, TopicRecord | ReleaseRecord | TermRecord)
-                said.append((record, (record.epoch, file.number, body_at), LogPosition(file.number, body_at + len(body))))
+                said.append(
+                    (
+                        record,
+                        (record.epoch, file.number, body_at),
+                        LogPosition(file.number, body_at + len(body)),
+                    )
+                )
             await asyncio.sleep(0)
     except CorruptData as error:
         raise _Damaged(f"{blocks.name}: {error}", said) from error
     if blocks.end != file.length:
-        raise _Damaged(f"{blocks.name}: damaged at {blocks.end}, below its sealed length {file.length}", said)
+        raise _Damaged(
+            f"{blocks.name}: damaged at {blocks.end}, below its sealed length {file.length}", said
+        )
     files[incarnation, file] = said
     return said
 
@@ -138,7 +161,9 @@ def _note(facts: LogFacts, incarnation: str, said: list[Said]) -> None:
         elif isinstance(record, ReleaseRecord):
             facts.releases[record.bundle, record.epoch] = end
         elif (record.bundle, record.epoch) not in facts.releases:
-            facts.terms.append(TermCopy(record.bundle, BundleRecord.decode(record.state), incarnation, place))
+            facts.terms.append(
+                TermCopy(record.bundle, BundleRecord.decode(record.state), incarnation, place)
+            )
 
 
 def _note_topic(facts: LogFacts, record: TopicRecord, place: Place) -> None:

@@ -1,15 +1,19 @@
 """The metadata store as storage tells it.
 
-Owns: the decision what a restored store holds: bundle records and manifest pointers from what logs and manifests say, everything else from a
-backup where there is one. Imports: metadata records, names, formats. Pure: facts in, keys out. Source: DESIGN 4 (restore is survivable).
+Owns: the decision what a restored store holds: bundle records and manifest pointers from what logs
+and manifests say, everything else from a backup where there is one. Imports: metadata records,
+names, formats. Pure: facts in, keys out. Source: DESIGN 4 (restore is survivable).
 
-Why it loses nothing. An owner writes a copy of its bundle's record into its log before anything else of a term, and before each checkpoint that it
-points to; both are durable before anything is acknowledged on top, or let go of because of them. So the newest copy of a bundle names a checkpoint
-and a chain that hold all that was acknowledged, whatever the store's record said last; a term without a copy has acknowledged nothing. Whatever a
-backup says of a bundle is at most as new, unless the bundle has no copy of that term: then nothing came of the term.
+Why it loses nothing. An owner writes a copy of its bundle's record into its log before anything
+else of a term, and before each checkpoint that it points to; both are durable before anything is
+acknowledged on top, or let go of because of them. So the newest copy of a bundle names a checkpoint
+and a chain that hold all that was acknowledged, whatever the store's record said last; a term
+without a copy has acknowledged nothing. Whatever a backup says of a bundle is at most as new,
+unless the bundle has no copy of that term: then nothing came of the term.
 
-Invariants: a bundle is never begun anew while anything says that it had contents; of two bundles that overlap one is chosen by rules that hold in
-every history, and the other is named; what is missing is a problem that somebody has to look at, never a gap.
+Invariants: a bundle is never begun anew while anything says that it had contents; of two bundles
+that overlap one is chosen by rules that hold in every history, and the other is named; what is
+missing is a problem that somebody has to look at, never a gap.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ from magnetar.storage.restore.log_copies import LogFacts, TermCopy
 
 @dataclass(frozen=True, slots=True)
 class ManifestFact:
-    """A manifest object: what it covers, the segments it lists, and what of all that it lists is not there."""
+    """A manifest object: what it covers, the segments it lists, and what of all that it lists is
+    not there."""
 
     object: str
     generation: int
@@ -54,7 +59,8 @@ class ManifestFact:
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What storage holds, all incarnations being fenced. `topics` are those of the checkpoints that copies name, by checkpoint."""
+    """What storage holds, all incarnations being fenced. `topics` are those of the checkpoints
+    that copies name, by checkpoint."""
 
     storage_id: str
     logs: LogFacts
@@ -65,7 +71,8 @@ class StorageFacts:
 
 @dataclass(slots=True)
 class RebuiltStore:
-    """Every key of the restored store; what was done with each bundle; what to know, and what must be looked at before it is used."""
+    """Every key of the restored store; what was done with each bundle; what to know, and what
+    must be looked at before it is used."""
 
     items: dict[str, bytes] = field(default_factory=dict)
     bundles: dict[str, str] = field(default_factory=dict)
@@ -73,11 +80,19 @@ class RebuiltStore:
     problems: list[str] = field(default_factory=list)
 
 
-def rebuild(facts: StorageFacts, backup: Backup | None, restore: int, format_version: int) -> RebuiltStore:
+def rebuild(
+    facts: StorageFacts, backup: Backup | None, restore: int, format_version: int
+) -> RebuiltStore:
     """The store to go on with, under the restore number `restore`."""
     result = RebuiltStore()
-    result.problems += [f"{damage}: copies of bundles may be missed; restore this file" for damage in facts.logs.damaged]
-    records = {name: chosen.record for name, chosen in _live(_candidates(facts, backup, result), result).items()}
+    result.problems += [
+        f"{damage}: copies of bundles may be missed; restore this file"
+        for damage in facts.logs.damaged
+    ]
+    records = {
+        name: chosen.record
+        for name, chosen in _live(_candidates(facts, backup, result), result).items()
+    }
     result.items |= _kept(backup, facts)
     items, problems = rebuilt_coordinators(facts.coordinators, facts.logs.sealed, result.items)
     result.items |= items
@@ -88,31 +103,40 @@ def rebuild(facts: StorageFacts, backup: Backup | None, restore: int, format_ver
             pointer = _pointer(name, record, facts, result)
             if pointer is not None:
                 result.items[keys.manifest(BundleName.parse(name))] = pointer.encode()
-    _namespaces({BundleName.parse(name): record for name, record in records.items()}, backup, result)
+    _namespaces(
+        {BundleName.parse(name): record for name, record in records.items()}, backup, result
+    )
     _partitioned_topics(records, facts, result)
     result.items[keys.RESTORE] = RestoreRecord(restore).encode()
     result.items[keys.CLUSTER] = ClusterRecord(facts.storage_id, restore, format_version).encode()
     return result
 
 
-# --- bundles ------------------------------------------------------------------------------------------------------------------
+# --- bundles --------------------------------------------------------------------------------------
 
 
 class Chosen(NamedTuple):
-    """A bundle's record, every epoch that any of its copies has named, and what is missing that recovery would ask for."""
+    """A bundle's record, every epoch that any of its copies has named, and what is missing that
+    recovery would ask for."""
 
     record: BundleRecord
     named: frozenset[int]
     missing: Sequence[str] = ()
 
 
-def _candidates(facts: StorageFacts, backup: Backup | None, result: RebuiltStore) -> dict[str, Chosen]:
+def _candidates(
+    facts: StorageFacts, backup: Backup | None, result: RebuiltStore
+) -> dict[str, Chosen]:
     """Of each bundle the newest record that can be recovered from."""
     copies: dict[str, list[TermCopy]] = {}
     for copy in facts.logs.terms:
         copies.setdefault(copy.bundle, []).append(copy)
     backed = _backed_up(backup)
-    known = {item.removeprefix(keys.NAMESPACES) for item in (backup.items if backup else ()) if item.startswith(keys.NAMESPACES)}
+    known = {
+        item.removeprefix(keys.NAMESPACES)
+        for item in (backup.items if backup else ())
+        if item.startswith(keys.NAMESPACES)
+    }
     found: dict[str, Chosen] = {}
     for name in sorted({*copies, *backed}):
         newest = max((copy.record.epoch for copy in copies.get(name, ())), default=0)
@@ -137,22 +161,38 @@ def _backed_up(backup: Backup | None) -> dict[str, BundleRecord]:
 
 
 def _choose(
-    name: str, copies: Sequence[TermCopy], backed: BundleRecord | None, facts: StorageFacts, result: RebuiltStore
+    name: str,
+    copies: Sequence[TermCopy],
+    backed: BundleRecord | None,
+    facts: StorageFacts,
+    result: RebuiltStore,
 ) -> tuple[BundleRecord, list[str]]:
-    """The record to go on with, and what is missing for that. `copies` in the order in which they were written."""
+    """The record to go on with, and what is missing for that. `copies` in the order in which
+    they were written."""
     newest = copies[-1].record.epoch if copies else -1
-    if backed is not None and (backed.epoch > newest or backed.state is BundleState.DELETED) and backed.epoch >= newest:
+    if (
+        backed is not None
+        and (backed.epoch > newest or backed.state is BundleState.DELETED)
+        and backed.epoch >= newest
+    ):
         record = _closed(name, backed, facts)
         missing = _missing(name, record, backed, facts)
         result.bundles[name] = f"{record.state} as in the backup, epoch {record.epoch}"
     else:
-        # An older copy of the same term will do if what the newest names is not there: its checkpoint was never pointed to, and given up since.
+        # An older copy of the same term will do if what the newest names is not there: its
+        # checkpoint was never pointed to, and given up since.
         same_term = [copy for copy in copies if copy.record.epoch == newest]
         closed = [(copy, _closed(name, copy.record, facts)) for copy in reversed(same_term)]
-        copy, record = next((pair for pair in closed if not _missing(name, pair[1], pair[0].record, facts)), closed[0])
+        copy, record = next(
+            (pair for pair in closed if not _missing(name, pair[1], pair[0].record, facts)),
+            closed[0],
+        )
         missing = _missing(name, record, copy.record, facts)
         where = f"file {copy.place[1]} of {copy.incarnation}"
-        result.bundles[name] = f"epoch {record.epoch} from its copy in {where}, {len(record.chain)} log ranges to replay"
+        result.bundles[name] = (
+            f"epoch {record.epoch} from its copy in {where}, {len(record.chain)} log ranges to "
+            "replay"
+        )
     return record, missing
 
 
@@ -163,8 +203,13 @@ def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecor
     chain = record.chain
     if chain and chain[-1].end is None:
         last = chain[-1]
-        end = facts.logs.releases.get((name, record.epochs[-1])) or log_end(facts.logs.sealed.get(last.incarnation, ()), last.start)
-        chain = (*chain[:-1], LogRange(last.incarnation, last.start, max(last.start, end, key=_place)))
+        end = facts.logs.releases.get((name, record.epochs[-1])) or log_end(
+            facts.logs.sealed.get(last.incarnation, ()), last.start
+        )
+        chain = (
+            *chain[:-1],
+            LogRange(last.incarnation, last.start, max(last.start, end, key=_place)),
+        )
     return BundleRecord(
         BundleState.FREE,
         record.epoch,
@@ -175,10 +220,14 @@ def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecor
     )
 
 
-def _missing(name: str, record: BundleRecord, given: BundleRecord, facts: StorageFacts) -> list[str]:
-    """Objects and files that recovery would ask for and not find; `record` is `given` with its chain closed.
+def _missing(
+    name: str, record: BundleRecord, given: BundleRecord, facts: StorageFacts
+) -> list[str]:
+    """Objects and files that recovery would ask for and not find; `record` is `given` with its
+    chain closed.
 
-    Of an owner that has released nothing, also the file in which its log goes on, if that is known to have been there: the bundle needs it all.
+    Of an owner that has released nothing, also the file in which its log goes on, if that is known
+    to have been there: the bundle needs it all.
     """
     if record.state is BundleState.DELETED:
         return []
@@ -189,16 +238,32 @@ def _missing(name: str, record: BundleRecord, given: BundleRecord, facts: Storag
         assert span.end is not None, record
         there = {file.number for file in facts.logs.sealed.get(span.incarnation, ())}
         if _place(span.end) <= _place(span.start):
-            # Nothing was written: its files may be gone. But a log that has an owner begins with a file that is durable.
-            if span is record.chain[-1] and given.chain[-1].end is None and span.start.file not in there:
+            # Nothing was written: its files may be gone. But a log that has an owner begins with a
+            # file that is durable.
+            if (
+                span is record.chain[-1]
+                and given.chain[-1].end is None
+                and span.start.file not in there
+            ):
                 found.append(names.log_file(span.incarnation, span.start.file))
             continue
         last = span.end.file if span.end.offset > FILE_HEADER_BYTES else span.end.file - 1
-        found += [names.log_file(span.incarnation, number) for number in range(span.start.file, last + 1) if number not in there]
-    if given.chain and given.chain[-1].end is None and (name, given.epochs[-1]) not in facts.logs.releases:
+        found += [
+            names.log_file(span.incarnation, number)
+            for number in range(span.start.file, last + 1)
+            if number not in there
+        ]
+    if (
+        given.chain
+        and given.chain[-1].end is None
+        and (name, given.epochs[-1]) not in facts.logs.releases
+    ):
         span = given.chain[-1]
         lost = facts.logs.lost.get(span.incarnation, -1)
-        if lost >= span.start.file and (name_of_lost := names.log_file(span.incarnation, lost)) not in found:
+        if (
+            lost >= span.start.file
+            and (name_of_lost := names.log_file(span.incarnation, lost)) not in found
+        ):
             found.append(name_of_lost)
     return found
 
@@ -208,35 +273,54 @@ def _place(position: LogPosition) -> tuple[int, int]:
 
 
 def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, Chosen]:
-    """The bundles with those that were split marked as deleted, and without those that others have replaced."""
+    """The bundles with those that were split marked as deleted, and without those that others
+    have replaced."""
     found = dict(candidates)
     parsed = {name: BundleName.parse(name) for name in found}
     for name, (record, named, _) in candidates.items():
-        younger = [parsed[other] for other, known in candidates.items() if known.record.epoch > record.epoch]
+        younger = [
+            parsed[other]
+            for other, known in candidates.items()
+            if known.record.epoch > record.epoch
+        ]
         children = children_of(parsed[name], younger)
         if record.state is not BundleState.DELETED and children:
-            found[name] = Chosen(BundleRecord(BundleState.DELETED, record.epoch, reason="split"), named)
-            result.bundles[name] = f"was split into {', '.join(child.rpartition('/')[2] for child in children)}"
+            found[name] = Chosen(
+                BundleRecord(BundleState.DELETED, record.epoch, reason="split"), named
+            )
+            result.bundles[name] = (
+                f"was split into {', '.join(child.rpartition('/')[2] for child in children)}"
+            )
     for name, other in _overlaps(found, parsed):
-        old, new = sorted((name, other), key=lambda known: found[known].record.epoch if known in found else -1)
+        old, new = sorted(
+            (name, other), key=lambda known: found[known].record.epoch if known in found else -1
+        )
         if old not in found or new not in found:
             continue
-        # The children of a split have copies before any of them acknowledges: one without its siblings has acknowledged nothing.
+        # The children of a split have copies before any of them acknowledges: one without its
+        # siblings has acknowledged nothing.
         unfinished = found[old].record.epoch in found[new].named
         loser, winner = (new, old) if unfinished else (old, new)
-        why = "of a split that was not finished" if unfinished else "of an earlier life of its namespace"
+        why = (
+            "of a split that was not finished"
+            if unfinished
+            else "of an earlier life of its namespace"
+        )
         result.bundles[loser] = f"left out for {winner}: {why}"
         del found[loser]
     for name, chosen in found.items():
         if chosen.missing:
             result.problems.append(
-                f"bundle {name} cannot be recovered without {', '.join(chosen.missing)}: restore these files, or, if its namespace was deleted, "
+                f"bundle {name} cannot be recovered without {', '.join(chosen.missing)}: restore "
+                "these files, or, if its namespace was deleted, "
                 "use --force and delete the namespace again"
             )
     return found
 
 
-def _overlaps(found: Mapping[str, Chosen], parsed: Mapping[str, BundleName]) -> list[tuple[str, str]]:
+def _overlaps(
+    found: Mapping[str, Chosen], parsed: Mapping[str, BundleName]
+) -> list[tuple[str, str]]:
     """Pairs of living bundles that share hashes."""
     living = sorted(
         (str(parsed[name].namespace), parsed[name].low, parsed[name].high, name)
@@ -252,18 +336,28 @@ def _overlaps(found: Mapping[str, Chosen], parsed: Mapping[str, BundleName]) -> 
     return pairs
 
 
-# --- manifests ----------------------------------------------------------------------------------------------------------------
+# --- manifests ------------------------------------------------------------------------------------
 
 
-def _pointer(name: str, record: BundleRecord, facts: StorageFacts, result: RebuiltStore) -> ManifestPointer | None:
+def _pointer(
+    name: str, record: BundleRecord, facts: StorageFacts, result: RebuiltStore
+) -> ManifestPointer | None:
     """The manifest to point to; None if the bundle has none."""
-    listed = sorted(facts.manifests.get(name, ()), key=lambda fact: (fact.generation, fact.covered or (-1, -1)))
+    listed = sorted(
+        facts.manifests.get(name, ()), key=lambda fact: (fact.generation, fact.covered or (-1, -1))
+    )
     needed = _needed(record)
-    usable = [fact for fact in listed if not fact.missing and (needed is None or (fact.covered or (-1, -1)) >= needed)]
+    usable = [
+        fact
+        for fact in listed
+        if not fact.missing and (needed is None or (fact.covered or (-1, -1)) >= needed)
+    ]
     if not usable:
         if listed or needed is not None:
             missing = (
-                ", ".join(listed[-1].missing) if listed and listed[-1].missing else "the manifest that its checkpoint rests on"
+                ", ".join(listed[-1].missing)
+                if listed and listed[-1].missing
+                else "the manifest that its checkpoint rests on"
             )
             result.problems.append(f"bundle {name} cannot be read without {missing}: restore it")
         if not listed:
@@ -273,7 +367,8 @@ def _pointer(name: str, record: BundleRecord, facts: StorageFacts, result: Rebui
 
 
 def _needed(record: BundleRecord) -> tuple[int, int] | None:
-    """What a manifest must have taken in, as `covered`, so that the checkpoint may stand for everything before it."""
+    """What a manifest must have taken in, as `covered`, so that the checkpoint may stand for
+    everything before it."""
     if record.checkpoint is None:
         return None
     epoch = names.checkpoint_epoch(record.checkpoint.object)
@@ -284,36 +379,53 @@ def _needed(record: BundleRecord) -> tuple[int, int] | None:
 def choose_manifest(usable: Sequence[ManifestFact]) -> ManifestFact:
     """Of whole manifests, by generation, the one to point to.
 
-    A generation that another one was built on is committed, for certain if it has one object only. One of the last generation may have lost its
-    compare-and-swap, or its writer may be about to find out, and to delete the segments that it wrote: it is left alone if it lists any that the
-    last certain one does not, which is whole and so holds the same entries. Everything else in it exists, and stays.
+    A generation that another one was built on is committed, for certain if it has one object only.
+    One of the last generation may have lost its compare-and-swap, or its writer may be about to
+    find out, and to delete the segments that it wrote: it is left alone if it lists any that the
+    last certain one does not, which is whole and so holds the same entries. Everything else in it
+    exists, and stays.
     """
     last = max(fact.generation for fact in usable)
     built_on = [fact for fact in usable if fact.generation < last]
     newest = [fact for fact in usable if fact.generation == last]
     if not built_on:
         return max(newest, key=lambda fact: (fact.covered or (-1, -1), fact.object))
-    before = max(built_on, key=lambda fact: (fact.generation, fact.covered or (-1, -1), fact.object))
+    before = max(
+        built_on, key=lambda fact: (fact.generation, fact.covered or (-1, -1), fact.object)
+    )
     harmless = [fact for fact in newest if fact.segments <= before.segments]
-    return max(harmless or [before], key=lambda fact: (fact.generation, fact.covered or (-1, -1), fact.object))
+    return max(
+        harmless or [before],
+        key=lambda fact: (fact.generation, fact.covered or (-1, -1), fact.object),
+    )
 
 
-# --- everything else ------------------------------------------------------------------------------------------------------------
+# --- everything else ------------------------------------------------------------------------------
 
 REBUILT = (keys.CLUSTER, keys.RESTORE, keys.BACKUP, keys.BUNDLES, keys.MANIFESTS, keys.INTENTS)
-"""What is never taken from a backup as it is. Without its intent whatever was being written is not committed any more, and goes."""
+"""What is never taken from a backup as it is. Without its intent whatever was being written is
+not committed any more, and goes."""
 
 
 def _kept(backup: Backup | None, facts: StorageFacts) -> dict[str, bytes]:
-    """What a backup alone knows; keys of log files only where the file is still there. The leader writes those that are missing."""
+    """What a backup alone knows; keys of log files only where the file is still there. The
+    leader writes those that are missing."""
     if backup is None:
         return {}
     kept = {key: value for key, value in backup.items.items() if not keys.is_one_of(key, REBUILT)}
-    there = {keys.log_file(incarnation, file.number) for incarnation, files in facts.logs.sealed.items() for file in files}
-    return {key: value for key, value in kept.items() if not key.startswith(keys.LOGS) or key in there}
+    there = {
+        keys.log_file(incarnation, file.number)
+        for incarnation, files in facts.logs.sealed.items()
+        for file in files
+    }
+    return {
+        key: value for key, value in kept.items() if not key.startswith(keys.LOGS) or key in there
+    }
 
 
-def _namespaces(bundles: Mapping[BundleName, BundleRecord], backup: Backup | None, result: RebuiltStore) -> None:
+def _namespaces(
+    bundles: Mapping[BundleName, BundleRecord], backup: Backup | None, result: RebuiltStore
+) -> None:
     """Boundaries that fit the bundles; namespaces that the backup does not know."""
     living: dict[NamespaceName, list[BundleName]] = {}
     for bundle, record in bundles.items():
@@ -326,20 +438,28 @@ def _namespaces(bundles: Mapping[BundleName, BundleRecord], backup: Backup | Non
         boundaries = fitting_boundaries(known, found)
         if before is None:
             before = NamespaceRecord(boundaries, dict(KEPT_POLICIES))
-            since = "is not in the backup" if backup is not None else "is known from its bundles only"
+            since = (
+                "is not in the backup" if backup is not None else "is known from its bundles only"
+            )
             result.warnings.append(
-                f"namespace {namespace} {since}: its policies are lost, and until you set them nothing in it expires or is deleted "
-                f"(pulsar-admin namespaces set-retention {namespace} ...; set-inactive-topic-policies)"
+                f"namespace {namespace} {since}: its policies are lost, and until you set them "
+                "nothing in it expires or is deleted "
+                f"(pulsar-admin namespaces set-retention {namespace} ...; "
+                "set-inactive-topic-policies)"
             )
         elif boundaries != known:
             result.warnings.append(
-                f"namespace {namespace} has {len(boundaries) - 1} bundles, {len(known) - 1} in the backup: it was split since"
+                f"namespace {namespace} has {len(boundaries) - 1} bundles, {len(known) - 1} in the "
+                "backup: it was split since"
             )
         result.items[key] = replace(before, boundaries=boundaries).encode()
 
 
-def _partitioned_topics(records: Mapping[str, BundleRecord], facts: StorageFacts, result: RebuiltStore) -> None:
-    """Entries of partitioned topics that the backup does not know, or not with as many partitions. Brokers mend those of topics themselves."""
+def _partitioned_topics(
+    records: Mapping[str, BundleRecord], facts: StorageFacts, result: RebuiltStore
+) -> None:
+    """Entries of partitioned topics that the backup does not know, or not with as many
+    partitions. Brokers mend those of topics themselves."""
     counts: dict[TopicName, int] = {}
     topics = _topics(records.values(), facts)
     for topic in sorted(topics):
@@ -355,7 +475,10 @@ def _partitioned_topics(records: Mapping[str, BundleRecord], facts: StorageFacts
         if before is None or before.partitions < partitions:
             record = before or PartitionedTopicRecord(partitions, {})
             result.items[key] = replace(record, partitions=partitions).encode()
-            result.warnings.append(f"topic {name} has at least {partitions} partitions, as its logs show; check the number")
+            result.warnings.append(
+                f"topic {name} has at least {partitions} partitions, as its logs show; check the "
+                "number"
+            )
 
 
 def _topics(records: Iterable[BundleRecord], facts: StorageFacts) -> set[str]:

@@ -1,11 +1,12 @@
 """Giving storage a metadata store again.
 
-Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and manifests, write the store. Imports: storage
-and metadata siblings, clock.
-Invariants: brokers serve until the restore number is raised and they are fenced; read before that is only what never changes. The number is raised
-before anything else is read, so nobody joins meanwhile or with what the store said before; epochs under it are
-above every epoch in storage; the cluster's record is written last, so a restore that was interrupted is noticed by every broker, and simply done
-again; with a problem nothing is written.
+Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and
+manifests, write the store. Imports: storage and metadata siblings, clock. Invariants: brokers serve
+until the restore number is raised and they are fenced; read before that is only what never changes.
+The number is raised before anything else is read, so nobody joins meanwhile or with what the store
+said before; epochs under it are above every epoch in storage; the cluster's record is written last,
+so a restore that was interrupted is noticed by every broker, and simply done again; with a problem
+nothing is written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from magnetar.clock import Clock
 from magnetar.errors import CorruptData, InvalidRequest, StorageError
 from magnetar.metadata import keys
 from magnetar.metadata.backup import Backup, read_backup
-from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, ClusterRecord, ManifestPointer, RestoreRequestRecord
+from magnetar.metadata.records import (
+    RESTORE_STRIDE,
+    BundleRecord,
+    ClusterRecord,
+    ManifestPointer,
+    RestoreRequestRecord,
+)
 from magnetar.metadata.store import MetadataStore, Operation, Put
 from magnetar.storage import names
 from magnetar.storage.checkpoint import read_checkpoint
@@ -45,7 +52,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore did: its number, where the rest of the store came from, and what was written."""
+    """What a restore did: its number, where the rest of the store came from, and what was
+    written."""
 
     number: int
     source: str
@@ -64,10 +72,12 @@ async def restore_store(
     request: str = "",
     say: Say = lambda _line: None,
 ) -> Restored:
-    """Fill the store from `backup` (None: from storage alone; `in_place`: from what the store itself holds) and from storage.
+    """Fill the store from `backup` (None: from storage alone; `in_place`: from what the store
+    itself holds) and from storage.
 
-    The store remembers `request` ("" = nothing) from the moment on at which brokers accept it. Brokers that run are fenced: then the pause of
-    their clients begins. Raises InvalidRequest for what `force` would allow, or must be corrected first; StoreError, StorageError.
+    The store remembers `request` ("" = nothing) from the moment on at which brokers accept it.
+    Brokers that run are fenced: then the pause of their clients begins. Raises InvalidRequest for
+    what `force` would allow, or must be corrected first; StoreError, StorageError.
     """
     storage_id = await _storage_id(volume)
     if in_place:
@@ -76,7 +86,8 @@ async def restore_store(
     ahead = ReadAhead()
     await read_ahead(volume, ahead)
     say(
-        f"{len(ahead.files)} sealed log files and {len(ahead.manifests)} manifests are read; next brokers are fenced, and the pause begins"
+        f"{len(ahead.files)} sealed log files and {len(ahead.manifests)} manifests are read; next "
+        "brokers are fenced, and the pause begins"
     )
     least = 1 + max(backup.restore if backup is not None else 0, await _restore_in(store))
     number = await raise_restore_number(volume, clock, least, source)
@@ -86,7 +97,9 @@ async def restore_store(
     except CorruptData as error:
         raise StorageError(f"a log cannot be ended, nothing was written: {error}") from error
     say(f"{len(sealed)} incarnations ended, {sum(map(len, sealed.values()))} log files sealed")
-    facts = await read_facts(volume, storage_id, await read_logs(volume, sealed, ahead.files), ahead)
+    facts = await read_facts(
+        volume, storage_id, await read_logs(volume, sealed, ahead.files), ahead
+    )
     say(f"{len(facts.logs.terms)} copies of bundles found")
     last = max(last_epoch(facts), backup.epoch if backup is not None else 0)
     if last >= number * RESTORE_STRIDE:  # revisions that went on into the restore numbers
@@ -95,7 +108,8 @@ async def restore_store(
     result = rebuild(facts, backup, number, FORMAT_VERSION)
     if result.problems and not force:
         raise InvalidRequest(
-            f"nothing was written: {_shown(result.problems)}; then run this again, or run it with --force to go on without"
+            f"nothing was written: {_shown(result.problems)}; then run this again, or run it with "
+            "--force to go on without"
         )
     await _make_durable(volume, result.items)
     await _write(store, result.items, request)
@@ -103,7 +117,8 @@ async def restore_store(
 
 
 async def newest_backup(volume: Volume, say: Say = lambda _line: None) -> tuple[Backup, str] | None:
-    """The newest whole copy of the store in storage, and its name; None if there is none. Raises StorageError."""
+    """The newest whole copy of the store in storage, and its name; None if there is none. Raises
+    StorageError."""
     for name in reversed(await list_backups(volume)):
         try:
             return await load_backup(volume, name), name
@@ -112,30 +127,45 @@ async def newest_backup(volume: Volume, say: Say = lambda _line: None) -> tuple[
     return None
 
 
-# --- checks -------------------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 async def _storage_id(volume: Volume) -> str:
     found = await read_storage_id(volume)
     if found is None:
-        raise InvalidRequest("the volume has no storage id: no cluster has ever used it; mount the right one")
+        raise InvalidRequest(
+            "the volume has no storage id: no cluster has ever used it; mount the right one"
+        )
     return found
 
 
-async def _check(store: MetadataStore, storage_id: str, backup: Backup | None, source: str, in_place: bool, force: bool) -> None:
+async def _check(
+    store: MetadataStore,
+    storage_id: str,
+    backup: Backup | None,
+    source: str,
+    in_place: bool,
+    force: bool,
+) -> None:
     if backup is not None and backup.storage_id != storage_id:
         raise InvalidRequest(
-            f"{source} is of storage {backup.storage_id}, the volume is {storage_id}: choose the backup of this cluster, or mount its volume"
+            f"{source} is of storage {backup.storage_id}, the volume is {storage_id}: choose the "
+            "backup of this cluster, or mount its volume"
         )
-    registered = [item.key.removeprefix(keys.INCARNATIONS) for item in (await store.range(keys.INCARNATIONS)).items]
+    registered = [
+        item.key.removeprefix(keys.INCARNATIONS)
+        for item in (await store.range(keys.INCARNATIONS)).items
+    ]
     if registered and not force:
         raise InvalidRequest(
-            f"brokers are registered: {', '.join(registered[:SHOWN_MAX])}; stop them (their registrations go within a lease), or use --force, "
+            f"brokers are registered: {', '.join(registered[:SHOWN_MAX])}; stop them (their "
+            "registrations go within a lease), or use --force, "
             "which ends them"
         )
     if not in_place and not force and await store.get(keys.CLUSTER) is not None:
         raise InvalidRequest(
-            "the metadata store is not empty: use `restore --in-place` to go on with what is in it, or --force to replace it"
+            "the metadata store is not empty: use `restore --in-place` to go on with what is in "
+            "it, or --force to replace it"
         )
 
 
@@ -149,12 +179,13 @@ def _shown(problems: list[str]) -> str:
     return "; ".join(problems[:SHOWN_MAX]) + further
 
 
-# --- facts ----------------------------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class ReadAhead:
-    """What was read of things that never change: sealed log files, manifests, and the topics of checkpoints, by name."""
+    """What was read of things that never change: sealed log files, manifests, and the topics of
+    checkpoints, by name."""
 
     files: Files = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
@@ -162,28 +193,44 @@ class ReadAhead:
 
 
 async def read_ahead(volume: Volume, ahead: ReadAhead) -> None:
-    """Read what the pause would otherwise be spent on, for brokers serve meanwhile. Raises StorageError."""
+    """Read what the pause would otherwise be spent on, for brokers serve meanwhile. Raises
+    StorageError."""
     await read_sealed(volume, ahead.files)
     for name in await volume.list(names.MANIFESTS):
         await _manifest(volume, name, ahead)
     terms = [
-        BundleRecord.decode(record.state) for said in ahead.files.values() for record, *_ in said if isinstance(record, TermRecord)
+        BundleRecord.decode(record.state)
+        for said in ahead.files.values()
+        for record, *_ in said
+        if isinstance(record, TermRecord)
     ]
-    for name in sorted({pointer.object for record in terms if (pointer := record.checkpoint) is not None}):
+    for name in sorted(
+        {pointer.object for record in terms if (pointer := record.checkpoint) is not None}
+    ):
         await _topics_of(volume, name, ahead, [])
 
 
-async def read_facts(volume: Volume, storage_id: str, logs: LogFacts, ahead: ReadAhead) -> StorageFacts:
+async def read_facts(
+    volume: Volume, storage_id: str, logs: LogFacts, ahead: ReadAhead
+) -> StorageFacts:
     """What `rebuild` needs beside the logs. Raises StorageError."""
-    there = {names.log_file(incarnation, file.number) for incarnation, files in logs.sealed.items() for file in files}
+    there = {
+        names.log_file(incarnation, file.number)
+        for incarnation, files in logs.sealed.items()
+        for file in files
+    }
     there.update(await volume.list(names.SEGMENTS))
     manifests: dict[str, list[ManifestFact]] = {}
     for name in await volume.list(names.MANIFESTS):
         fact = await _manifest_fact(volume, name, there, ahead)
         if fact is not None:
-            manifests.setdefault(name.removeprefix(f"{names.MANIFESTS}/").rpartition("/")[0], []).append(fact)
+            manifests.setdefault(
+                name.removeprefix(f"{names.MANIFESTS}/").rpartition("/")[0], []
+            ).append(fact)
     checkpoints: dict[str, frozenset[str]] = {}
-    for name in sorted({pointer.object for copy in logs.terms if (pointer := copy.record.checkpoint) is not None}):
+    for name in sorted(
+        {pointer.object for copy in logs.terms if (pointer := copy.record.checkpoint) is not None}
+    ):
         topics = await _topics_of(volume, name, ahead, logs.damaged)
         if topics is not None:
             checkpoints[name] = topics
@@ -194,11 +241,25 @@ async def read_facts(volume: Volume, storage_id: str, logs: LogFacts, ahead: Rea
 
 def last_epoch(facts: StorageFacts) -> int:
     """The highest epoch that storage knows of any bundle; 0 if there is none."""
-    epochs = [epoch for name in facts.checkpoints if (epoch := names.checkpoint_epoch(name)) is not None]
-    return max((*epochs, *(epoch for copy in facts.logs.terms for epoch in (copy.record.epoch, *copy.record.epochs))), default=0)
+    epochs = [
+        epoch for name in facts.checkpoints if (epoch := names.checkpoint_epoch(name)) is not None
+    ]
+    return max(
+        (
+            *epochs,
+            *(
+                epoch
+                for copy in facts.logs.terms
+                for epoch in (copy.record.epoch, *copy.record.epochs)
+            ),
+        ),
+        default=0,
+    )
 
 
-async def _topics_of(volume: Volume, name: str, ahead: ReadAhead, damaged: list[str]) -> frozenset[str] | None:
+async def _topics_of(
+    volume: Volume, name: str, ahead: ReadAhead, damaged: list[str]
+) -> frozenset[str] | None:
     if name not in ahead.topics:
         try:
             ahead.topics[name] = frozenset((await read_checkpoint(volume, name)).topics)
@@ -220,7 +281,9 @@ async def _manifest(volume: Volume, name: str, ahead: ReadAhead) -> Manifest | N
     return ahead.manifests[name]
 
 
-async def _manifest_fact(volume: Volume, name: str, there: set[str], ahead: ReadAhead) -> ManifestFact | None:
+async def _manifest_fact(
+    volume: Volume, name: str, there: set[str], ahead: ReadAhead
+) -> ManifestFact | None:
     """What the manifest `name` needs; None if it is not whole."""
     manifest = await _manifest(volume, name, ahead)
     if manifest is None:
@@ -231,20 +294,30 @@ async def _manifest_fact(volume: Volume, name: str, there: set[str], ahead: Read
 
 
 async def _make_durable(volume: Volume, items: dict[str, bytes]) -> None:
-    """Of the manifests that are pointed to, those whose writers had not ended when they were fenced may be seen and yet be lost with the power."""
-    objects = [ManifestPointer.decode(value).object for key, value in sorted(items.items()) if key.startswith(keys.MANIFESTS)]
+    """Of the manifests that are pointed to, those whose writers had not ended when they were
+    fenced may be seen and yet be lost with the power."""
+    objects = [
+        ManifestPointer.decode(value).object
+        for key, value in sorted(items.items())
+        if key.startswith(keys.MANIFESTS)
+    ]
 
     async def again(name: str) -> None:
         try:
-            await volume.put_if_absent(name, await volume.read(name))  # which makes the name durable that is there
+            # which makes the name durable that is there
+            await volume.put_if_absent(name, await volume.read(name))
         except FileNotFoundError as error:
-            raise StorageError(f"{name} has gone while the store was restored; restore it again") from error
+            raise StorageError(
+                f"{name} has gone while the store was restored; restore it again"
+            ) from error
 
     for start in range(0, len(objects), MADE_DURABLE_AT_ONCE):
-        await asyncio.gather(*(again(name) for name in objects[start : start + MADE_DURABLE_AT_ONCE]))
+        await asyncio.gather(
+            *(again(name) for name in objects[start : start + MADE_DURABLE_AT_ONCE])
+        )
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 async def is_restored_for(store: MetadataStore, request: str) -> bool:
@@ -254,7 +327,8 @@ async def is_restored_for(store: MetadataStore, request: str) -> bool:
 
 
 async def _write(store: MetadataStore, items: dict[str, bytes], request: str) -> None:
-    """Make the store's durable keys exactly `items`, and remember `request` with the last of them."""
+    """Make the store's durable keys exactly `items`, and remember `request` with the last of
+    them."""
     await store.delete(keys.RESTORE)  # from here on nobody from before changes anything
     for item in (await store.range("")).items:
         if not item.lease and keys.is_durable(item.key) and item.key not in items:

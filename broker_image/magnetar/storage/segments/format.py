@@ -1,10 +1,12 @@
 """Format of level-1 segments, version 1: blocks, footer, trailer.
 
-Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; no Arrow, whose buffers the columns are nevertheless.
-A segment is blocks back to back, then the footer (a description as JSON, one fixed entry per block), then a trailer of 48 bytes. A block is a
-header of 64 bytes, then columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more than rows), ledger, entry, event
-time, publish time, append time (int64), message count and flags (uint32), the keys' bytes, the payloads' bytes. Times are milliseconds.
-Invariants: rows rise by (ledger, entry), over blocks too; holes and several ledgers are allowed; every byte is under a CRC-32C; payloads are
+Owns: the bytes of a segment. Imports: errors, crc32c, arrays. Pure; no Arrow, whose buffers the
+columns are nevertheless. A segment is blocks back to back, then the footer (a description as JSON,
+one fixed entry per block), then a trailer of 48 bytes. A block is a header of 64 bytes, then
+columns, each padded to 8 bytes: payload offsets and key offsets (int32, one more than rows),
+ledger, entry, event time, publish time, append time (int64), message count and flags (uint32), the
+keys' bytes, the payloads' bytes. Times are milliseconds. Invariants: rows rise by (ledger, entry),
+over blocks too; holes and several ledgers are allowed; every byte is under a CRC-32C; payloads are
 the entries as their clients sent them.
 """
 
@@ -35,19 +37,26 @@ ALIGNMENT = 8
 
 HAS_KEY = 1  # of a row: without it the key is absent, not empty
 IS_BATCH = 2  # of a row: the entry holds several messages, keys are inside
-IS_DECIDED = 4  # of a row: one ordinary message; its key and IS_DELETION are all that compaction needs to know of it
+# of a row: one ordinary message; its key and IS_DELETION are all that compaction needs to know of
+# it
+IS_DECIDED = 4
 IS_DELETION = 8  # of a row with IS_DECIDED: the payload is empty, the key is deleted
-HAS_REMOVED = 16  # of a row: compaction took messages out of the batch; its metadata lists them in compacted_batch_indexes
-UNPARSED = 32  # of a row: key, event and publish time were not taken out of the entry; they are in its bytes only
+# of a row: compaction took messages out of the batch; its metadata lists them in
+# compacted_batch_indexes
+HAS_REMOVED = 16
+# of a row: key, event and publish time were not taken out of the entry; they are in its bytes only
+UNPARSED = 32
 CODEC_NONE = 0
 
 _BLOCK_MAGIC = 0x4B42534D  # "MSBK"
-_BLOCK = struct.Struct("<IHBBIIqqIIQ")  # magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, 0, payload bytes
+# magic, version, codec, 0, rows, body bytes, ledger, entry, key bytes, 0, payload bytes
+_BLOCK = struct.Struct("<IHBBIIqqIIQ")
 _CRC = struct.Struct("<I")
 _FOOTER = struct.Struct("<II")  # description bytes, blocks
 _ENTRY = struct.Struct("<QIIqqqqqqqqqqQQ")
 _TRAILER_MAGIC = b"MAGNSEG\0"
-_TRAILER = struct.Struct("<QIIQQI")  # footer offset, footer bytes, footer crc, rows, messages, version
+# footer offset, footer bytes, footer crc, rows, messages, version
+_TRAILER = struct.Struct("<QIIQQI")
 _WIDE_COLUMNS = 5
 ANY_TIME = (-(1 << 63), (1 << 63) - 1)
 """(least, greatest) time of rows whose times are not known."""
@@ -69,7 +78,8 @@ class Row(NamedTuple):
 
 
 class BlockEntry(NamedTuple):
-    """What the footer says of one block. Times are (least, greatest) of its rows; `bytes` are those of the payloads."""
+    """What the footer says of one block. Times are (least, greatest) of its rows; `bytes` are
+    those of the payloads."""
 
     offset: int
     length: int
@@ -92,7 +102,7 @@ def _padded(size: int) -> int:
     return -size % ALIGNMENT + size
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
@@ -101,11 +111,16 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
     columns = list(zip(*rows, strict=True))
     ledgers, entries, events, publishes, appends, counts, flags, keys, payloads = columns
     keys = tuple(b"" if key is None else key for key in keys)
-    marks = [flag & ~HAS_KEY | (HAS_KEY if row.key is not None else 0) for flag, row in zip(flags, rows, strict=True)]
+    marks = [
+        flag & ~HAS_KEY | (HAS_KEY if row.key is not None else 0)
+        for flag, row in zip(flags, rows, strict=True)
+    ]
     parts: list[Buffer] = []
     for column in (packed(I32, _offsets(payloads)), packed(I32, _offsets(keys))):
         _append_padded(parts, column.tobytes())
-    parts += [packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)]
+    parts += [
+        packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)
+    ]
     for column in (packed(U32, counts), packed(U32, marks)):
         _append_padded(parts, column.tobytes())
     _append_padded(parts, b"".join(keys))
@@ -149,7 +164,8 @@ def _append_padded(parts: list[Buffer], column: bytes) -> None:
 
 
 class Block:
-    """A block in memory, its CRC verified. Every column is a view that is an Arrow buffer as it stands."""
+    """A block in memory, its CRC verified. Every column is a view that is an Arrow buffer as it
+    stands."""
 
     __slots__ = (
         "append_times",
@@ -195,15 +211,29 @@ class Block:
         view = memoryview(data)
         if len(view) < BLOCK_HEADER_BYTES:
             raise CorruptData(f"{name}: {len(view)} bytes are no block")
-        magic, version, codec, _, count, size, _, _, key_bytes, _, payload_bytes = _BLOCK.unpack_from(view)
+        magic, version, codec, _, count, size, _, _, key_bytes, _, payload_bytes = (
+            _BLOCK.unpack_from(view)
+        )
         body = view[BLOCK_HEADER_BYTES:]
         covered = view[: BLOCK_HEADER_BYTES - _CRC.size]
-        if magic != _BLOCK_MAGIC or len(body) != size or _CRC.unpack_from(view, len(covered))[0] != crc32c(body, crc32c(covered)):
-            raise CorruptData(f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or rewrite it")
+        if (
+            magic != _BLOCK_MAGIC
+            or len(body) != size
+            or _CRC.unpack_from(view, len(covered))[0] != crc32c(body, crc32c(covered))
+        ):
+            raise CorruptData(
+                f"{name}: a block of {len(view)} bytes fails its checksum; restore this file or "
+                "rewrite it"
+            )
         if version != VERSION or codec != CODEC_NONE:
-            raise CorruptData(f"{name}: segment version {version} codec {codec} is not known; upgrade this component")
+            raise CorruptData(
+                f"{name}: segment version {version} codec {codec} is not known; upgrade this "
+                "component"
+            )
         wide, narrow = _WIDE_COLUMNS * 8 * count, _NARROW_COLUMNS * _padded(4 * count)
-        if size != 2 * _padded(4 * (count + 1)) + wide + narrow + _padded(key_bytes) + _padded(payload_bytes):
+        if size != 2 * _padded(4 * (count + 1)) + wide + narrow + _padded(key_bytes) + _padded(
+            payload_bytes
+        ):
             raise CorruptData(f"{name}: a block of {count} rows does not add up to {size} bytes")
         return Block(count, body, key_bytes, payload_bytes)
 
@@ -236,7 +266,7 @@ class Block:
         return low
 
 
-# --- footer -------------------------------------------------------------------------------------------------------------------
+# --- footer ---------------------------------------------------------------------------------------
 
 
 class RunColumns(NamedTuple):
@@ -251,7 +281,8 @@ class RunColumns(NamedTuple):
 
 
 def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, BlockEntry]:
-    """As `encode_block`, a run at a time instead of a row at a time. The rows are UNPARSED: their times are any."""
+    """As `encode_block`, a run at a time instead of a row at a time. The rows are UNPARSED:
+    their times are any."""
     sizes = [len(run.lengths) for run in runs]
     count = sum(sizes)
     assert count, "a block holds at least one row"
@@ -261,12 +292,25 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     _append_padded(parts, packed(I32, offsets).tobytes())
     _append_padded(parts, bytes(4 * (count + 1)))
     parts += [
-        b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
         b"".join(
-            [packed(I64, range(run.first_entry, run.first_entry + size)).tobytes() for run, size in zip(runs, sizes, strict=True)]
+            [
+                packed(I64, [run.ledger]).tobytes() * size
+                for run, size in zip(runs, sizes, strict=True)
+            ]
+        ),
+        b"".join(
+            [
+                packed(I64, range(run.first_entry, run.first_entry + size)).tobytes()
+                for run, size in zip(runs, sizes, strict=True)
+            ]
         ),
         bytes(16 * count),
-        b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in zip(runs, sizes, strict=True)]),
+        b"".join(
+            [
+                packed(I64, [run.append_ms]).tobytes() * size
+                for run, size in zip(runs, sizes, strict=True)
+            ]
+        ),
     ]
     _append_padded(parts, packed(U32, counts).tobytes())
     _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
@@ -280,17 +324,30 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1])
 
 
-def _framed(body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int) -> bytes:
+def _framed(
+    body: bytes, rows: int, ledger: int, entry: int, key_bytes: int, payload_bytes: int
+) -> bytes:
     """A block's bytes: header, CRC, body."""
-    fixed = _BLOCK.pack(_BLOCK_MAGIC, VERSION, CODEC_NONE, 0, rows, len(body), ledger, entry, key_bytes, 0, payload_bytes).ljust(
-        BLOCK_HEADER_BYTES - _CRC.size, b"\0"
-    )
+    fixed = _BLOCK.pack(
+        _BLOCK_MAGIC,
+        VERSION,
+        CODEC_NONE,
+        0,
+        rows,
+        len(body),
+        ledger,
+        entry,
+        key_bytes,
+        0,
+        payload_bytes,
+    ).ljust(BLOCK_HEADER_BYTES - _CRC.size, b"\0")
     return fixed + _CRC.pack(crc32c(body, crc32c(fixed))) + body
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The block index of a segment. `description` says what the segment is, so that a manifest can be rebuilt from it."""
+    """The block index of a segment. `description` says what the segment is, so that a manifest
+    can be rebuilt from it."""
 
     description: Mapping[str, Any]
     blocks: tuple[BlockEntry, ...]
@@ -307,7 +364,13 @@ class Footer:
 def encode_footer(footer: Footer, offset: int) -> bytes:
     """Footer and trailer for a segment whose blocks end at `offset`."""
     text = json.dumps(dict(footer.description), sort_keys=True, separators=(",", ":")).encode()
-    body = b"".join([_FOOTER.pack(len(text), len(footer.blocks)), *[_ENTRY.pack(*block) for block in footer.blocks], text])
+    body = b"".join(
+        [
+            _FOOTER.pack(len(text), len(footer.blocks)),
+            *[_ENTRY.pack(*block) for block in footer.blocks],
+            text,
+        ]
+    )
     fixed = _TRAILER.pack(offset, len(body), crc32c(body), footer.rows, footer.messages, VERSION)
     return body + fixed + _CRC.pack(crc32c(fixed)) + _TRAILER_MAGIC
 
@@ -332,7 +395,9 @@ def decode_footer(data: Buffer, trailer: Buffer, name: str) -> Footer:
         raise CorruptData(f"{name}: the footer fails its checksum; restore this file or rewrite it")
     text_bytes, count = _FOOTER.unpack_from(view)
     text_at = _FOOTER.size + count * _ENTRY.size
-    blocks = tuple(BlockEntry(*fields) for fields in _ENTRY.iter_unpack(view[_FOOTER.size : text_at]))
+    blocks = tuple(
+        BlockEntry(*fields) for fields in _ENTRY.iter_unpack(view[_FOOTER.size : text_at])
+    )
     return Footer(json.loads(bytes(view[text_at : text_at + text_bytes])), blocks)
 
 

@@ -1,11 +1,12 @@
 """Level-1 rewriting: what to rewrite, and how it becomes visible.
 
-Owns: the choice of a round's inputs, and `LevelOneRewrite`, the change of a manifest that takes log files and small segments off its lists and
-puts per-topic segments on them. Imports: manifest, index. Pure.
-Source: DESIGN 6 (segments; rewriting).
-Invariants: a rewrite takes effect only while its inputs are still listed and the compaction generation of each topic is what it started from;
-it never changes what a position means: an entry is in one listed segment or, if in none, in one listed log file, unless it is trimmed;
-segments of a topic do not overlap and span no hole that another file fills.
+Owns: the choice of a round's inputs, and `LevelOneRewrite`, the change of a manifest that takes log
+files and small segments off its lists and puts per-topic segments on them. Imports: manifest,
+index. Pure. Source: DESIGN 6 (segments; rewriting). Invariants: a rewrite takes effect only while
+its inputs are still listed and the compaction generation of each topic is what it started from; it
+never changes what a position means: an entry is in one listed segment or, if in none, in one listed
+log file, unless it is trimmed; segments of a topic do not overlap and span no hole that another
+file fills.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ SHARED_OBJECTS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A listed log file as one bundle sees it: bytes of its entries, how many of them still exist, when the last one was appended.
+    """A listed log file as one bundle sees it: bytes of its entries, how many of them still exist,
+    when the last one was appended.
 
-    `pinned`: it has entries of transactions that cannot be rewritten yet: it stays listed for these. `loose_bytes` of such a file can be
-    rewritten, and were not before. `wanted`: a compaction waits for what transactions have published in it.
+    `pinned`: it has entries of transactions that cannot be rewritten yet: it stays listed for
+    these. `loose_bytes` of such a file can be rewritten, and were not before. `wanted`: a
+    compaction waits for what transactions have published in it.
     """
 
     file: LevelZero
@@ -43,7 +46,8 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Log files to take off the list without more ado, those to rewrite first, and those that stay: only what can be is rewritten of them."""
+    """Log files to take off the list without more ado, those to rewrite first, and those that
+    stay: only what can be is rewritten of them."""
 
     drop: tuple[LevelZero, ...]
     rewrite: tuple[LevelZero, ...]
@@ -51,9 +55,15 @@ class Round:
 
 
 def choose(
-    files: Sequence[FileState], now_ms: int, age_ms: int, garbage_share: float, *, bytes_max: int = ROUND_BYTES_MAX
+    files: Sequence[FileState],
+    now_ms: int,
+    age_ms: int,
+    garbage_share: float,
+    *,
+    bytes_max: int = ROUND_BYTES_MAX,
 ) -> Round:
-    """The next round: whatever holds nothing alive goes; what is old, wanted or mostly garbage is rewritten, oldest first, up to `bytes_max`."""
+    """The next round: whatever holds nothing alive goes; what is old, wanted or mostly garbage
+    is rewritten, oldest first, up to `bytes_max`."""
     drop = tuple(found.file for found in files if not found.live_bytes and not found.pinned)
     rewrite: list[LevelZero] = []
     partly: list[LevelZero] = []
@@ -73,12 +83,14 @@ def choose(
 
 
 def is_old(append_ms: int, now_ms: int, age_ms: int) -> bool:
-    """Whether what was appended then is to be rewritten, by wall clocks: also if one of them must have been wrong, which may not last for years."""
+    """Whether what was appended then is to be rewritten, by wall clocks: also if one of them
+    must have been wrong, which may not last for years."""
     return abs(now_ms - append_ms) >= age_ms
 
 
 def while_space_is_short(chosen: Round, files: Sequence[FileState], bytes_max: int) -> Round:
-    """Of a round what gives back more than it writes: files of which at most half is alive, and of these no more than `bytes_max`."""
+    """Of a round what gives back more than it writes: files of which at most half is alive, and
+    of these no more than `bytes_max`."""
     states = {found.file: found for found in files}
     rewrite: list[LevelZero] = []
     size = 0
@@ -91,7 +103,8 @@ def while_space_is_short(chosen: Round, files: Sequence[FileState], bytes_max: i
 
 
 def outside(run: Run, segments: Sequence[SegmentReference]) -> list[Run]:
-    """The parts of a run that none of a topic's segments holds: of a file that was rewritten in part the rest counts."""
+    """The parts of a run that none of a topic's segments holds: of a file that was rewritten in
+    part the rest counts."""
     parts: list[Run] = []
     entry, end = run.first_entry, run.last_entry + 1
     while entry < end:
@@ -105,14 +118,20 @@ def outside(run: Run, segments: Sequence[SegmentReference]) -> list[Run]:
         low, high = entry - run.first_entry, stop - run.first_entry
         lengths, counts = run.lengths[low:high], run.message_counts[low:high]
         parts.append(
-            run._replace(first_entry=entry, offset=run.offset + sum(run.lengths[:low]), lengths=lengths, message_counts=counts)
+            run._replace(
+                first_entry=entry,
+                offset=run.offset + sum(run.lengths[:low]),
+                lengths=lengths,
+                message_counts=counts,
+            )
         )
         entry = stop
     return parts
 
 
 def shared_objects(manifest: Manifest) -> dict[str, int]:
-    """Objects that hold segments of several topics (or could, being small), with the bytes that are listed of each."""
+    """Objects that hold segments of several topics (or could, being small), with the bytes that
+    are listed of each."""
     sizes: dict[str, int] = {}
     for segments in manifest.topics.values():
         for segment in segments.level1:
@@ -120,8 +139,11 @@ def shared_objects(manifest: Manifest) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size < SHARED_TOPIC_BYTES_MAX}
 
 
-def choose_merge(manifest: Manifest, damaged: Collection[str] = frozenset(), *, bytes_max: int = ROUND_BYTES_MAX) -> frozenset[str]:
-    """Small objects to be merged into larger ones: the smallest, once there are SHARED_OBJECTS_MAX of them; else none.
+def choose_merge(
+    manifest: Manifest, damaged: Collection[str] = frozenset(), *, bytes_max: int = ROUND_BYTES_MAX
+) -> frozenset[str]:
+    """Small objects to be merged into larger ones: the smallest, once there are SHARED_OBJECTS_MAX
+    of them; else none.
 
     Those that are `damaged` stay as they are, and keep no others from being merged.
     """
@@ -144,11 +166,13 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """What a rewrite does to one topic: `removed` segments make room for `added` ones; entries up to `trimmed` do not exist any more.
+    """What a rewrite does to one topic: `removed` segments make room for `added` ones; entries up
+    to `trimmed` do not exist any more.
 
-    Up to `complete` nothing that transactions have published is missing in segments then. `generation` is that of the compacted view when the
-    rewrite began (0: none). `gone`: the topic was deleted; its view goes too, and once no listed file holds anything of it (`forgotten`) nothing
-    need be remembered.
+    Up to `complete` nothing that transactions have published is missing in segments then.
+    `generation` is that of the compacted view when the rewrite began (0: none). `gone`: the topic
+    was deleted; its view goes too, and once no listed file holds anything of it (`forgotten`)
+    nothing need be remembered.
     """
 
     generation: int
@@ -165,10 +189,12 @@ NO_LATER_TERM = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class LevelOneRewrite:
-    """One round of one bundle: `files` leave the list with the epochs they were listed with, `topics` change. `intent` "" wrote nothing.
+    """One round of one bundle: `files` leave the list with the epochs they were listed with,
+    `topics` change. `intent` "" wrote nothing.
 
-    Of the files in `partly` only a part was rewritten: they stay, and must still be listed.
-    `epoch` is the term of whoever judged what is alive: it knows nothing of what later terms wrote, and to it that looks like trimmed.
+    Of the files in `partly` only a part was rewritten: they stay, and must still be listed. `epoch`
+    is the term of whoever judged what is alive: it knows nothing of what later terms wrote, and to
+    it that looks like trimmed.
     """
 
     intent: str
@@ -178,7 +204,8 @@ class LevelOneRewrite:
     partly: tuple[LevelZero, ...] = ()
 
     def apply(self, manifest: Manifest) -> Manifest | None:
-        """The manifest with this rewrite in it, or None if its inputs are gone, a compaction came first, or a later term was taken in."""
+        """The manifest with this rewrite in it, or None if its inputs are gone, a compaction
+        came first, or a later term was taken in."""
         if manifest.covered is not None and manifest.covered[0] > self.epoch:
             return None
         level0 = self._left(manifest.level0)
@@ -189,7 +216,9 @@ class LevelOneRewrite:
             changed = _changed(manifest.topic(name), change)
             if changed is None:
                 return None
-            if changed == TopicSegments(trimmed=changed.trimmed) and (changed.trimmed is None or change.forgotten):
+            if changed == TopicSegments(trimmed=changed.trimmed) and (
+                changed.trimmed is None or change.forgotten
+            ):
                 topics.pop(name, None)
             else:
                 topics[name] = changed
@@ -198,7 +227,10 @@ class LevelOneRewrite:
     def _left(self, listed: Sequence[LevelZero]) -> tuple[LevelZero, ...] | None:
         inputs = {(file.incarnation, file.file): file for file in self.files}
         known = {(entry.incarnation, entry.file): set(entry.epochs) for entry in listed}
-        if not all(set(file.epochs) <= known.get((file.incarnation, file.file), set()) for file in self.partly):
+        if not all(
+            set(file.epochs) <= known.get((file.incarnation, file.file), set())
+            for file in self.partly
+        ):
             return None
         left = []
         for entry in listed:
@@ -208,7 +240,8 @@ class LevelOneRewrite:
                 continue
             if not set(taken.epochs) <= set(entry.epochs):
                 return None
-            # A later term may have been listed with the same file meanwhile: of that we have rewritten nothing.
+            # A later term may have been listed with the same file meanwhile: of that we have
+            # rewritten nothing.
             epochs = tuple(epoch for epoch in entry.epochs if epoch not in taken.epochs)
             if epochs:
                 left.append(dataclasses.replace(entry, epochs=epochs))
@@ -220,7 +253,11 @@ def _changed(found: TopicSegments, change: TopicChange) -> TopicSegments | None:
     listed = {(segment.object, segment.offset) for segment in found.level1}
     if generation != change.generation or not change.removed <= listed:
         return None
-    kept = [segment for segment in found.level1 if (segment.object, segment.offset) not in change.removed]
+    kept = [
+        segment
+        for segment in found.level1
+        if (segment.object, segment.offset) not in change.removed
+    ]
     level1 = tuple(sorted([*kept, *change.added], key=lambda segment: segment.first))
     if any(before.last >= after.first for before, after in itertools.pairwise(level1)):
         return None  # somebody else has rewritten the same part of a file that stays listed

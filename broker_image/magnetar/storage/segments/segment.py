@@ -1,7 +1,8 @@
 """Writing and reading level-1 segments.
 
-Owns: `SegmentWriter`, `RunSegmentWriter` and `SegmentReader`, all without I/O of their own. Imports: volume types, segment format. Pure.
-Invariants: rows are given in rising (ledger, entry) order; a reader verifies a block once, when it loads it, and keeps a bounded number.
+Owns: `SegmentWriter`, `RunSegmentWriter` and `SegmentReader`, all without I/O of their own.
+Imports: volume types, segment format. Pure. Invariants: rows are given in rising (ledger, entry)
+order; a reader verifies a block once, when it loads it, and keeps a bounded number.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Position = tuple[int, int]
 class SegmentWriter:
     """Turns rows into a segment's bytes, piece by piece.
 
-    `description` is kept in the footer; by convention it holds `topic`, `bundle` and what made the segment.
+    `description` is kept in the footer; by convention it holds `topic`, `bundle` and what made the
+    segment.
     """
 
     def __init__(self, description: Mapping[str, Any]) -> None:
@@ -54,7 +56,9 @@ class SegmentWriter:
         position = (row.ledger, row.entry)
         assert self._last is None or self._last < position, (self._last, position)
         size = len(row.payload) + (len(row.key) if row.key is not None else 0)
-        if self._rows and (len(self._rows) == BLOCK_ROWS_MAX or self._row_bytes + size > BLOCK_BYTES_MAX):
+        if self._rows and (
+            len(self._rows) == BLOCK_ROWS_MAX or self._row_bytes + size > BLOCK_BYTES_MAX
+        ):
             self._end_block()
         self._rows.append(row)
         self._row_bytes += size
@@ -66,7 +70,8 @@ class SegmentWriter:
         return ready
 
     def finish(self) -> tuple[list[bytes], Footer]:
-        """The remaining pieces, and the footer with the statistics. The writer must not be used again. At least one row is needed."""
+        """The remaining pieces, and the footer with the statistics. The writer must not be used
+        again. At least one row is needed."""
         if self._rows:
             self._end_block()
         assert self._blocks, "a segment holds at least one row"
@@ -85,7 +90,8 @@ class SegmentWriter:
 
 
 class RunSegmentWriter:
-    """As `SegmentWriter`, for runs of entries that are taken over as they are, without a look into each."""
+    """As `SegmentWriter`, for runs of entries that are taken over as they are, without a look
+    into each."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         self._description = dict(description)
@@ -98,7 +104,10 @@ class RunSegmentWriter:
 
     def add(self, run: RunColumns) -> None:
         """Append a run; its payload must not change until the segment is finished."""
-        assert self._last is None or self._last < (run.ledger, run.first_entry), (self._last, run[:2])
+        assert self._last is None or self._last < (run.ledger, run.first_entry), (
+            self._last,
+            run[:2],
+        )
         payload = memoryview(run.payload)
         low = at = 0
         while low < len(run.lengths):
@@ -127,7 +136,8 @@ class RunSegmentWriter:
         self._last = (run.ledger, run.first_entry + len(run.lengths) - 1)
 
     def finish(self) -> tuple[list[bytes], Footer]:
-        """All pieces, and the footer with the statistics. The writer must not be used again. At least one row is needed."""
+        """All pieces, and the footer with the statistics. The writer must not be used again. At
+        least one row is needed."""
         if self._runs:
             self._end_block()
         footer = Footer(self._description, tuple(self._blocks))
@@ -154,10 +164,17 @@ def read_footer(read_range: ReadRange, length: int, name: str) -> Footer:
 class SegmentReader:
     """Reads entries of one segment.
 
-    `read_range(offset, length)` returns bytes of it; the broker gives one over a block it has loaded, a job one over a file.
+    `read_range(offset, length)` returns bytes of it; the broker gives one over a block it has
+    loaded, a job one over a file.
     """
 
-    def __init__(self, read_range: ReadRange, length: int, name: str, blocks_cached_max: int = BLOCKS_CACHED_MAX) -> None:
+    def __init__(
+        self,
+        read_range: ReadRange,
+        length: int,
+        name: str,
+        blocks_cached_max: int = BLOCKS_CACHED_MAX,
+    ) -> None:
         self._read_range, self.name = read_range, name
         self._blocks_cached_max = blocks_cached_max
         self.footer = read_footer(read_range, length, name)
@@ -172,7 +189,9 @@ class SegmentReader:
             self._cached.move_to_end(number)
             return found
         entry = self.footer.blocks[number]
-        found = self._cached[number] = Block.decode(self._read_range(entry.offset, entry.length), self.name)
+        found = self._cached[number] = Block.decode(
+            self._read_range(entry.offset, entry.length), self.name
+        )
         if len(self._cached) > self._blocks_cached_max:
             self._cached.popitem(last=False)
         return found

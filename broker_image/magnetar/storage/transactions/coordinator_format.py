@@ -1,10 +1,11 @@
 """What a transaction coordinator's log and checkpoints hold (version 1).
 
-Owns: the bytes of COORDINATOR records, and of the object that holds a coordinator's state as of a log position. Imports: errors, metadata
-records, transactions' records, log format. Pure.
-The payload of a record is the epoch of the life that wrote it (u64, as in every record), the coordinator's number (u16), the version and the
-operation (u8 each), then the operation's own fields. All numbers are little-endian.
-Invariants: what is encoded reads back; another version is refused, never guessed at; released versions are never edited.
+Owns: the bytes of COORDINATOR records, and of the object that holds a coordinator's state as of a
+log position. Imports: errors, metadata records, transactions' records, log format. Pure. The
+payload of a record is the epoch of the life that wrote it (u64, as in every record), the
+coordinator's number (u16), the version and the operation (u8 each), then the operation's own
+fields. All numbers are little-endian. Invariants: what is encoded reads back; another version is
+refused, never guessed at; released versions are never edited.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class CoordinatorEntry:
 
 
 def encode_changes(epoch: int, tcid: int, changes: Sequence[Change]) -> Encoded:
-    """One record per change, in order, in one buffer. Raises LimitExceeded for a name beyond 65535 bytes."""
+    """One record per change, in order, in one buffer. Raises LimitExceeded for a name beyond
+    65535 bytes."""
     parts: list[bytes] = []
     for change in changes:
         operation, body = _body(change)
@@ -80,9 +82,15 @@ def _body(change: Change) -> tuple[Operation, bytes]:
     match change:
         case Opened(least, timeout_ms, opened_ms, owner):
             text = owner.encode()
-            return Operation.OPENED, _OPENED.pack(least, timeout_ms, opened_ms, bounded_length(text)) + text
+            return Operation.OPENED, _OPENED.pack(
+                least, timeout_ms, opened_ms, bounded_length(text)
+            ) + text
         case Joined(least, participants):
-            names = (_LENGTH.pack(bounded_length(text)) + text for name in participants for text in map(str.encode, name))
+            names = (
+                _LENGTH.pack(bounded_length(text)) + text
+                for name in participants
+                for text in map(str.encode, name)
+            )
             return Operation.JOINED, _JOINED.pack(least, len(participants)) + b"".join(names)
         case Decided(least, action, at_ms):
             return Operation.DECIDED, _DECIDED.pack(least, action, at_ms)
@@ -91,7 +99,8 @@ def _body(change: Change) -> tuple[Operation, bytes]:
 
 
 def decode_changes(body: memoryview) -> Iterator[CoordinatorEntry]:
-    """The COORDINATOR records of one block whose CRC is right, in order; others are passed over. Raises CorruptData."""
+    """The COORDINATOR records of one block whose CRC is right, in order; others are passed over.
+    Raises CorruptData."""
     for kind, at, end in framed_records(body):
         if kind == RecordType.COORDINATOR:
             try:
@@ -104,7 +113,10 @@ def decode_changes(body: memoryview) -> Iterator[CoordinatorEntry]:
 def _decode(payload: bytes) -> CoordinatorEntry:
     epoch, tcid, version, operation = _HEAD.unpack_from(payload)
     if version != VERSION:
-        raise CorruptData(f"coordinator record of version {version}; this component reads version {VERSION}: upgrade it")
+        raise CorruptData(
+            f"coordinator record of version {version}; this component reads version {VERSION}: "
+            "upgrade it"
+        )
     change, end = _change(Operation(operation), payload, _HEAD.size)
     if end != len(payload):
         raise ValueError(f"its parts need {end} bytes, it has {len(payload)}")
@@ -139,12 +151,13 @@ def _text(payload: bytes, at: int, length: int) -> str:
     return str(payload[at : at + length], "utf-8")
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCheckpoint:
-    """A coordinator's state that holds everything before `position` in the log of `incarnation`, the life of `epoch`, perhaps more."""
+    """A coordinator's state that holds everything before `position` in the log of `incarnation`,
+    the life of `epoch`, perhaps more."""
 
     tcid: int
     epoch: int
@@ -154,15 +167,26 @@ class CoordinatorCheckpoint:
 
 
 def encode_checkpoint(checkpoint: CoordinatorCheckpoint) -> bytes:
-    """The object's bytes. Transactions and outcomes are lists in a fixed order, since there may be very many."""
+    """The object's bytes. Transactions and outcomes are lists in a fixed order, since there may
+    be very many."""
     return close_document(checkpoint_pieces(checkpoint))
 
 
 def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
-    """The object's JSON in pieces that take a millisecond or so each, for whoever has other things to do in between."""
+    """The object's JSON in pieces that take a millisecond or so each, for whoever has other
+    things to do in between."""
     state, position = checkpoint.state, checkpoint.position
-    head = {"epoch": checkpoint.epoch, "incarnation": checkpoint.incarnation, "kind": CHECKPOINT_KIND}
-    tail = {"position": [position.file, position.offset], "seen_ms": state.seen_ms, "tcid": checkpoint.tcid, "version": VERSION}
+    head = {
+        "epoch": checkpoint.epoch,
+        "incarnation": checkpoint.incarnation,
+        "kind": CHECKPOINT_KIND,
+    }
+    tail = {
+        "position": [position.file, position.offset],
+        "seen_ms": state.seen_ms,
+        "tcid": checkpoint.tcid,
+        "version": VERSION,
+    }
     yield document_json(head)[:-1] + b',"live":['
     yield from json_items(state.live, _live_values)
     yield b'],"next":%d,"outcomes":[' % state.next
@@ -186,16 +210,26 @@ def decode_checkpoint(data: bytes, name: str) -> CoordinatorCheckpoint:
         state = CoordinatorState(
             body["next"],
             tuple(_live(*fields) for fields in body["live"]),
-            tuple(Outcome(least, Action(action), forget_ms, owner) for least, action, forget_ms, owner in body["outcomes"]),
+            tuple(
+                Outcome(least, Action(action), forget_ms, owner)
+                for least, action, forget_ms, owner in body["outcomes"]
+            ),
             body["seen_ms"],
         )
-        return CoordinatorCheckpoint(body["tcid"], body["epoch"], body["incarnation"], LogPosition(*body["position"]), state)
+        return CoordinatorCheckpoint(
+            body["tcid"], body["epoch"], body["incarnation"], LogPosition(*body["position"]), state
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{name}: does not hold a coordinator's checkpoint: {error!r}") from error
 
 
 def _live(
-    least: int, timeout_ms: int, opened_ms: int, owner: str, participants: list[list[Any]], action: int | None
+    least: int,
+    timeout_ms: int,
+    opened_ms: int,
+    owner: str,
+    participants: list[list[Any]],
+    action: int | None,
 ) -> LiveTransaction:
     return LiveTransaction(
         least,

@@ -1,8 +1,11 @@
-"""Bytes of what topics and subscriptions write about transactions (version 1 of the TRANSACTION record and of its part of a checkpoint).
+"""Bytes of what topics and subscriptions write about transactions (version 1 of the TRANSACTION
+record and of its part of a checkpoint).
 
-Owns: the payload of TRANSACTION records, and a topic's transactions in a checkpoint. Imports: errors, arrays, document, transactions' records. Pure.
-A payload is a fixed head {epoch, transaction, floor, operation, flags, lengths}, the topic's name, the producer's or subscription's, and words (i64).
-Invariant: written only where transactions were used: a topic that never was has neither records nor such a part.
+Owns: the payload of TRANSACTION records, and a topic's transactions in a checkpoint. Imports:
+errors, arrays, document, transactions' records. Pure. A payload is a fixed head {epoch,
+transaction, floor, operation, flags, lengths}, the topic's name, the producer's or subscription's,
+and words (i64). Invariant: written only where transactions were used: a topic that never was has
+neither records nor such a part.
 """
 
 from __future__ import annotations
@@ -41,8 +44,10 @@ from magnetar.transactions.participant_records import (
 
 TEXT_PIECE_NUMBERS = 3 * 4096
 """A multiple of 3: so pieces of base64 put together are the base64 of the whole."""
-_HEAD = struct.Struct("<QQQQBBHHHI")  # epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
-_APPEND = struct.Struct("<9q")  # ledger, first, entries, highest, bytes, messages, send point's ledger and entry, append ms
+# epoch, most, least, floor, operation, flags, topic and name lengths, reserved, words
+_HEAD = struct.Struct("<QQQQBBHHHI")
+# ledger, first, entries, highest, bytes, messages, send point's ledger and entry, append ms
+_APPEND = struct.Struct("<9q")
 _APPEND_WORDS = _APPEND.size // 8
 
 
@@ -60,7 +65,8 @@ class TransactionOperation(enum.IntEnum):
 
 
 class TransactionRecord(NamedTuple):
-    """A change of a topic's transaction buffer, or of the pending acknowledgements of `subscription`."""
+    """A change of a topic's transaction buffer, or of the pending acknowledgements of
+    `subscription`."""
 
     epoch: int
     topic: str
@@ -68,7 +74,7 @@ class TransactionRecord(NamedTuple):
     subscription: str = ""
 
 
-# --- records ------------------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def transaction_payload(epoch: int, topic: str, change: Change, subscription: str) -> bytes:
@@ -78,10 +84,21 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
     if isinstance(change, Append):
         operation, name = TransactionOperation.APPEND, change.producer
         sizes = change.size, change.messages
-        words = [*change.first, change.count, _signed(change.highest), *sizes, *change.send_point, change.append_ms]
+        words = [
+            *change.first,
+            change.count,
+            _signed(change.highest),
+            *sizes,
+            *change.send_point,
+            change.append_ms,
+        ]
     elif isinstance(change, Commit):
         operation, floor = TransactionOperation.COMMIT, change.floor
-        words = [*change.marker, change.append_ms, *(number for span in change.spans for number in span)]
+        words = [
+            *change.marker,
+            change.append_ms,
+            *(number for span in change.spans for number in span),
+        ]
     elif isinstance(change, Abort):
         operation, floor = TransactionOperation.ABORT, change.floor
     elif isinstance(change, Unbegun):
@@ -92,7 +109,9 @@ def transaction_payload(epoch: int, topic: str, change: Change, subscription: st
         operation = TransactionOperation.UNBEGUN_ACKS
     else:
         committed = change.outcome is Outcome.COMMITTED
-        operation = TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
+        operation = (
+            TransactionOperation.COMMIT_ACKS if committed else TransactionOperation.ABORT_ACKS
+        )
         floor, words = change.floor, _ack_words(change) if committed else []
     topic_bytes, name_bytes = topic.encode(), name.encode()
     lengths = bounded_length(topic_bytes), bounded_length(name_bytes)
@@ -108,25 +127,43 @@ def _ack_words(change: PendingAck | EndAcks) -> list[int]:
 
 
 def _signed(sequence: int) -> int:
-    """A sequence id (u64, or -1 for none) as a word; none and the greatest u64 are the same, as in ENTRIES records."""
+    """A sequence id (u64, or -1 for none) as a word; none and the greatest u64 are the same, as
+    in ENTRIES records."""
     return sequence - (1 << 64) if sequence >= 1 << 63 else sequence
 
 
 def decode_transaction(payload: memoryview) -> TransactionRecord:
     """Raises ValueError or struct.error for what is none."""
-    epoch, most, least, floor, number, _, topic_length, name_length, _, count = _HEAD.unpack_from(payload)
+    epoch, most, least, floor, number, _, topic_length, name_length, _, count = _HEAD.unpack_from(
+        payload
+    )
     topic_end = _HEAD.size + topic_length
     words_at = topic_end + name_length
     if words_at + 8 * count != len(payload):
         raise ValueError(f"its parts need {words_at + 8 * count} bytes, it has {len(payload)}")
-    topic, name = str(payload[_HEAD.size : topic_end], "utf-8"), str(payload[topic_end:words_at], "utf-8")
+    topic, name = (
+        str(payload[_HEAD.size : topic_end], "utf-8"),
+        str(payload[topic_end:words_at], "utf-8"),
+    )
     txn = TxnId(most, least)
     if number == TransactionOperation.APPEND:
         if count != _APPEND_WORDS:
             raise ValueError(f"APPEND has {count} words instead of {_APPEND_WORDS}")
-        ledger, first, entries, highest, size, messages, send_ledger, send_entry, append_ms = _APPEND.unpack_from(payload, words_at)
+        ledger, first, entries, highest, size, messages, send_ledger, send_entry, append_ms = (
+            _APPEND.unpack_from(payload, words_at)
+        )
         sequence = highest if highest >= -1 else highest + (1 << 64)
-        append = Append(txn, name, (ledger, first), entries, sequence, size, messages, (send_ledger, send_entry), append_ms)
+        append = Append(
+            txn,
+            name,
+            (ledger, first),
+            entries,
+            sequence,
+            size,
+            messages,
+            (send_ledger, send_entry),
+            append_ms,
+        )
         return TransactionRecord(epoch, topic, append)
     if number == TransactionOperation.ABORT and not count:
         return TransactionRecord(epoch, topic, Abort(txn, floor))
@@ -138,7 +175,9 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
     if operation is TransactionOperation.ACKNOWLEDGE:
         return TransactionRecord(epoch, topic, PendingAck(txn, *_decode_ack(words)), name)
     if operation is TransactionOperation.COMMIT_ACKS:
-        return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.COMMITTED, *_decode_ack(words)), name)
+        return TransactionRecord(
+            epoch, topic, EndAcks(txn, floor, Outcome.COMMITTED, *_decode_ack(words)), name
+        )
     if operation is TransactionOperation.UNBEGUN:
         ledger, entry = words
         return TransactionRecord(epoch, topic, Unbegun(txn, (ledger, entry)))
@@ -149,7 +188,9 @@ def decode_transaction(payload: memoryview) -> TransactionRecord:
     return TransactionRecord(epoch, topic, EndAcks(txn, floor, Outcome.ABORTED), name)
 
 
-def _decode_ack(words: array[int]) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
+def _decode_ack(
+    words: array[int],
+) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int, tuple[int, ...]], ...]]:
     end = 1 + 3 * words[0]
     spans = _exactly(words, 1, 3 * words[0])
     ranges = tuple(zip(spans[0::3], spans[1::3], spans[2::3], strict=True))
@@ -170,11 +211,12 @@ def _exactly(words: array[int], at: int, length: int) -> tuple[int, ...]:
     return found
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def participant_pieces(state: ParticipantState) -> Iterator[bytes]:
-    """What a checkpoint holds of a topic's transactions: JSON, long arrays of numbers as base64 of their bytes.
+    """What a checkpoint holds of a topic's transactions: JSON, long arrays of numbers as base64 of
+    their bytes.
 
     There may be very much of it: it comes in pieces that take a millisecond or so each.
     """
@@ -194,7 +236,8 @@ def participant_pieces(state: ParticipantState) -> Iterator[bytes]:
 
 
 def participant_state(document: dict[str, Any]) -> ParticipantState:
-    """What `participant_pieces` have made, parsed. Raises KeyError, TypeError, ValueError for anything else."""
+    """What `participant_pieces` have made, parsed. Raises KeyError, TypeError, ValueError for
+    anything else."""
     return ParticipantState(
         _buffer_state(document["buffer"]) if "buffer" in document else None,
         {
@@ -211,13 +254,24 @@ def _buffer_pieces(state: BufferState) -> Iterator[bytes]:
     yield from _fences_pieces(state.fences)
     yield b',"last":%s,"open":[' % document_json(state.last)
     for number, found in enumerate(state.open):
-        yield b"%s[%d,%d,%d,%d,%d,[" % (b"," if number else b"", *found.txn, found.since_ms, found.size, found.messages)
+        yield b"%s[%d,%d,%d,%d,%d,[" % (
+            b"," if number else b"",
+            *found.txn,
+            found.since_ms,
+            found.size,
+            found.messages,
+        )
         yield from json_items(found.spans, lambda span: [*span[:3], *span.send_point])
         yield b"],%s]" % document_json(_names(found.producers))
     yield b'],"translations":['
     for number, runs in enumerate(state.translations):
         yield b"%s[%d,%s" % (b"," if number else b"", runs.ledger, document_json(runs.targets))
-        for typecode, numbers in ((U64, runs.firsts), (U32, runs.counts), (U32, runs.codes), (I64, runs.entries)):
+        for typecode, numbers in (
+            (U64, runs.firsts),
+            (U32, runs.counts),
+            (U32, runs.codes),
+            (I64, runs.entries),
+        ):
             yield b","
             yield from _text_pieces(typecode, numbers)
         yield b"]"
@@ -240,10 +294,18 @@ def _buffer_state(document: dict[str, Any]) -> BufferState:
             for most, least, since_ms, size, messages, spans, names in document["open"]
         ),
         _fences_state(document["fences"]),
-        tuple(CommittedState(TxnId(most, least), _producers(names)) for most, least, names in document["committed"]),
+        tuple(
+            CommittedState(TxnId(most, least), _producers(names))
+            for most, least, names in document["committed"]
+        ),
         tuple(
             TranslationState(
-                ledger, tuple(targets), _array(U64, firsts), _array(U32, counts), _array(U32, codes), _array(I64, entries)
+                ledger,
+                tuple(targets),
+                _array(U64, firsts),
+                _array(U32, counts),
+                _array(U32, codes),
+                _array(I64, entries),
             )
             for ledger, targets, firsts, counts, codes, entries in document["translations"]
         ),
@@ -263,7 +325,8 @@ def _fences_pieces(fences: Iterable[FenceState]) -> Iterator[bytes]:
 
 def _fences_state(document: list[list[Any]]) -> tuple[FenceState, ...]:
     return tuple(
-        FenceState(number, floor, _array(U64, committed), _array(U64, aborted)) for number, floor, committed, aborted in document
+        FenceState(number, floor, _array(U64, committed), _array(U64, aborted))
+        for number, floor, committed, aborted in document
     )
 
 

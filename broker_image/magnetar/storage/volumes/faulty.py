@@ -1,10 +1,11 @@
 """A volume that misbehaves as its contract permits.
 
-Owns: `FaultyVolume` and `VolumeFaults`. Imports: clock, errors, volume.
-Faults: a disk that is full (before anything is written, or in the middle of an append), writes and flushes that fail, creations that fail, reads
-that fail, files that are missing. Excluded: wrong bytes without an error (tests damage files themselves), lost removals.
-Invariants: all chance comes from the clock; after a failed append a handle refuses, as the contract says; what an operation had done before it
-failed stays done.
+Owns: `FaultyVolume` and `VolumeFaults`. Imports: clock, errors, volume. Faults: a disk that is full
+(before anything is written, or in the middle of an append), writes and flushes that fail, creations
+that fail, reads that fail, files that are missing. Excluded: wrong bytes without an error (tests
+damage files themselves), lost removals. Invariants: all chance comes from the clock; after a failed
+append a handle refuses, as the contract says; what an operation had done before it failed stays
+done.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from magnetar.storage.volumes.volume import Buffer, LogHandle, Volume
 
 @dataclass(frozen=True, slots=True)
 class VolumeFaults:
-    """What goes wrong: probabilities per operation; `full`: nothing new can be written, and appends only into space that is reserved.
+    """What goes wrong: probabilities per operation; `full`: nothing new can be written, and appends
+    only into space that is reserved.
 
-    `reserved` False: reserving space promises nothing, so that appends fail half-way on a full disk too.
+    `reserved` False: reserving space promises nothing, so that appends fail half-way on a full disk
+    too.
     """
 
     write_error: float = 0.0
@@ -36,7 +39,8 @@ class VolumeFaults:
 class FaultyVolume:
     """`inner` on a bad disk. `faults` may be replaced at any time.
 
-    `missing` says of which names nothing is there for readers, `worn` of which names reads may fail (all, unless told otherwise).
+    `missing` says of which names nothing is there for readers, `worn` of which names reads may fail
+    (all, unless told otherwise).
     """
 
     def __init__(self, inner: Volume, clock: Clock, faults: VolumeFaults | None = None) -> None:
@@ -117,21 +121,30 @@ class _FaultyHandle:
         return self._inner.full
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
-        """As `LogHandle.append`; a failed write leaves a prefix, a failed flush leaves everything, and neither may be used again."""
+        """As `LogHandle.append`; a failed write leaves a prefix, a failed flush leaves
+        everything, and neither may be used again."""
         if self._failed:
             raise StorageError(f"log {self.name} failed before and is not written any more")
         volume, data = self._volume, b"".join(buffers)
         full = volume.faults.full and not volume.faults.reserved
-        torn, unflushed = volume.strikes(volume.faults.write_error), volume.strikes(volume.faults.flush_error)
+        torn, unflushed = (
+            volume.strikes(volume.faults.write_error),
+            volume.strikes(volume.faults.flush_error),
+        )
         if full or torn:
             self._failed = True
             await self._inner.append(offset, [data[: len(data) // 2]], claim)
             kind = StorageFull if full else StorageError
-            raise kind(f"write of {len(data)} bytes to {self.name} at {offset} failed after {len(data) // 2} (injected)")
+            raise kind(
+                f"write of {len(data)} bytes to {self.name} at {offset} failed after "
+                f"{len(data) // 2} (injected)"
+            )
         await self._inner.append(offset, [data], claim)
         if unflushed:
             self._failed = True
-            raise StorageError(f"flush of {self.name} failed: Input/output error (injected); the file is abandoned")
+            raise StorageError(
+                f"flush of {self.name} failed: Input/output error (injected); the file is abandoned"
+            )
 
     async def close(self) -> None:
         await self._inner.close()

@@ -1,11 +1,13 @@
 """Stores that keep whole objects under names.
 
-Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient` protocol, single requests to a service that often
-cannot; and `RetryingObjects`, which makes the first of the second. Imports: asyncio, clock, errors, object_outage, volume.
-Source: S3's conditional writes (facts 1a): 412 means that somebody was first, 409 that it was not decided, no answer means nothing at all.
-Invariants: an object never changes once it is there; of many puts of one key exactly one is told that it has won, whatever was lost or repeated
-on the way: who is told that the key is taken looks whether it was itself, by the mark that no other put carries; a request is repeated for
-`OUTAGE_S_MAX`, at the pace that all requests of the process share.
+Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient`
+protocol, single requests to a service that often cannot; and `RetryingObjects`, which makes the
+first of the second. Imports: asyncio, clock, errors, object_outage, volume. Source: S3's
+conditional writes (facts 1a): 412 means that somebody was first, 409 that it was not decided, no
+answer means nothing at all. Invariants: an object never changes once it is there; of many puts of
+one key exactly one is told that it has won, whatever was lost or repeated on the way: who is told
+that the key is taken looks whether it was itself, by the mark that no other put carries; a request
+is repeated for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from magnetar.storage.volumes.volume import Buffer
 T = TypeVar("T")
 
 OUTAGE_S_MAX = 60.0
-"""How long requests are repeated. An owner may wait as long as it likes, since a taker's fence takes the key that its put wants; but if it alone
-cannot reach the service, only its end lets another broker serve its bundles."""
+"""How long requests are repeated. An owner may wait as long as it likes, since a taker's fence
+takes the key that its put wants; but if it alone cannot reach the service, only its end lets
+another broker serve its bundles."""
 PAUSE_FIRST_S = 0.05
 PAUSE_LAST_S = 1.0
 MARK_BITS = 128
@@ -36,14 +39,16 @@ class ObjectStore(Protocol):
     """Immutable objects. Every method raises StorageError if it cannot say what has happened."""
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
-        """Create `key` with `buffers` back to back, durably; False if somebody else has created it (then nothing changed).
+        """Create `key` with `buffers` back to back, durably; False if somebody else has created it
+        (then nothing changed).
 
         After a StorageError the object may be there, or come to be there at any later time.
         """
         ...
 
     async def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Up to `length` bytes (all if None) from `offset`; b"" from its end on. Raises FileNotFoundError."""
+        """Up to `length` bytes (all if None) from `offset`; b"" from its end on. Raises
+        FileNotFoundError."""
         ...
 
     async def exists(self, key: str) -> bool:
@@ -64,7 +69,8 @@ class ObjectStore(Protocol):
         ...
 
     async def check(self) -> None:
-        """What this kind of store needs beyond what its methods show. Raises StorageError saying what to do."""
+        """What this kind of store needs beyond what its methods show. Raises StorageError saying
+        what to do."""
         ...
 
     async def close(self) -> None:
@@ -85,7 +91,8 @@ class ObjectThrottled(ObjectUnclear):
 
 
 class ObjectClient(Protocol):
-    """Single requests to a service. Each raises ObjectUnclear, or StorageError if repeating is in vain."""
+    """Single requests to a service. Each raises ObjectUnclear, or StorageError if repeating is
+    in vain."""
 
     async def create(self, key: str, buffers: Sequence[Buffer], mark: str) -> None:
         """Create the object with `mark` beside it. Raises ObjectTaken."""
@@ -122,7 +129,8 @@ class RetryingObjects:
         self._back_off = SharedBackOff(clock)
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
-        # One mark for all attempts of this put, and for no other: whichever attempt took effect, however late, is recognised as ours.
+        # One mark for all attempts of this put, and for no other: whichever attempt took effect,
+        # however late, is recognised as ours.
         mark = f"{self._clock.random_bits(MARK_BITS):032x}"
 
         async def attempt() -> bool:
@@ -135,7 +143,8 @@ class RetryingObjects:
         return await self._tried(f"creation of {key}", attempt)
 
     async def _is_ours(self, key: str, mark: str) -> bool:
-        """Who has taken the key. Raises ObjectUnclear while nobody has: a conflict of two requests decides nothing."""
+        """Who has taken the key. Raises ObjectUnclear while nobody has: a conflict of two
+        requests decides nothing."""
         try:
             return await self._client.mark_of(key) == mark
         except FileNotFoundError as error:
@@ -155,16 +164,20 @@ class RetryingObjects:
         return await self._tried(f"look-up of {key}", attempt)
 
     async def list(self, prefix: str) -> Listed:
-        return await self._tried(f"list of {prefix or 'the volume'}", lambda: self._client.list(prefix))
+        return await self._tried(
+            f"list of {prefix or 'the volume'}", lambda: self._client.list(prefix)
+        )
 
     async def delete(self, key: str) -> bool:
         there = await self.exists(key)
-        # Also when it is not: whoever creates it may be under way, and what was asked for is that it goes.
+        # Also when it is not: whoever creates it may be under way, and what was asked for is that
+        # it goes.
         await self._tried(f"removal of {key}", lambda: self._client.delete(key))
         return there
 
     async def check(self) -> None:
-        """Refuse a service that does not keep the mark beside an object: were an answer lost, nobody could say who has won."""
+        """Refuse a service that does not keep the mark beside an object: were an answer lost,
+        nobody could say who has won."""
         key = f"{CHECKS}/{self._clock.random_bits(MARK_BITS):032x}"
 
         async def attempt() -> bool:
@@ -179,13 +192,17 @@ class RetryingObjects:
         finally:
             await self.delete(key)
         if not kept:
-            raise StorageError(f"the store drops the metadata of objects (it did of {key}); use one that keeps it, such as S3")
+            raise StorageError(
+                f"the store drops the metadata of objects (it did of {key}); use one that keeps "
+                "it, such as S3"
+            )
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _tried(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat while it is unclear. Raises StorageError once this or the outage has lasted `OUTAGE_S_MAX`."""
+        """Repeat while it is unclear. Raises StorageError once this or the outage has lasted
+        `OUTAGE_S_MAX`."""
         began, failures, shared = self._clock.monotonic(), 0, self._back_off
         while True:
             mark = await shared.turn()
@@ -197,7 +214,8 @@ class RetryingObjects:
                 tried_s = self._clock.monotonic() - min(began, shared.since_s or began)
                 if tried_s >= OUTAGE_S_MAX:
                     raise StorageError(
-                        f"{what} failed {failures} times within {tried_s:.0f} s, last: {error}; see to the object store"
+                        f"{what} failed {failures} times within {tried_s:.0f} s, last: {error}; "
+                        "see to the object store"
                     ) from error
             except FileNotFoundError:
                 shared.succeeded()

@@ -1,6 +1,7 @@
 """Which volume a location means.
 
-Owns: the spelling of locations and the start-up probe of each kind. Imports: clock, errors, the volumes (S3 and links when asked for).
+Owns: the spelling of locations and the start-up probe of each kind. Imports: clock, errors, the
+volumes (S3 and links when asked for).
   /path or a relative one            a directory on a coherent file system
   link:///path                       a directory on one that caches what other machines change (NFS)
   s3://bucket/prefix?endpoint=http://host:port&region=name
@@ -22,7 +23,8 @@ _S3_PARAMETERS = {"endpoint", "region"}
 
 
 def is_directory(location: str) -> bool:
-    """Whether the location is a directory whose files are the volume's, for those who read it as such."""
+    """Whether the location is a directory whose files are the volume's, for those who read it as
+    such."""
     return "://" not in location
 
 
@@ -34,23 +36,36 @@ def check_location(location: str) -> None:
     if parts.scheme == S3_SCHEME:
         if "@" in parts.netloc:
             # Not quoted: what stands there may be a secret.
-            raise InvalidRequest("storage: an s3:// location holds no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        unknown = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _S3_PARAMETERS
+            raise InvalidRequest(
+                "storage: an s3:// location holds no credentials; set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY"
+            )
+        unknown = {
+            name for name, _ in parse_qsl(parts.query, keep_blank_values=True)
+        } - _S3_PARAMETERS
         if not parts.netloc or unknown:
             raise InvalidRequest(
-                f"storage: {location!r} is no S3 location; use s3://bucket/prefix?endpoint=https://host&region=name"
+                f"storage: {location!r} is no S3 location; use "
+                "s3://bucket/prefix?endpoint=https://host&region=name"
             )
     elif parts.scheme == LINK_SCHEME:
         if parts.netloc or not parts.path.strip("/"):
             raise InvalidRequest(f"storage: {location!r} names no directory; use link:///path")
     else:
-        raise InvalidRequest(f"storage: {location!r} is not known; use a directory, link:///path or s3://bucket/prefix")
+        raise InvalidRequest(
+            f"storage: {location!r} is not known; use a directory, link:///path or "
+            "s3://bucket/prefix"
+        )
 
 
-async def open_volume(location: str, clock: Clock, reserve_bytes: int = 0) -> PosixVolume | SlotVolume:
-    """The volume there, found fit to carry the fence. Raises InvalidRequest, StorageError saying what to do.
+async def open_volume(
+    location: str, clock: Clock, reserve_bytes: int = 0
+) -> PosixVolume | SlotVolume:
+    """The volume there, found fit to carry the fence. Raises InvalidRequest, StorageError saying
+    what to do.
 
-    `reserve_bytes` of a directory are kept for when it is full; other kinds of volumes have no reserve.
+    `reserve_bytes` of a directory are kept for when it is full; other kinds of volumes have no
+    reserve.
     """
     check_location(location)
     if is_directory(location):
@@ -68,7 +83,10 @@ async def open_volume(location: str, clock: Clock, reserve_bytes: int = 0) -> Po
 
         parameters = dict(parse_qsl(parts.query))
         client = S3Client(
-            parts.netloc, parts.path.strip("/"), endpoint=parameters.get("endpoint", ""), region=parameters.get("region", "")
+            parts.netloc,
+            parts.path.strip("/"),
+            endpoint=parameters.get("endpoint", ""),
+            region=parameters.get("region", ""),
         )
         volume = SlotVolume(RetryingObjects(client, clock), clock)
     try:

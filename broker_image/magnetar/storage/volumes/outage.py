@@ -1,9 +1,10 @@
 """When requests to an object service may be sent while it refuses them.
 
-Owns: `SharedBackOff`, one per process and service. Imports: asyncio, clock, structlog.
-Why: a service that throttles recovers sooner if each process sends one request per pause instead of one per caller and pause.
-Invariants: while nothing has succeeded since the last failure, one request is sent per pause, and the pause doubles; the first success lets
-everybody go at once; an outage is logged when it begins and when it ends, and at most every `REPORT_S` in between.
+Owns: `SharedBackOff`, one per process and service. Imports: asyncio, clock, structlog. Why: a
+service that throttles recovers sooner if each process sends one request per pause instead of one
+per caller and pause. Invariants: while nothing has succeeded since the last failure, one request is
+sent per pause, and the pause doubles; the first success lets everybody go at once; an outage is
+logged when it begins and when it ends, and at most every `REPORT_S` in between.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LAST_PAUSE_S = 2.0
 REPORT_AFTER_S = 1.0
 REPORT_S = 10.0
 STALE_S = 60.0
-"""A failure so long ago says nothing of an outage now: no request with its timeout and pause takes as long."""
+"""A failure so long ago says nothing of an outage now: no request with its timeout and pause
+takes as long."""
 
 
 class SharedBackOff:
@@ -40,7 +42,8 @@ class SharedBackOff:
         while self._failures:
             now = self._clock.monotonic()
             if now >= self._next_s:
-                self._next_s = now + self._pause_s()  # the others wait for the outcome of this one, or that long
+                # the others wait for the outcome of this one, or that long
+                self._next_s = now + self._pause_s()
                 break
             try:
                 async with asyncio.timeout(self._next_s - now):
@@ -50,7 +53,8 @@ class SharedBackOff:
         return self._successes
 
     def failed(self, mark: int, error: Exception, *, throttled: bool) -> None:
-        """A request failed. It says nothing of the service if another one succeeded meanwhile, unless the service asked for fewer requests."""
+        """A request failed. It says nothing of the service if another one succeeded meanwhile,
+        unless the service asked for fewer requests."""
         if mark != self._successes and not throttled:
             return
         now = self._clock.monotonic()

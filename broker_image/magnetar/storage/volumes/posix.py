@@ -1,9 +1,11 @@
 """A volume on a POSIX file system.
 
-Owns: `PosixVolume`: durable creation, removal and reading of files below one directory. Imports: asyncio, os, errors, reserve, siblings.
-Invariants: a name appears complete or not at all (temporary file, flush, link), and a change of a directory is flushed before it is reported;
-no name leads out of the root; no call blocks the event loop on the disk; reads do not wait for writes that hang; every OSError but a missing
-file becomes a StorageError; on a full disk whatever is created, except for whole log files, takes its space from the reserve.
+Owns: `PosixVolume`: durable creation, removal and reading of files below one directory. Imports:
+asyncio, os, errors, reserve, siblings. Invariants: a name appears complete or not at all (temporary
+file, flush, link), and a change of a directory is flushed before it is reported; no name leads out
+of the root; no call blocks the event loop on the disk; reads do not wait for writes that hang;
+every OSError but a missing file becomes a StorageError; on a full disk whatever is created, except
+for whole log files, takes its space from the reserve.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ from magnetar.errors import StorageError, StorageFull
 from magnetar.reserve import NO_SPACE, RESERVE, Reserve, free_bytes
 from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.volumes.coherence import probe_coherence
-from magnetar.storage.volumes.posix_log import ZERO_START_BYTES, PosixLogHandle, ZeroFiller, write_fully
+from magnetar.storage.volumes.posix_log import (
+    ZERO_START_BYTES,
+    PosixLogHandle,
+    ZeroFiller,
+    write_fully,
+)
 from magnetar.storage.volumes.volume import Buffer
 
 T = TypeVar("T")
@@ -37,9 +44,11 @@ SYNCED_DIRECTORIES_MAX = 65536
 
 
 class PosixVolume:
-    """The `Volume` below the directory `root`, which must be on a coherent file system (see `probe_coherence`).
+    """The `Volume` below the directory `root`, which must be on a coherent file system (see
+    `probe_coherence`).
 
-    `reserve_bytes` of it are kept for what must go on when it is full; a process that gives none (a job) uses none either.
+    `reserve_bytes` of it are kept for what must go on when it is full; a process that gives none (a
+    job) uses none either.
     """
 
     def __init__(self, root: Path, reserve_bytes: int = 0) -> None:
@@ -55,7 +64,8 @@ class PosixVolume:
         self._written_directories: set[str] = set()  # one per incarnation of this process
 
     def probe_coherence(self) -> None:
-        """Refuse a file system on which the fence would not hold. Creates the root. Raises StorageError saying what to do."""
+        """Refuse a file system on which the fence would not hold. Creates the root. Raises
+        StorageError saying what to do."""
         with _translated(f"probe of {self._root}"):
             self._reserve.spend(probe_coherence, self._root, self._root / TEMPORARY)
 
@@ -65,12 +75,14 @@ class PosixVolume:
         self._readers.shutdown(wait=False)
         self._writers.shutdown(wait=False)
 
-    # --- the interface ---------------------------------------------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------------
 
     async def create_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
         """As `Volume.create_log`; zeros are written in the background, ahead of the appends."""
         assert len(header) <= capacity, (name, len(header), capacity)
-        return self._opened(name, await self._in_pool(self._create_log, name, capacity, header), capacity, header)
+        return self._opened(
+            name, await self._in_pool(self._create_log, name, capacity, header), capacity, header
+        )
 
     async def create_short_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
         """As `Reserving.create_short_log`."""
@@ -84,26 +96,34 @@ class PosixVolume:
         return await self._in_pool(self._refill)
 
     def _opened(self, name: str, descriptor: int, capacity: int, header: bytes) -> PosixLogHandle:
-        # Who writes a second log beside the first has need of it: zero all of it before the appends come, in an inode they do not flush yet.
+        # Who writes a second log beside the first has need of it: zero all of it before the appends
+        # come, in an inode they do not flush yet.
         directory = os.path.dirname(name)
         zero_bytes = capacity if directory in self._written_directories else ZERO_START_BYTES
         self._written_directories.add(directory)
         try:
-            return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes)
+            return PosixLogHandle(
+                name, descriptor, capacity, len(header), self._base, self._filler, zero_bytes
+            )
         except OSError as error:
             os.close(descriptor)
             # An owner that slept meanwhile finds its file fenced, sealed and collected.
             raise StorageError(
-                f"log {name} is gone while it was created ({error.strerror}); start with a new incarnation"
+                f"log {name} is gone while it was created ({error.strerror}); start with a new "
+                "incarnation"
             ) from error
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
         return await self._in_pool(self._set_aside, name, spare, capacity)
 
-    async def create_log_from(self, spare: str, name: str, used: int, header: bytes) -> PosixLogHandle:
+    async def create_log_from(
+        self, spare: str, name: str, used: int, header: bytes
+    ) -> PosixLogHandle:
         """As `Recycling.create_log_from`; the rest gets its zeros in the background."""
         descriptor, capacity = await self._in_pool(self._create_log_from, spare, name, header)
-        return PosixLogHandle(name, descriptor, capacity, len(header), self._base, self._filler, capacity, used)
+        return PosixLogHandle(
+            name, descriptor, capacity, len(header), self._base, self._filler, capacity, used
+        )
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """As `Volume.read`; what is in the page cache comes without a hop to a thread."""
@@ -140,15 +160,27 @@ class PosixVolume:
     async def list(self, prefix: str) -> list[str]:
         return await self._in_pool(self._list, prefix, pool=self._readers)
 
-    # --- in threads ------------------------------------------------------------------------------------------------------------
+    # --- in threads -------------------------------------------------------------------------------
 
-    async def _in_pool(self, call: Callable[..., T], *arguments: Any, pool: ThreadPoolExecutor | None = None) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool or self._writers, call, *arguments)
+    async def _in_pool(
+        self, call: Callable[..., T], *arguments: Any, pool: ThreadPoolExecutor | None = None
+    ) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            pool or self._writers, call, *arguments
+        )
 
     def _path(self, name: str) -> str:
         parts = name.split("/")
-        if not name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts) or parts[0] == TEMPORARY:
-            raise StorageError(f"name {name!r} is not valid in a volume; use relative names without empty, . and .. parts")
+        if (
+            not name
+            or "\0" in name
+            or not {"", ".", ".."}.isdisjoint(parts)
+            or parts[0] == TEMPORARY
+        ):
+            raise StorageError(
+                f"name {name!r} is not valid in a volume; use relative names without empty, . and "
+                ".. parts"
+            )
         return self._base + name
 
     def _create_log(self, name: str, capacity: int, header: bytes) -> int:
@@ -162,7 +194,8 @@ class PosixVolume:
             return self._reserve.spend(self._create_allocated, path, capacity, header)
 
     def _create_allocated(self, path: str, capacity: int, header: bytes) -> int:
-        """A new file with its space and its header; after a failure neither it nor a directory that was made for it is there."""
+        """A new file with its space and its header; after a failure neither it nor a directory
+        that was made for it is there."""
         directory = os.path.dirname(path)
         self._make_directory(directory)
         try:
@@ -217,7 +250,8 @@ class PosixVolume:
             descriptor = os.open(aside, os.O_RDWR | os.O_CLOEXEC)
             linked = False
             try:
-                capacity = os.fstat(descriptor).st_size  # while it is nobody's log: a taker that finds one shortens it
+                # while it is nobody's log: a taker that finds one shortens it
+                capacity = os.fstat(descriptor).st_size
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)
                 os.link(aside, path)  # a name is never taken over, as a rename would
@@ -240,7 +274,8 @@ class PosixVolume:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 found = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
-                # Short means the end of the file or the end of what is cached; only the latter needs a thread.
+                # Short means the end of the file or the end of what is cached; only the latter
+                # needs a thread.
                 if found < length and os.fstat(descriptor).st_size > offset + found:
                     return None
                 _check_name(descriptor, path)
@@ -273,12 +308,14 @@ class PosixVolume:
         directory = os.path.dirname(path)
         with _translated(f"creation of {name}"):
             created = self._reserve.spend(self._link_new, path, data)
-            # Also when the name was there: its creator may not have flushed the directory yet, and the caller is about to rely on it.
+            # Also when the name was there: its creator may not have flushed the directory yet, and
+            # the caller is about to rely on it.
             _sync_directory(directory)
         return created
 
     def _link_new(self, path: str, data: bytes) -> bool:
-        """Write a new file and give it a name that is free; False if it was not. An OSError leaves nothing under the name."""
+        """Write a new file and give it a name that is free; False if it was not. An OSError
+        leaves nothing under the name."""
         self._make_directory(os.path.dirname(path))
         temporary, descriptor = self._open_temporary()
         try:
@@ -290,20 +327,24 @@ class PosixVolume:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # A network file system may have repeated a request whose answer was lost: then it is our own file that is there.
+                # A network file system may have repeated a request whose answer was lost: then it
+                # is our own file that is there.
                 return _identity(temporary) == _identity(path)
         finally:
             os.unlink(temporary)
         return True
 
     def _open_temporary(self) -> tuple[str, int]:
-        """A new file that no list shows. Exclusive creation makes it ours, whatever other processes number theirs."""
+        """A new file that no list shows. Exclusive creation makes it ours, whatever other
+        processes number theirs."""
         directory = f"{self._base}{TEMPORARY}"
         self._make_directory(directory)
         while True:
             path = f"{directory}/{os.getpid()}.{next(self._temporary_numbers)}"
             with contextlib.suppress(FileExistsError):
-                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+                return path, os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640
+                )
 
     def _make_durable(self, name: str, offset: int, data: Buffer) -> None:
         with _translated(f"flush of {name}"):
@@ -338,7 +379,10 @@ class PosixVolume:
     def _list(self, prefix: str) -> builtins.list[str]:
         directory = self._path(prefix.rstrip("/")) if prefix else str(self._root)
         with _translated(f"list of {prefix or 'the volume'}"):
-            return sorted(path.removeprefix(self._base) for path in files_below(directory, f"{self._base}{TEMPORARY}"))
+            return sorted(
+                path.removeprefix(self._base)
+                for path in files_below(directory, f"{self._base}{TEMPORARY}")
+            )
 
     def _make_directory(self, path: str) -> None:
         """Create a directory and its missing parents, each durable in its own parent."""
@@ -362,7 +406,8 @@ class PosixVolume:
 
 
 def _check_name(descriptor: int, path: str) -> None:
-    """Of a log file, after it was read: it still has its name. Else it was set aside, and what was read may be of its next life."""
+    """Of a log file, after it was read: it still has its name. Else it was set aside, and what
+    was read may be of its next life."""
     if path.endswith(LOG_SUFFIX) and os.stat(path).st_ino != os.fstat(descriptor).st_ino:
         raise FileNotFoundError(errno.ENOENT, "the log file was set aside while it was read", path)
 
@@ -376,7 +421,8 @@ def _sync_directory(path: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Which file the name means; it is opened, because that is what makes a network file system ask the server."""
+    """Which file the name means; it is opened, because that is what makes a network file system
+    ask the server."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -411,4 +457,6 @@ def _translated(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         kind = StorageFull if error.errno in NO_SPACE else StorageError
-        raise kind(f"{what} failed: {error.strerror} ({error.filename or error.errno}); see to the disk") from error
+        raise kind(
+            f"{what} failed: {error.strerror} ({error.filename or error.errno}); see to the disk"
+        ) from error

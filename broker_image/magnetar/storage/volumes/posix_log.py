@@ -1,9 +1,9 @@
 """Append-only log files on a POSIX file system.
 
-Owns: `PosixLogHandle`, the step that every receipt waits for: write, flush, look for the claim; and `ZeroFiller`, which writes zeros ahead of it.
-Imports: os, threading, errors, reserve, worker.
-Invariants: write, flush and check happen in this order in one thread; after any failure the handle refuses to write; zeros are never written
-over appended bytes.
+Owns: `PosixLogHandle`, the step that every receipt waits for: write, flush, look for the claim; and
+`ZeroFiller`, which writes zeros ahead of it. Imports: os, threading, errors, reserve, worker.
+Invariants: write, flush and check happen in this order in one thread; after any failure the handle
+refuses to write; zeros are never written over appended bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ ZERO_CHUNK_BYTES = 1024 * 1024
 ZERO_CHUNKS_PER_FLUSH = 8
 ZERO_START_BYTES = 8 * 1024 * 1024
 LARGE_APPEND_BYTES = 256 * 1024
-"""Appends of this size on average take as long as the disk takes to write them, zeros before or not: the zeros would only cost its bandwidth."""
+"""Appends of this size on average take as long as the disk takes to write them, zeros before or
+not: the zeros would only cost its bandwidth."""
 
 _ZEROS = memoryview(bytes(ZERO_CHUNK_BYTES))
 
 
 def write_fully(descriptor: int, offset: int, buffers: Sequence[Buffer]) -> None:
     """Write all buffers back to back at `offset`. Raises OSError."""
-    if len(buffers) > BUFFERS_PER_WRITE or (len(buffers) > 1 and sum(map(len, buffers)) <= JOINED_BYTES_MAX):
+    if len(buffers) > BUFFERS_PER_WRITE or (
+        len(buffers) > 1 and sum(map(len, buffers)) <= JOINED_BYTES_MAX
+    ):
         buffers = [b"".join(buffers)]  # one copy is cheaper than many vectors
     left = sum(map(len, buffers))
     written = os.pwritev(descriptor, buffers, offset) if left else 0
@@ -43,7 +46,8 @@ def write_fully(descriptor: int, offset: int, buffers: Sequence[Buffer]) -> None
 
 
 class PosixLogHandle:
-    """An open log file with a flush thread of its own, so that two logs of one process do not wait for each other."""
+    """An open log file with a flush thread of its own, so that two logs of one process do not
+    wait for each other."""
 
     def __init__(
         self,
@@ -83,7 +87,9 @@ class PosixLogHandle:
         assert not self._closed, f"append to closed log {self._name}"
         assert 0 <= offset <= self._capacity - size, (self._name, offset, size, self._capacity)
         if self._failed is not None:
-            raise StorageError(f"log {self._name} failed before ({self._failed}) and is not written any more")
+            raise StorageError(
+                f"log {self._name} failed before ({self._failed}) and is not written any more"
+            )
         assert not self._busy, f"two appends to {self._name} at once"
         self._busy = True
         await self._worker.submit(self._append, offset, size, buffers, claim)
@@ -97,10 +103,11 @@ class PosixLogHandle:
         self._worker.close()
         await closed
 
-    # --- in the flush thread ---------------------------------------------------------------------------------------------------
+    # --- in the flush thread ----------------------------------------------------------------------
 
     def _append(self, offset: int, size: int, buffers: Sequence[Buffer], claim: str) -> None:
-        """The three steps; the descriptor is written by nobody else but the filler, which keeps ahead."""
+        """The three steps; the descriptor is written by nobody else but the filler, which keeps
+        ahead."""
         try:
             if self._zeros.take(offset, offset + size):
                 self._filler.fill(self._zeros)
@@ -110,13 +117,16 @@ class PosixLogHandle:
             self._failed = str(error)
             kind = StorageFull if error.errno in NO_SPACE else StorageError
             raise kind(
-                f"write of {size} bytes to {self._name} at {offset} failed: {error}; the file is abandoned, see to the disk"
+                f"write of {size} bytes to {self._name} at {offset} failed: {error}; the file is "
+                "abandoned, see to the disk"
             ) from error
         try:
             self._look_for(claim)
         except OSError as error:
             self._failed = str(error)
-            raise Fenced(f"claim {claim} is not there ({error.strerror}): another incarnation has taken over") from error
+            raise Fenced(
+                f"claim {claim} is not there ({error.strerror}): another incarnation has taken over"
+            ) from error
         self._busy = False
 
     def _write(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -130,15 +140,20 @@ class PosixLogHandle:
 
 
 class _Zeros:
-    """How far a log file has been filled with zeros, and how far it is written: shared by flush thread and filler.
+    """How far a log file has been filled with zeros, and how far it is written: shared by flush
+    thread and filler.
 
-    Writing into blocks that were written before flushes several times faster than into blocks that are only reserved, since the file
-    system has nothing to record; in a recycled file `used` bytes were. `zero_bytes` are zeroed at once, then up to four times what is written: a
-    file that stays small costs little.
+    Writing into blocks that were written before flushes several times faster than into blocks that
+    are only reserved, since the file system has nothing to record; in a recycled file `used` bytes
+    were. `zero_bytes` are zeroed at once, then up to four times what is written: a file that stays
+    small costs little.
     """
 
-    def __init__(self, path: str, descriptor: int, capacity: int, start: int, zero_bytes: int, used: int) -> None:
-        # A descriptor of its own: the kernel reports a failed write-back once to each, and the filler must not use up the appends' report.
+    def __init__(
+        self, path: str, descriptor: int, capacity: int, start: int, zero_bytes: int, used: int
+    ) -> None:
+        # A descriptor of its own: the kernel reports a failed write-back once to each, and the
+        # filler must not use up the appends' report.
         self._own_descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._descriptor, self._capacity, self._zero_bytes = descriptor, capacity, zero_bytes
         self._chunks = self._mean_append = 0
@@ -149,7 +164,8 @@ class _Zeros:
         self._closed = False
 
     def take(self, low: int, high: int) -> bool:
-        """Reserve [low, high) for an append; waits while the filler writes there. True if the filler should go on."""
+        """Reserve [low, high) for an append; waits while the filler writes there. True if the
+        filler should go on."""
         with self._changed:
             self._written = max(self._written, high)
             self._mean_append += (high - low - self._mean_append) >> 3
@@ -174,10 +190,13 @@ class _Zeros:
         return True
 
     def flush(self) -> None:
-        """Now and then, flush the zeros apart from the appends, whose own flush then finds little left to do."""
+        """Now and then, flush the zeros apart from the appends, whose own flush then finds
+        little left to do."""
         with self._changed:
             self._chunks += 1
-            if self._closed or (self._chunks % ZERO_CHUNKS_PER_FLUSH and self._zeroed < self._target()):
+            if self._closed or (
+                self._chunks % ZERO_CHUNKS_PER_FLUSH and self._zeroed < self._target()
+            ):
                 return
             self._filling = (self._capacity, self._capacity)
         try:
@@ -229,5 +248,6 @@ class ZeroFiller:
                     zeros.flush()
                     self._queue.put(zeros)
             except OSError:
-                # Zeros are only for speed: a disk that refuses them refuses the next append too, and that one is reported.
+                # Zeros are only for speed: a disk that refuses them refuses the next append too,
+                # and that one is reported.
                 continue

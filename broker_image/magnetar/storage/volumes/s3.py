@@ -1,8 +1,9 @@
 """Objects in an S3 bucket.
 
-Owns: `S3Client`, one request each, through obstore. Imports: obstore (only here, and only when a volume is on S3), errors, objects.
-Invariants: obstore itself repeats nothing, so that one call is one request and `RetryingObjects` alone decides; credentials come from the
-environment or the pod's identity and are never taken from a URL, kept or logged.
+Owns: `S3Client`, one request each, through obstore. Imports: obstore (only here, and only when a
+volume is on S3), errors, objects. Invariants: obstore itself repeats nothing, so that one call is
+one request and `RetryingObjects` alone decides; credentials come from the environment or the pod's
+identity and are never taken from a URL, kept or logged.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ REASON_CHARACTERS_MAX = 200
 MARK = "magnetar-mark"
 BEHIND_THE_END = "416"
 THROTTLED = ("429 Too Many Requests", "503 Service Unavailable", "SlowDown")
-"""What obstore's text says where the service asks for fewer requests. It hands on neither the status nor the header Retry-After."""
+"""What obstore's text says where the service asks for fewer requests. It hands on neither the
+status nor the header Retry-After."""
 _IN_VAIN = (PermissionDeniedError, UnauthenticatedError, NotSupportedError, InvalidPathError)
 
 
 class S3Client:
-    """The `ObjectClient` of one prefix in one bucket. `endpoint` and `region` "" mean what the environment says, else AWS."""
+    """The `ObjectClient` of one prefix in one bucket. `endpoint` and `region` "" mean what the
+    environment says, else AWS."""
 
     def __init__(self, bucket: str, prefix: str, *, endpoint: str = "", region: str = "") -> None:
         self._bucket = bucket
@@ -64,12 +67,21 @@ class S3Client:
     async def create(self, key: str, buffers: Sequence[Buffer], mark: str) -> None:
         with _translated("creation", key):
             try:
-                await self._store.put_async(key, b"".join(buffers), mode="create", attributes={MARK: mark}, use_multipart=False)
+                await self._store.put_async(
+                    key,
+                    b"".join(buffers),
+                    mode="create",
+                    attributes={MARK: mark},
+                    use_multipart=False,
+                )
             except (AlreadyExistsError, PreconditionError) as error:
                 # 412, and 409 too: only a look at the object tells which.
                 raise ObjectTaken(key) from error
             except FileNotFoundError as error:
-                raise StorageError(f"there is no bucket {self._bucket} to create {key} in; make it, or name another") from error
+                raise StorageError(
+                    f"there is no bucket {self._bucket} to create {key} in; make it, or name "
+                    "another"
+                ) from error
 
     async def mark_of(self, key: str) -> str:
         with _translated("look-up", key):
@@ -81,7 +93,11 @@ class S3Client:
             if offset == 0 and length is None:
                 return bytes(await (await self._store.get_async(key)).bytes_async())
             # S3 refuses a range that is empty or begins behind the end.
-            size = int((await self._store.head_async(key))["size"]) if length is None or length == 0 else None
+            size = (
+                int((await self._store.head_async(key))["size"])
+                if length is None or length == 0
+                else None
+            )
             if length == 0 or (size is not None and offset >= size):
                 return b""
             end = size if length is None else offset + length
@@ -92,7 +108,9 @@ class S3Client:
             except FileNotFoundError:
                 raise
             except BaseError as error:
-                if BEHIND_THE_END in str(error) and offset >= int((await self._store.head_async(key))["size"]):
+                if BEHIND_THE_END in str(error) and offset >= int(
+                    (await self._store.head_async(key))["size"]
+                ):
                     return b""
                 raise
 
@@ -108,7 +126,8 @@ class S3Client:
             await self._store.delete_async(key)
 
     async def close(self) -> None:
-        """Let obstore's threads give back the objects of the last answers: the interpreter aborts if one wants it while it ends.
+        """Let obstore's threads give back the objects of the last answers: the interpreter aborts
+        if one wants it while it ends.
 
         Connections close with the process.
         """
@@ -117,14 +136,16 @@ class S3Client:
 
 @contextlib.contextmanager
 def _translated(what: str, key: str) -> Iterator[None]:
-    """obstore's errors become ours; a missing object stays what it is, without the pages that obstore tells of it."""
+    """obstore's errors become ours; a missing object stays what it is, without the pages that
+    obstore tells of it."""
     try:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(key) from None
     except _IN_VAIN as error:
         raise StorageError(
-            f"{what} of {key or 'the bucket'} was refused: {_reason(error)}; see to credentials and policy"
+            f"{what} of {key or 'the bucket'} was refused: {_reason(error)}; see to credentials "
+            "and policy"
         ) from error
     except (BaseError, OSError, ValueError) as error:
         throttled = any(sign in str(error) for sign in THROTTLED)

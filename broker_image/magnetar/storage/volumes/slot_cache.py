@@ -1,8 +1,8 @@
 """Small slots in memory.
 
-Owns: `SlotCache`. Imports: nothing.
-Why: a takeover reads a log twice, to seal it and to replay it; one that was written in small commits has one object per commit.
-Invariants: slots never change, so what is held is right; it is bounded in bytes.
+Owns: `SlotCache`. Imports: nothing. Why: a takeover reads a log twice, to seal it and to replay it;
+one that was written in small commits has one object per commit. Invariants: slots never change, so
+what is held is right; it is bounded in bytes.
 """
 
 from __future__ import annotations

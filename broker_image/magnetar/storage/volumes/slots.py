@@ -1,13 +1,16 @@
 """A volume on a store of whole objects: log files are runs of numbered slots.
 
-Owns: `SlotVolume` and `SlotLogHandle`. Imports: asyncio, clock, errors, objects, slot_cache, slot_format, seals, names.
-Source: DESIGN 5 (fence by removal) and facts 1a (protocol 1: numbered put-if-absent slots).
-An append puts the next slot of its file. A taker puts a fence into the slot that would come next, so that the append which finds the slot taken
-knows that it is over: no receipt needs another look. One append is under way per log (window 1 in the file's header), so one fence ends a file.
-Invariants: slot n+1 is put only after slot n is known to be there; the first fence goes to where the next *file* would begin, again and again
-until it holds, and only then do the files that can exist get theirs, and only then is a length read; fences are never deleted, whatever
-happens to the slots before them, so that an owner that slept through the clean-up finds them, too. A slot that is missing below one that is there
-was removed by others: that is damage, and nothing is ever put there.
+Owns: `SlotVolume` and `SlotLogHandle`. Imports: asyncio, clock, errors, objects, slot_cache,
+slot_format, seals, names. Source: DESIGN 5 (fence by removal) and facts 1a (protocol 1: numbered
+put-if-absent slots). An append puts the next slot of its file. A taker puts a fence into the slot
+that would come next, so that the append which finds the slot taken knows that it is over: no
+receipt needs another look. One append is under way per log (window 1 in the file's header), so one
+fence ends a file. Invariants: slot n+1 is put only after slot n is known to be there; the first
+fence goes to where the next *file* would begin, again and again until it holds, and only then do
+the files that can exist get theirs, and only then is a length read; fences are never deleted,
+whatever happens to the slots before them, so that an owner that slept through the clean-up finds
+them, too. A slot that is missing below one that is there was removed by others: that is damage, and
+nothing is ever put there.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ _Files = dict[int, _Sizes]
 
 
 class _Map:
-    """Where the slots of a file end. `final`: nobody puts further ones but the writer that holds this very map, or nobody at all (fence, seal)."""
+    """Where the slots of a file end. `final`: nobody puts further ones but the writer that holds
+    this very map, or nobody at all (fence, seal)."""
 
     __slots__ = ("ends", "final")
 
@@ -90,7 +94,8 @@ class SlotVolume:
         self._cache = SlotCache()
 
     async def probe(self) -> None:
-        """Refuse a store on which the fence would not hold. Raises StorageError saying what to do."""
+        """Refuse a store on which the fence would not hold. Raises StorageError saying what to
+        do."""
         objects = self._objects
         await objects.check()
         keys = [f"{PROBES}/{self._clock.random_bits(NONCE_BITS):032x}" for _ in range(PROBE_ROUNDS)]
@@ -102,34 +107,49 @@ class SlotVolume:
             await asyncio.gather(*map(objects.delete, keys))
         if missed := set(keys) - listed:
             raise StorageError(
-                f"the store does not list {missed.pop()}, which was just put; use one that lists at once, such as S3"
+                f"the store does not list {missed.pop()}, which was just put; use one that lists "
+                "at once, such as S3"
             )
         if any(await asyncio.gather(*map(objects.exists, keys))):
-            raise StorageError("the store shows objects after their removal; use one that is consistent, such as S3")
+            raise StorageError(
+                "the store shows objects after their removal; use one that is consistent, such as "
+                "S3"
+            )
 
     async def _probe_conditions(self, key: str) -> None:
-        """Puts of one key at once: a store that looks for the key and writes afterwards lets several win."""
-        put = await asyncio.gather(*(self._objects.put_if_absent(key, [b"%d" % number]) for number in range(PUTS_PER_ROUND)))
+        """Puts of one key at once: a store that looks for the key and writes afterwards lets
+        several win."""
+        put = await asyncio.gather(
+            *(
+                self._objects.put_if_absent(key, [b"%d" % number])
+                for number in range(PUTS_PER_ROUND)
+            )
+        )
         won = [b"%d" % number for number, first in enumerate(put) if first]
         if [await self._objects.get(key)] != won:
             raise StorageError(
-                f"of {PUTS_PER_ROUND} puts of one object at the same time with If-None-Match: * the store let {len(won)} win instead of one, so a "
-                "fenced owner could not be stopped; use a store with atomic conditional writes, such as S3"
+                f"of {PUTS_PER_ROUND} puts of one object at the same time with If-None-Match: * "
+                f"the store let {len(won)} win instead of one, so a "
+                "fenced owner could not be stopped; use a store with atomic conditional writes, "
+                "such as S3"
             )
 
     async def close(self) -> None:
         """Release the store's connections and threads."""
         await self._objects.close()
 
-    # --- the interface ---------------------------------------------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------------
 
     async def create_log(self, name: str, capacity: int, header: bytes) -> SlotLogHandle:
-        """As `Volume.create_log`; nothing is reserved. Raises Fenced if a taker has ended this incarnation's log."""
+        """As `Volume.create_log`; nothing is reserved. Raises Fenced if a taker has ended this
+        incarnation's log."""
         assert header, f"log {name} begins with a header"
         assert len(header) <= capacity, (name, len(header), capacity)
         key = names.slot(name, 0)
         try:
-            created = await self._objects.put_if_absent(key, [self._header(name, SlotKind.DATA, 0, 0, len(header)), header])
+            created = await self._objects.put_if_absent(
+                key, [self._header(name, SlotKind.DATA, 0, 0, len(header)), header]
+            )
         except StorageError:
             self._unclear.add(name)
             raise
@@ -142,11 +162,16 @@ class SlotVolume:
         return SlotLogHandle(self, name, capacity, found)
 
     async def _check_ours(self, name: str, size: int) -> None:
-        """The file is there. That is well if we tried to create it before and were never told. Raises Fenced, StorageError."""
+        """The file is there. That is well if we tried to create it before and were never told.
+        Raises Fenced, StorageError."""
         found = await self._header_of(name, 0)
         if found is not None and found.kind is SlotKind.FENCE:
             raise Fenced(f"{name} begins with a fence: another incarnation has taken over")
-        if found is None or name not in self._unclear or (found.nonce, found.length) != (self._nonce, size):
+        if (
+            found is None
+            or name not in self._unclear
+            or (found.nonce, found.length) != (self._nonce, size)
+        ):
             raise StorageError(f"log {name} exists already; start with a new incarnation")
 
     async def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -170,9 +195,13 @@ class SlotVolume:
         whole = self._cache.takes(size)
         wanted = size if whole else length
         async with self._reads:
-            data = await self._objects.get(key, SLOT_HEADER_BYTES + (0 if whole else offset), wanted)
+            data = await self._objects.get(
+                key, SLOT_HEADER_BYTES + (0 if whole else offset), wanted
+            )
         if len(data) != wanted:
-            raise StorageError(f"{key}: {len(data)} of {wanted} bytes read; see to the object store")
+            raise StorageError(
+                f"{key}: {len(data)} of {wanted} bytes read; see to the object store"
+            )
         if not whole:
             return data
         self._cache.put(key, data)
@@ -198,7 +227,8 @@ class SlotVolume:
         return found is not None and found.kind is SlotKind.DATA
 
     async def remove(self, name: str) -> bool:
-        """As `Volume.remove`; of a log file everything but its fence, the first slot first: without it there is no file any more."""
+        """As `Volume.remove`; of a log file everything but its fence, the first slot first:
+        without it there is no file any more."""
         if not names.is_log(name):
             return await self._objects.delete(name)
         self._maps.pop(name, None)
@@ -224,33 +254,41 @@ class SlotVolume:
             found += [name for name in missed if await self.exists(name)]
         return sorted(found)
 
-    # --- taking over -----------------------------------------------------------------------------------------------------------
+    # --- taking over ------------------------------------------------------------------------------
 
     async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
-        """As `Volume.end_log`: put fences where the next file would begin, then where every open file would go on.
+        """As `Volume.end_log`: put fences where the next file would begin, then where every open
+        file would go on.
 
-        An owner that is awake and busy may be ahead each time; it stops at its next look at its claim, which is gone before this is called.
+        An owner that is awake and busy may be ahead each time; it stops at its next look at its
+        claim, which is gone before this is called.
         """
         files, sealed = await self._files(directory)
         begun = sorted(number for number, slots in files.items() if _data_slots(slots))
         free: dict[int, int] = {}
         for number in begun:
             if number not in sealed:
-                free[number] = await self._free_slot(directory, number, files[number], accepted=number in lost)
+                free[number] = await self._free_slot(
+                    directory, number, files[number], accepted=number in lost
+                )
         number = begun[-1] + 1 if begun else 0
         if number - 1 in sealed and number not in files:
             seal = await read_whole_seal(self, directory.rpartition("/")[2], number - 1)
             if seal is not None and seal.followed:
-                # That file was there. If it is missing no fence may hide it; a list that is behind shows it by name.
+                # That file was there. If it is missing no fence may hide it; a list that is behind
+                # shows it by name.
                 slots: _Sizes = {}
                 await self._look_for(_log_name(directory, number), slots, [0])
                 if slots:
                     files[number] = slots
-                    free[number] = await self._free_slot(directory, number, slots, accepted=number in lost)
+                    free[number] = await self._free_slot(
+                        directory, number, slots, accepted=number in lost
+                    )
                 number += 1
         while not await self._fence(directory, number, 0, files.get(number, {})):
             slots = files.setdefault(number, {})
-            slots[0] = SLOT_HEADER_BYTES + 1  # its owner was quicker; how long it is does not matter here
+            # its owner was quicker; how long it is does not matter here
+            slots[0] = SLOT_HEADER_BYTES + 1
             free[number] = await self._free_slot(directory, number, slots, accepted=number in lost)
             number += 1
         for number, slot in sorted(free.items()):
@@ -261,27 +299,42 @@ class SlotVolume:
             if not self._objects.lists_at_once and number not in lost:
                 await self._map(name, None)  # it is known from now on, whatever a list shows
 
-    async def _free_slot(self, directory: str, number: int, slots: _Sizes, *, accepted: bool) -> int:
-        """The slot behind the last one of an open file, or its fence. Raises CorruptData if one before is missing, unless that is `accepted`."""
+    async def _free_slot(
+        self, directory: str, number: int, slots: _Sizes, *, accepted: bool
+    ) -> int:
+        """The slot behind the last one of an open file, or its fence. Raises CorruptData if one
+        before is missing, unless that is `accepted`."""
         name = _log_name(directory, number)
         if not self._objects.lists_at_once:
-            await self._look_for(name, slots, [slot for slot in range(SLOTS_MAX + 2) if slot not in slots])
+            await self._look_for(
+                name, slots, [slot for slot in range(SLOTS_MAX + 2) if slot not in slots]
+            )
         last = max(_data_slots(slots))
         if not accepted:
             await self._check_holes(name, slots, last)
         return last + 1
 
     async def _check_holes(self, name: str, slots: _Sizes, last: int) -> None:
-        """Raises CorruptData if a slot before `last` is missing for certain; completes `slots` where the list was behind."""
+        """Raises CorruptData if a slot before `last` is missing for certain; completes `slots`
+        where the list was behind."""
         await self._look_for(name, slots, [slot for slot in range(last) if slot not in slots])
         holes = [slot for slot in range(last) if slots.get(slot, 0) <= SLOT_HEADER_BYTES]
         if not holes:
             return
-        # The collector removes the first slot first and the seal last: without a seal, and with later slots, it is not at work.
-        if await self._header_of(name, last) is None or await self._objects.exists(names.sealed(*names.parse_log(name))):
+        # The collector removes the first slot first and the seal last: without a seal, and with
+        # later slots, it is not at work.
+        if await self._header_of(name, last) is None or await self._objects.exists(
+            names.sealed(*names.parse_log(name))
+        ):
             raise StorageError(f"{name} was sealed or collected while it was looked at; try again")
         before = sum(slots[slot] - SLOT_HEADER_BYTES for slot in range(holes[0]))
-        raise _missing(name, holes, before, f"slot {last} is there", next((slot for slot in holes if slot in slots), None))
+        raise _missing(
+            name,
+            holes,
+            before,
+            f"slot {last} is there",
+            next((slot for slot in holes if slot in slots), None),
+        )
 
     async def _look_for(self, name: str, slots: _Sizes, wanted: Sequence[int]) -> None:
         """Add to `slots` those of the `wanted` ones that are there, whatever the list showed."""
@@ -295,7 +348,8 @@ class SlotVolume:
         await asyncio.gather(*map(look, wanted))
 
     async def _files(self, directory: str) -> tuple[_Files, set[int]]:
-        """(sizes of all slots by file and number, numbers of the sealed files) in an incarnation's directory."""
+        """(sizes of all slots by file and number, numbers of the sealed files) in an
+        incarnation's directory."""
         files: _Files = {}
         sealed = set()
         for key, size in await self._objects.list(directory):
@@ -313,13 +367,15 @@ class SlotVolume:
         if slots.get(slot) == SLOT_HEADER_BYTES:
             return True
         name = _log_name(directory, number)
-        while not await self._objects.put_if_absent(names.slot(name, slot), [self._header(name, SlotKind.FENCE, slot, 0, 0)]):
+        while not await self._objects.put_if_absent(
+            names.slot(name, slot), [self._header(name, SlotKind.FENCE, slot, 0, 0)]
+        ):
             found = await self._header_of(name, slot)
             if found is not None:  # else it was collected in this moment
                 return found.kind is SlotKind.FENCE
         return True
 
-    # --- slots -----------------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------
 
     async def put_slot(self, name: str, slot: int, offset: int, buffers: Sequence[Buffer]) -> bool:
         """Put the slot that an append consists of; False if it is taken. Raises StorageError."""
@@ -328,7 +384,10 @@ class SlotVolume:
 
     def _header(self, name: str, kind: SlotKind, slot: int, offset: int, length: int) -> bytes:
         incarnation, number = names.parse_log(name)
-        return encode_slot_header(block_seed(incarnation, number), SlotHeader(kind, number, slot, offset, length, self._nonce))
+        return encode_slot_header(
+            block_seed(incarnation, number),
+            SlotHeader(kind, number, slot, offset, length, self._nonce),
+        )
 
     async def _header_of(self, name: str, slot: int) -> SlotHeader | None:
         """The header of a slot, None if it is not there. Raises StorageError, CorruptData."""
@@ -340,14 +399,19 @@ class SlotVolume:
         return decode_slot_header(block_seed(*names.parse_log(name)), data, key)
 
     async def _map(self, name: str, end: int | None) -> _Map:
-        """Where the slots of the file end, as far as `end` at least if they reach so far. Raises FileNotFoundError."""
+        """Where the slots of the file end, as far as `end` at least if they reach so far. Raises
+        FileNotFoundError."""
         found = self._maps.get(name)
         if found is not None and (found.final or (end is not None and end <= found.end)):
             self._maps.move_to_end(name)
             return found
         # The seal before the slots: if it is there, so is all that it covers.
         length = await read_seal(self, *names.parse_log(name))
-        sizes = {slot[1]: size for key, size in await self._objects.list(name) if (slot := names.slot_of(key)) is not None}
+        sizes = {
+            slot[1]: size
+            for key, size in await self._objects.list(name)
+            if (slot := names.slot_of(key)) is not None
+        }
         fresh = _Map()
         fresh.take(sizes)
         data = _data_slots(sizes)
@@ -373,7 +437,8 @@ class SlotVolume:
         return fresh
 
     async def _extend(self, name: str, found: _Map) -> bool:
-        """Slots that the list does not show yet are found by trying; whether there is a fence behind them."""
+        """Slots that the list does not show yet are found by trying; whether there is a fence
+        behind them."""
         while (header := await self._header_of(name, len(found.ends))) is not None:
             if header.kind is SlotKind.FENCE:
                 return True
@@ -399,18 +464,22 @@ class SlotLogHandle:
 
     @property
     def full(self) -> bool:
-        """Whether the file has as many slots as one may have; one more append is taken nevertheless."""
+        """Whether the file has as many slots as one may have; one more append is taken
+        nevertheless."""
         return len(self._map.ends) >= SLOTS_MAX
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
-        """As `LogHandle.append`. The slot that is free is the look at the claim: a taker would have put its fence there."""
+        """As `LogHandle.append`. The slot that is free is the look at the claim: a taker would
+        have put its fence there."""
         del claim
         size = sum(map(len, buffers))
         assert not self._closed, f"append to closed log {self._name}"
         assert offset == self._map.end, (self._name, offset, self._map.end)
         assert 0 < size <= self._capacity - offset, (self._name, offset, size, self._capacity)
         if self._failed:
-            raise StorageError(f"log {self._name} failed before ({self._failed}) and is not written any more")
+            raise StorageError(
+                f"log {self._name} failed before ({self._failed}) and is not written any more"
+            )
         assert not self._busy, f"two appends to {self._name} at once"
         self._busy = True
         slot = len(self._map.ends)
@@ -421,7 +490,9 @@ class SlotLogHandle:
             raise
         if not put:
             self._failed = f"slot {slot} is taken"
-            raise Fenced(f"slot {slot} of {self._name} is taken: another incarnation has taken over")
+            raise Fenced(
+                f"slot {slot} of {self._name} is taken: another incarnation has taken over"
+            )
         self._map.ends.append(offset + size)
         self._busy = False
 
@@ -439,13 +510,23 @@ def _data_slots(slots: _Sizes) -> list[int]:
     return [slot for slot, size in slots.items() if size > SLOT_HEADER_BYTES]
 
 
-def _missing(name: str, missing: Sequence[int], before: int, why: str, fence: int | None = None) -> CorruptData:
-    """Slots of a log file are missing, the first at offset `before`; in the place of one may be a `fence`."""
+def _missing(
+    name: str, missing: Sequence[int], before: int, why: str, fence: int | None = None
+) -> CorruptData:
+    """Slots of a log file are missing, the first at offset `before`; in the place of one may be
+    a `fence`."""
     key = names.slot(name, missing[0])
-    what = f"{key} is missing" + (f" and {len(missing) - 1} more slots are" if len(missing) > 1 else "")
-    remedy = f"; remove the fence {names.slot(name, fence)} first, which hides one of them" if fence is not None else ""
+    what = f"{key} is missing" + (
+        f" and {len(missing) - 1} more slots are" if len(missing) > 1 else ""
+    )
+    remedy = (
+        f"; remove the fence {names.slot(name, fence)} first, which hides one of them"
+        if fence is not None
+        else ""
+    )
     return CorruptData(
-        f"{what}, but {why}: objects were deleted from outside; restore them{remedy}, or accept the loss with "
+        f"{what}, but {why}: objects were deleted from outside; restore them{remedy}, or accept "
+        "the loss with "
         f"`magnetar storage accept-loss {name}`",
         file=key,
         offset=before,

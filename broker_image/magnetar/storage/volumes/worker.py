@@ -1,8 +1,9 @@
 """One thread that does blocking calls for event loops.
 
-Owns: `Worker`: a queue, a thread and the way back into the loop. Imports: asyncio, queue, threading.
-Invariants: calls run one at a time in the order they were submitted; a call that was submitted runs even if nobody waits for it any more;
-the loop is woken once per call and never blocked.
+Owns: `Worker`: a queue, a thread and the way back into the loop. Imports: asyncio, queue,
+threading. Invariants: calls run one at a time in the order they were submitted; a call that was
+submitted runs even if nobody waits for it any more; the loop is woken once per call and never
+blocked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _Job = tuple[Callable[..., Any], tuple[Any, ...], asyncio.AbstractEventLoop, "as
 class Worker:
     """A thread, started by the first call.
 
-    A plain queue and one `call_soon_threadsafe` cost about half of what an executor's futures and locks do, once per flush of the log.
+    A plain queue and one `call_soon_threadsafe` cost about half of what an executor's futures and
+    locks do, once per flush of the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +34,8 @@ class Worker:
         self._closed = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Run `call(*arguments)` in the thread; the future gets its result or exception in the running loop."""
+        """Run `call(*arguments)` in the thread; the future gets its result or exception in the
+        running loop."""
         assert not self._closed, f"{self._name} is closed"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -57,7 +60,9 @@ class Worker:
             result, error = None, None
             try:
                 result = call(*arguments)
-            except Exception as raised:  # whatever it is, it belongs to whoever waits for the future
+            except (
+                Exception
+            ) as raised:  # whatever it is, it belongs to whoever waits for the future
                 error = raised
             # A loop that was closed meanwhile has nobody left who waits.
             with contextlib.suppress(RuntimeError):

@@ -1,9 +1,8 @@
 """What all dispatchers share.
 
-Owns: consumers, the values that go in and out of dispatch, and the `Dispatcher` interface: one class per subscription type
-implements it.
-Imports: cursor, intervals. Pure.
-Invariants: an entry is never split between consumers; permits are messages and may go negative; an acknowledged entry costs
+Owns: consumers, the values that go in and out of dispatch, and the `Dispatcher` interface: one
+class per subscription type implements it. Imports: cursor, intervals. Pure. Invariants: an entry is
+never split between consumers; permits are messages and may go negative; an acknowledged entry costs
 nothing; what cannot be delivered stays where the next read begins.
 """
 
@@ -19,7 +18,8 @@ from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX
 from magnetar.topics.dispatch.delayed import DELAY_TICK_MS, DELAYED_RUNS_MAX
 from magnetar.topics.intervals import IntervalSet
 
-# A read spans acknowledged entries or foreign ones between two runs if they are no more than this: one longer read beats two.
+# A read spans acknowledged entries or foreign ones between two runs if they are no more than this:
+# one longer read beats two.
 READ_GAP_ENTRIES_MAX = 16
 
 
@@ -53,7 +53,8 @@ class ChunkTrait:
 class EntryTraits(NamedTuple):
     """What a client wrote about an entry that decides to whom it goes, and when.
 
-    `key_hash` is the Murmur3 of its key, 0..0x7fffffff (-1: not asked for); `deliver_at_ms` is wall-clock time, 0 = at once.
+    `key_hash` is the Murmur3 of its key, 0..0x7fffffff (-1: not asked for); `deliver_at_ms` is
+    wall-clock time, 0 = at once.
     """
 
     key_hash: int = -1
@@ -65,8 +66,9 @@ class EntryTraits(NamedTuple):
 class DispatchLimits:
     """Limits of one subscription; 0 switches an unacknowledged-messages limit off.
 
-    `delayed_delivery` False delivers at once whatever its producer asked for. `delayed_runs_max` bounds the memory for what waits, and
-    `chunked_messages_max` that for unfinished messages in chunks; `delayed` and `chunks` say what happens beyond.
+    `delayed_delivery` False delivers at once whatever its producer asked for. `delayed_runs_max`
+    bounds the memory for what waits, and `chunked_messages_max` that for unfinished messages in
+    chunks; `delayed` and `chunks` say what happens beyond.
     """
 
     unacknowledged_per_consumer_messages_max: int = 50_000
@@ -84,14 +86,22 @@ class DispatchLimits:
 
     def look_ahead_max(self, consumers: int) -> int:
         """How many entries may wait for their Key_Shared consumers before nothing new is read."""
-        return min(self.look_ahead_per_consumer_entries_max * consumers, self.look_ahead_per_subscription_entries_max)
+        return min(
+            self.look_ahead_per_consumer_entries_max * consumers,
+            self.look_ahead_per_subscription_entries_max,
+        )
 
     def room_of(self, consumer: Consumer) -> int:
-        """How many messages a consumer that is tracked may be given; the last entry may exceed it."""
+        """How many messages a consumer that is tracked may be given; the last entry may exceed
+        it."""
         if not consumer.ready:
             return 0
         limit = self.unacknowledged_per_consumer_messages_max
-        return min(consumer.permits, limit - consumer.unacknowledged) if limit > 0 else consumer.permits
+        return (
+            min(consumer.permits, limit - consumer.unacknowledged)
+            if limit > 0
+            else consumer.permits
+        )
 
 
 class KeySharedMode(enum.IntEnum):
@@ -103,7 +113,8 @@ class KeySharedMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """What a Key_Shared consumer asks for. `ranges` are its hashes where it names them: inclusive, within 0..65535."""
+    """What a Key_Shared consumer asks for. `ranges` are its hashes where it names them:
+    inclusive, within 0..65535."""
 
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
     out_of_order: bool = False
@@ -118,12 +129,14 @@ class ReadRequest(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Entries first .. first+entries-1 for one consumer, to be sent as so many MESSAGE commands in order.
+    """Entries first .. first+entries-1 for one consumer, to be sent as so many MESSAGE commands in
+    order.
 
-    Where they do not follow each other (Key_Shared), `scattered` has their ordinals, rising, and `first` is the first of them.
-    `messages` is what they cost in permits. `redelivery_counts` has one number per entry, or is None when all are 0. `ack_sets` has
-    one tuple of signed 64-bit words per entry (empty = nothing of it is acknowledged), or is None when all are empty. `epoch` is
-    the consumer's.
+    Where they do not follow each other (Key_Shared), `scattered` has their ordinals, rising, and
+    `first` is the first of them. `messages` is what they cost in permits. `redelivery_counts` has
+    one number per entry, or is None when all are 0. `ack_sets` has one tuple of signed 64-bit words
+    per entry (empty = nothing of it is acknowledged), or is None when all are empty. `epoch` is the
+    consumer's.
     """
 
     consumer: Hashable
@@ -138,14 +151,19 @@ class Delivery(NamedTuple):
     @property
     def ordinals(self) -> Sequence[int]:
         """Of each of its entries."""
-        return self.scattered if self.scattered is not None else range(self.first, self.first + self.entries)
+        return (
+            self.scattered
+            if self.scattered is not None
+            else range(self.first, self.first + self.entries)
+        )
 
 
 class Consumer:
     """One consumer of a subscription, as dispatch sees it.
 
-    `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued` belongs to `rotation`. `paused` means
-    that its connection takes no more for now. `held` (messages by ordinal) and `waiting` (ordinals it is to get) are Key_Shared's.
+    `unacknowledged` (messages) and `pending` (ordinals) are kept by Shared types only. `queued`
+    belongs to `rotation`. `paused` means that its connection takes no more for now. `held`
+    (messages by ordinal) and `waiting` (ordinals it is to get) are Key_Shared's.
     """
 
     __slots__ = (
@@ -195,7 +213,8 @@ class Consumer:
 
 
 class CursorView(Protocol):
-    """What dispatchers ask a cursor: the cursor itself, or one from which what must not be delivered is taken out."""
+    """What dispatchers ask a cursor: the cursor itself, or one from which what must not be
+    delivered is taken out."""
 
     @property
     def mark_delete(self) -> int: ...
@@ -228,7 +247,8 @@ class Dispatcher(Protocol):
 
     @property
     def active(self) -> Consumer | None:
-        """The one consumer that is served, of types that have one; it may still wait for its turn to begin."""
+        """The one consumer that is served, of types that have one; it may still wait for its
+        turn to begin."""
         ...
 
     def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
@@ -267,25 +287,31 @@ class Dispatcher(Protocol):
         ...
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """The entries [start, end) are acknowledged, by `consumer` if it is still here; True if that unblocked delivery."""
+        """The entries [start, end) are acknowledged, by `consumer` if it is still here; True if
+        that unblocked delivery."""
         ...
 
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
-        """Of the entry only `remaining` messages are still unacknowledged; True if that unblocked delivery."""
+        """Of the entry only `remaining` messages are still unacknowledged; True if that
+        unblocked delivery."""
         ...
 
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """A transaction holds the entries [start, end), as `consumer` asked; True if that unblocked delivery. They may come back."""
+        """A transaction holds the entries [start, end), as `consumer` asked; True if that
+        unblocked delivery. They may come back."""
         ...
 
     def returned(self, start: int, end: int) -> None:
-        """A transaction lets go of the entries [start, end), or of messages of theirs: they are delivered again.
+        """A transaction lets go of the entries [start, end), or of messages of theirs: they are
+        delivered again.
 
         What a consumer holds of them meanwhile is given back first.
         """
         ...
 
-    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+    def redeliver(
+        self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
+    ) -> None:
         """Give back these entries, or all that the consumer holds (None)."""
         ...
 
@@ -302,22 +328,28 @@ class Dispatcher(Protocol):
         ...
 
     def dispatch(
-        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+        self,
+        first: int,
+        message_counts: Sequence[int],
+        traits: Sequence[EntryTraits | None] | None = None,
     ) -> list[Delivery]:
         """Hand out what was fetched.
 
-        `message_counts[i]` (>= 1) and `traits[i]` belong to entry first+i. Traits are given as `traits_wanted` says: None stands
-        for an entry, or all of them, without anything special. Anything not due any more is passed over.
+        `message_counts[i]` (>= 1) and `traits[i]` belong to entry first+i. Traits are given as
+        `traits_wanted` says: None stands for an entry, or all of them, without anything special.
+        Anything not due any more is passed over.
         """
         ...
 
     def next_wakeup_ms(self) -> int | None:
-        """When, on the clock of `now_ms`, to look at `next_read` again although nothing happened; None if never."""
+        """When, on the clock of `now_ms`, to look at `next_read` again although nothing
+        happened; None if never."""
         ...
 
 
 def entries_within(permits: int, costs: Sequence[int], low: int, high: int) -> tuple[int, int]:
-    """How many of the entries costs[low:high] may go out while permits (> 0) last, and their cost together: at least one goes."""
+    """How many of the entries costs[low:high] may go out while permits (> 0) last, and their
+    cost together: at least one goes."""
     window = costs[low:high]
     total = sum(window)
     if total <= permits:
@@ -331,7 +363,8 @@ def entries_within(permits: int, costs: Sequence[int], low: int, high: int) -> t
 
 
 def remaining_costs(cursor: CursorView, first: int, message_counts: Sequence[int]) -> Sequence[int]:
-    """`message_counts` less the messages that are acknowledged already inside partly acknowledged entries."""
+    """`message_counts` less the messages that are acknowledged already inside partly
+    acknowledged entries."""
     touched = partly_acknowledged(cursor, first, len(message_counts))
     if not touched:
         return message_counts
@@ -363,8 +396,11 @@ def ack_sets_of(cursor: CursorView, first: int, count: int) -> list[tuple[int, .
     return sets
 
 
-def stretches(traits: Sequence[EntryTraits | None] | None, low: int, high: int) -> Iterator[tuple[int, int, EntryTraits | None]]:
-    """The indices [low, high) cut into runs of entries without anything special, and single special ones with their traits."""
+def stretches(
+    traits: Sequence[EntryTraits | None] | None, low: int, high: int
+) -> Iterator[tuple[int, int, EntryTraits | None]]:
+    """The indices [low, high) cut into runs of entries without anything special, and single
+    special ones with their traits."""
     if traits is None:
         yield low, high, None
         return
@@ -381,7 +417,8 @@ def stretches(traits: Sequence[EntryTraits | None] | None, low: int, high: int) 
 
 
 def read_span(runs: Iterable[tuple[int, int]], limit_entries: int) -> ReadRequest | None:
-    """One read over the first of the ordered `runs`, and over those after it that are near, of at most `limit_entries`."""
+    """One read over the first of the ordered `runs`, and over those after it that are near, of
+    at most `limit_entries`."""
     first = last = -1
     for start, end in runs:
         if first < 0:

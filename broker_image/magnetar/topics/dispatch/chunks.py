@@ -1,9 +1,9 @@
 """Which consumer gets the chunks of a message.
 
-Owns: `ChunkAssignments`. Imports: dispatch. Pure.
-Source: Pulsar's Shared consumer assignor: a message that its producer cut into chunks can only be put together by a consumer that gets all of
-them, in order.
-Invariant: from the first chunk that goes out until the last one, or until the consumer leaves, a message has one consumer.
+Owns: `ChunkAssignments`. Imports: dispatch. Pure. Source: Pulsar's Shared consumer assignor: a
+message that its producer cut into chunks can only be put together by a consumer that gets all of
+them, in order. Invariant: from the first chunk that goes out until the last one, or until the
+consumer leaves, a message has one consumer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def _key(chunk: ChunkTrait) -> Hashable:
 class ChunkAssignments:
     """Consumers by message uuid.
 
-    At most `messages_max` unfinished messages are remembered, for producers may die in the middle: the one begun first is forgotten first, and
-    the rest of its chunks go to whoever takes the next one.
+    At most `messages_max` unfinished messages are remembered, for producers may die in the middle:
+    the one begun first is forgotten first, and the rest of its chunks go to whoever takes the next
+    one.
     """
 
     __slots__ = ("_consumers", "_messages_max")
@@ -37,7 +38,8 @@ class ChunkAssignments:
         return len(self._consumers)
 
     def consumer_of(self, chunk: ChunkTrait) -> Consumer | None:
-        """Who must get this chunk; None if anybody may. A first chunk begins the message anew (it is delivered again)."""
+        """Who must get this chunk; None if anybody may. A first chunk begins the message anew
+        (it is delivered again)."""
         return self._consumers.get(_key(chunk)) if chunk.id > 0 else None
 
     def given(self, chunk: ChunkTrait, consumer: Consumer) -> None:

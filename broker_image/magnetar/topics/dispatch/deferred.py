@@ -1,9 +1,11 @@
 """What dispatch must not deliver although nobody has acknowledged it.
 
-Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions hold taken out. Imports: cursor, intervals. Pure.
-Source: PIP-31 (PENDING_ACK: not delivered, not redelivered; a normal acknowledgement of it is dropped; only the transaction's end changes it).
-Invariants: an entry is hidden if it is withheld as a whole, or if each message of it is withheld or acknowledged; what the view shows is what the
-cursor shows less that. A subscription has a view while something is withheld: all others pay nothing.
+Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions
+hold taken out. Imports: cursor, intervals. Pure. Source: PIP-31 (PENDING_ACK: not delivered, not
+redelivered; a normal acknowledgement of it is dropped; only the transaction's end changes it).
+Invariants: an entry is hidden if it is withheld as a whole, or if each message of it is withheld or
+acknowledged; what the view shows is what the cursor shows less that. A subscription has a view
+while something is withheld: all others pay nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +17,21 @@ from magnetar.topics.intervals import IntervalSet, known_within
 
 
 class DeliveryView:
-    """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 = withheld)."""
+    """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 =
+    withheld)."""
 
-    __slots__ = ("_cursor", "_full", "_hidden", "_messages_end", "_moved", "_partial", "_touched", "entries", "messages", "sizes")
+    __slots__ = (
+        "_cursor",
+        "_full",
+        "_hidden",
+        "_messages_end",
+        "_moved",
+        "_partial",
+        "_touched",
+        "entries",
+        "messages",
+        "sizes",
+    )
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
@@ -41,7 +55,7 @@ class DeliveryView:
         """How many entries are withheld, wholly or partly."""
         return self.entries.size + len(self.messages)
 
-    # --- what changes it --------------------------------------------------------------------------------------------------------
+    # --- what changes it --------------------------------------------------------------------------
 
     def withhold(self, start: int, end: int) -> None:
         """Take out the entries [start, end), also those of which messages were withheld."""
@@ -85,8 +99,11 @@ class DeliveryView:
             del self.messages[known], self.sizes[known]
         self._moved = True
 
-    def changed(self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]) -> None:
-        """The cursor has acknowledged these (as `Subscription.acknowledge` takes them): what is left of batches is to be looked at again."""
+    def changed(
+        self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]
+    ) -> None:
+        """The cursor has acknowledged these (as `Subscription.acknowledge` takes them): what is
+        left of batches is to be looked at again."""
         if not self.messages:
             return
         self._touched.update(ordinal for ordinal, _ in partial)
@@ -98,12 +115,13 @@ class DeliveryView:
         """The cursor may have changed anyhow."""
         self._moved = True
 
-    # --- what acknowledgements may touch ----------------------------------------------------------------------------------------
+    # --- what acknowledgements may touch ----------------------------------------------------------
 
     def acknowledgeable(
         self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Of a normal acknowledgement (as `Subscription.acknowledge` takes it) what is not withheld."""
+        """Of a normal acknowledgement (as `Subscription.acknowledge` takes it) what is not
+        withheld."""
         cursor, entries, messages = self._cursor, self.entries, self.messages
         free: list[tuple[int, int]] = []
         masks = [
@@ -126,7 +144,7 @@ class DeliveryView:
         known = self._cursor.partial.get(ordinal, (1 << self.sizes[ordinal]) - 1)
         return 0 if self._cursor.is_acknowledged(ordinal) else known & ~self.messages[ordinal]
 
-    # --- what dispatch asks -----------------------------------------------------------------------------------------------------
+    # --- what dispatch asks -----------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """A batch of which nothing is left is hidden: nobody asks for its mask."""
@@ -165,14 +183,16 @@ class DeliveryView:
 
     @property
     def acknowledged_end(self) -> int:
-        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly (or was partly, lately)."""
+        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly
+        (or was partly, lately)."""
         self._refresh()
         last = self._messages_end if self.messages else 0
         return max(self._cursor.acknowledged_end, self._hidden.end if self._hidden else 0, last)
 
     @property
     def partial(self) -> Mapping[int, int]:
-        """Masks of the messages that may be delivered, by ordinal of entries of which not all may."""
+        """Masks of the messages that may be delivered, by ordinal of entries of which not all
+        may."""
         if not self.messages:
             return self._cursor.partial
         self._refresh()

@@ -1,12 +1,13 @@
 """Entries that wait for their time.
 
-Owns: `DelayedEntries`, what a dispatcher has read and must not deliver yet. Imports: intervals. Pure.
-Source: Pulsar's `deliver_at_time` with a tick, not strict: an entry may go out up to one tick early, together with an earlier one.
-Invariants: whatever was added comes out of `take_due` once, never earlier than a tick before its time and not later than the first call at or
-after it, except that entries beyond the memory limit may come out early: whoever takes them out looks at their time again. Acknowledged entries
-are not taken out by themselves; the caller passes over them.
-Why: one set of intervals per tick, because delays are mostly alike and ordinals run with time: ten million entries that wait an hour are a few
-thousand intervals.
+Owns: `DelayedEntries`, what a dispatcher has read and must not deliver yet. Imports: intervals.
+Pure. Source: Pulsar's `deliver_at_time` with a tick, not strict: an entry may go out up to one tick
+early, together with an earlier one. Invariants: whatever was added comes out of `take_due` once,
+never earlier than a tick before its time and not later than the first call at or after it, except
+that entries beyond the memory limit may come out early: whoever takes them out looks at their time
+again. Acknowledged entries are not taken out by themselves; the caller passes over them. Why: one
+set of intervals per tick, because delays are mostly alike and ordinals run with time: ten million
+entries that wait an hour are a few thousand intervals.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Filter = Callable[[int, int], Iterable[tuple[int, int]]]
 class DelayedEntries:
     """Ordinals by the time at which they may be delivered.
 
-    At most about `runs_max` runs are remembered with their times. Beyond that the latest ones are put together ("far"): only the earliest time
-    among them is known, and when it comes all of them are read again. That costs reads, never a delay of others.
+    At most about `runs_max` runs are remembered with their times. Beyond that the latest ones are
+    put together ("far"): only the earliest time among them is known, and when it comes all of them
+    are read again. That costs reads, never a delay of others.
     """
 
     __slots__ = ("_far", "_far_ms", "_order", "_runs", "_runs_max", "_tick_ms", "_ticks")
@@ -35,7 +37,8 @@ class DelayedEntries:
     def __init__(self, tick_ms: int = DELAY_TICK_MS, runs_max: int = DELAYED_RUNS_MAX) -> None:
         assert tick_ms > 0 < runs_max, (tick_ms, runs_max)
         self._tick_ms, self._runs_max = tick_ms, runs_max
-        self._ticks: dict[int, tuple[IntervalSet, int]] = {}  # tick -> (ordinals, the earliest time of any)
+        # tick -> (ordinals, the earliest time of any)
+        self._ticks: dict[int, tuple[IntervalSet, int]] = {}
         self._order: list[int] = []  # a heap of the ticks
         self._runs = 0
         self._far = IntervalSet()
@@ -55,11 +58,13 @@ class DelayedEntries:
         return self._far.size + sum(ordinals.size for ordinals, _ in self._ticks.values())
 
     def must_wait(self, deliver_at_ms: int, now_ms: int, *, again: bool) -> bool:
-        """Whether an entry is too early; one that has waited (`again`) may go with those of its tick."""
+        """Whether an entry is too early; one that has waited (`again`) may go with those of its
+        tick."""
         return deliver_at_ms > (now_ms + self._tick_ms if again else now_ms)
 
     def add(self, start: int, end: int, deliver_at_ms: int, still_wanted: Filter) -> None:
-        """The entries [start, end) wait until `deliver_at_ms`. `still_wanted` is asked when memory gets short."""
+        """The entries [start, end) wait until `deliver_at_ms`. `still_wanted` is asked when
+        memory gets short."""
         if self._far and deliver_at_ms >= self._far_ms:
             self._far.add(start, end)
             return
@@ -119,7 +124,8 @@ class DelayedEntries:
         self._runs = 0
 
     def _shrink(self, still_wanted: Filter) -> None:
-        """Get down to half the limit: forget what does not matter any more, then put the latest together."""
+        """Get down to half the limit: forget what does not matter any more, then put the latest
+        together."""
         ticks = sorted(self._ticks)
         for tick in ticks:
             ordinals, earliest = self._ticks.pop(tick)

@@ -1,10 +1,10 @@
 """Exclusive: one consumer, strict order.
 
-Owns: `SingleActiveDispatcher`, the read position of a subscription that delivers to one consumer at a time, and its simplest form.
-Imports: dispatch, cursor. Pure.
-Invariants: entries leave in order, acknowledged ones excepted; redelivery means reading again from the mark-delete, with redelivery
-counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per run: nothing is tracked per
-entry.
+Owns: `SingleActiveDispatcher`, the read position of a subscription that delivers to one consumer at
+a time, and its simplest form. Imports: dispatch, cursor. Pure. Invariants: entries leave in order,
+acknowledged ones excepted; redelivery means reading again from the mark-delete, with redelivery
+counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per
+run: nothing is tracked per entry.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class SingleActiveDispatcher:
     withheld = acknowledged
 
     def returned(self, start: int, end: int) -> None:
-        """Rewind to the first of them: everything from there on comes again, in order, as after a REDELIVER."""
+        """Rewind to the first of them: everything from there on comes again, in order, as after
+        a REDELIVER."""
         for first, _ in self.cursor.unacknowledged(start, end):
             self._read = min(self._read, first)
             break
@@ -81,8 +82,11 @@ class SingleActiveDispatcher:
         del consumer, ordinal, remaining
         return False
 
-    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
-        """Rewind, whatever the ranges are: single entries cannot come back without breaking the order.
+    def redeliver(
+        self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
+    ) -> None:
+        """Rewind, whatever the ranges are: single entries cannot come back without breaking the
+        order.
 
         The epoch counts in any case, even if somebody else is served.
         """
@@ -115,7 +119,10 @@ class SingleActiveDispatcher:
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
     def dispatch(
-        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+        self,
+        first: int,
+        message_counts: Sequence[int],
+        traits: Sequence[EntryTraits | None] | None = None,
     ) -> list[Delivery]:
         del traits
         consumer, cursor = self._serving, self.cursor
@@ -129,7 +136,9 @@ class SingleActiveDispatcher:
                 return deliveries
             count, messages = entries_within(consumer.permits, costs, start - first, stop - first)
             ack_sets = ack_sets_of(cursor, start, count)
-            deliveries.append(Delivery(consumer.handle, start, count, messages, None, ack_sets, consumer.epoch))
+            deliveries.append(
+                Delivery(consumer.handle, start, count, messages, None, ack_sets, consumer.epoch)
+            )
             consumer.permits -= messages
             consumer.messages_out += messages
             self._read = start + count
@@ -151,7 +160,10 @@ class ExclusiveDispatcher(SingleActiveDispatcher):
 
     def add(self, consumer: Consumer) -> None:
         if self._serving is not None:
-            raise ConsumerBusy("Exclusive consumer is already connected; close it first or subscribe as Shared or Failover")
+            raise ConsumerBusy(
+                "Exclusive consumer is already connected; close it first or subscribe as Shared or "
+                "Failover"
+            )
         self._serving = consumer
         self._read = self.cursor.mark_delete
 

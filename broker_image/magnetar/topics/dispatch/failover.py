@@ -1,11 +1,13 @@
 """Failover: one consumer at a time, the others stand by.
 
-Owns: which consumer is active, the change from one to the next, and who is told of it. Imports: dispatch, exclusive, hashes, names. Pure.
-Source: Pulsar's Failover subscription: among the consumers of the best priority, a partition takes number `partition % consumers`
-by name, another topic the one whose point follows the topic's on a ring of hashes.
-Invariants: at most one consumer is served; a consumer that has lost its turn gets nothing more; one that takes over waits for
-`failover_delay_ms`, so that its predecessor's last acknowledgements can arrive, and begins at the mark-delete; everybody is told of
-a change when it takes effect, a newcomer that changes nothing at once.
+Owns: which consumer is active, the change from one to the next, and who is told of it. Imports:
+dispatch, exclusive, hashes, names. Pure. Source: Pulsar's Failover subscription: among the
+consumers of the best priority, a partition takes number `partition % consumers` by name, another
+topic the one whose point follows the topic's on a ring of hashes. Invariants: at most one consumer
+is served; a consumer that has lost its turn gets nothing more; one that takes over waits for
+`failover_delay_ms`, so that its predecessor's last acknowledgements can arrive, and begins at the
+mark-delete; everybody is told of a change when it takes effect, a newcomer that changes nothing at
+once.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class FailoverDispatcher(SingleActiveDispatcher):
         self._consumers: list[Consumer] = []
         self._ring_places: dict[Consumer, tuple[bool, int]] = {}
         self._active: Consumer | None = None
-        # The one that was served when the change under way began: if the choice falls on it again, nothing has happened.
+        # The one that was served when the change under way began: if the choice falls on it again,
+        # nothing has happened.
         self._before: Consumer | None = None
         self._changing = False
         self._change_due_ms: int | None = None
@@ -65,16 +68,17 @@ class FailoverDispatcher(SingleActiveDispatcher):
     def rewind(self) -> None:
         """Read from the mark-delete.
 
-        Those who stand by stay connected over a seek and keep their permits; the active one is disconnected, and its permits go
-        with it.
+        Those who stand by stay connected over a seek and keep their permits; the active one is
+        disconnected, and its permits go with it.
         """
         self._read = self.cursor.mark_delete
 
     def _may_rewind(self, consumer: Consumer) -> bool:
-        """Those who stand by may not. One that is losing its turn may: should it keep it after all, its client waits for them."""
+        """Those who stand by may not. One that is losing its turn may: should it keep it after
+        all, its client waits for them."""
         return consumer is self._active or consumer is self._before
 
-    # --- who is active ----------------------------------------------------------------------------------------------------------
+    # --- who is active ----------------------------------------------------------------------------
 
     def _choose(self) -> None:
         """Find the active consumer; if that is another than before, its turn begins later."""
@@ -100,11 +104,12 @@ class FailoverDispatcher(SingleActiveDispatcher):
         return min(reversed(candidates), key=self._ring_places.__getitem__)
 
     def _place_on_ring(self, name: str) -> tuple[bool, int]:
-        """How far the consumer's nearest point is, going up from the topic's and around: less is nearer."""
+        """How far the consumer's nearest point is, going up from the topic's and around: less is
+        nearer."""
         points = (murmur3(f"{name}{number}".encode()) for number in range(POINTS_PER_CONSUMER))
         return min((point < self._topic_hash, point) for point in points)
 
-    # --- the change -------------------------------------------------------------------------------------------------------------
+    # --- the change -------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
         if self._changing:
@@ -116,12 +121,17 @@ class FailoverDispatcher(SingleActiveDispatcher):
                 self._serving = self._active
                 self._read = self.cursor.mark_delete
                 self._untold = dict.fromkeys(self._consumers)
-        told = [(consumer.handle, consumer is self._active) for consumer in self._untold if self._may_tell(consumer)]
+        told = [
+            (consumer.handle, consumer is self._active)
+            for consumer in self._untold
+            if self._may_tell(consumer)
+        ]
         self._untold = {consumer: None for consumer in self._untold if not self._may_tell(consumer)}
         return told
 
     def _may_tell(self, consumer: Consumer) -> bool:
-        """The active consumer hears of it when its turn begins; a newcomer that stands by hears that at once."""
+        """The active consumer hears of it when its turn begins; a newcomer that stands by hears
+        that at once."""
         return not self._changing or consumer is not self._active
 
     def next_wakeup_ms(self) -> int | None:

@@ -1,10 +1,11 @@
 """Which consumer of a Key_Shared subscription serves which hashes.
 
-Owns: the 65536 slots that hashes of keys fall into, and three ways to divide them: a ring of points, halving, ranges that the consumers name.
-Imports: dispatch, errors, hashes. Pure.
-Source: Pulsar's key-shared selectors (facts on protocol semantics 2.4).
-Invariants: a slot has one owner or none (none only where consumers name their ranges); with the ring a consumer that joins or leaves moves only
-slots of its own, with halving only those of one neighbour; looking an owner up costs a bisection.
+Owns: the 65536 slots that hashes of keys fall into, and three ways to divide them: a ring of
+points, halving, ranges that the consumers name. Imports: dispatch, errors, hashes. Pure. Source:
+Pulsar's key-shared selectors (facts on protocol semantics 2.4). Invariants: a slot has one owner or
+none (none only where consumers name their ranges); with the ring a consumer that joins or leaves
+moves only slots of its own, with halving only those of one neighbour; looking an owner up costs a
+bisection.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Ranges = dict[Consumer, list[tuple[int, int]]]
 
 
 def slot_of(key_hash: int) -> int:
-    """The slot of a key's hash, 1..65535: slot 0 is never used, as its number means "none" to Pulsar."""
+    """The slot of a key's hash, 1..65535: slot 0 is never used, as its number means "none" to
+    Pulsar."""
     return key_hash % SLOTS or 1
 
 
@@ -120,7 +122,10 @@ class SplitRanges:
         sizes = [end - start for start, end in zip([0, *self._ends], self._ends, strict=False)]
         biggest = max(sizes)
         if biggest <= 1:
-            raise ConsumerAssignError(f"no range of hashes is left to split between {len(self._ends)} consumers; close some first")
+            raise ConsumerAssignError(
+                f"no range of hashes is left to split between {len(self._ends)} consumers; close "
+                "some first"
+            )
         at = sizes.index(biggest)
         self._ends.insert(at, self._ends[at] - (biggest >> 1))
         self._owners.insert(at, consumer)
@@ -136,7 +141,10 @@ class SplitRanges:
 
     def ranges(self) -> Ranges:
         starts = [0, *(end + 1 for end in self._ends)]
-        return {owner: [(start, min(end, SLOTS - 1))] for owner, start, end in zip(self._owners, starts, self._ends, strict=False)}
+        return {
+            owner: [(start, min(end, SLOTS - 1))]
+            for owner, start, end in zip(self._owners, starts, self._ends, strict=False)
+        }
 
 
 class StickyRanges:
@@ -152,7 +160,9 @@ class StickyRanges:
         self._check(wanted)
         rival = self.rival(wanted)
         if rival is not None:
-            raise ConsumerAssignError(f"a range of {wanted} is taken by consumer {rival.name!r}; choose others")
+            raise ConsumerAssignError(
+                f"a range of {wanted} is taken by consumer {rival.name!r}; choose others"
+            )
         for start, end in wanted:
             at = bisect_left(self._starts, start)
             self._starts.insert(at, start)
@@ -165,9 +175,13 @@ class StickyRanges:
         last = -1
         for start, end in wanted:
             if not 0 <= start <= end < SLOTS:
-                raise ConsumerAssignError(f"hashRanges: [{start}, {end}] is no range within 0..{SLOTS - 1}")
+                raise ConsumerAssignError(
+                    f"hashRanges: [{start}, {end}] is no range within 0..{SLOTS - 1}"
+                )
             if start <= last:
-                raise ConsumerAssignError(f"hashRanges: [{start}, {end}] overlaps another range of this consumer")
+                raise ConsumerAssignError(
+                    f"hashRanges: [{start}, {end}] overlaps another range of this consumer"
+                )
             last = end
 
     def rival(self, wanted: Sequence[tuple[int, int]]) -> Consumer | None:

@@ -1,14 +1,15 @@
 """Key_Shared: any number of consumers, each key in order at one of them.
 
-Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged messages. Imports: dispatch, hash_ranges, delayed,
-chunks, intervals. Pure.
-Source: Pulsar's Key_Shared dispatcher with draining hashes (PIP-379), facts on protocol semantics 2.4.
-Invariants: all entries of one slot (hash of keys) that are held are held by one consumer, unless out-of-order delivery is allowed; an
-unacknowledged entry below the read position is held, waits for its slot's owner, is stuck (its slot is still held by a previous owner, or has
-none), or waits for its time; what waits for an owner goes out lowest first and before anything newer of that owner; reading goes on past what
-waits, up to a bound, so that other keys keep flowing. A message in chunks stays with the consumer that got its first chunk, who could not
-acknowledge it otherwise.
-Cost: per entry some dictionary operations and a bisection; a consumer that joins or leaves costs the entries that wait.
+Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged
+messages. Imports: dispatch, hash_ranges, delayed, chunks, intervals. Pure. Source: Pulsar's
+Key_Shared dispatcher with draining hashes (PIP-379), facts on protocol semantics 2.4. Invariants:
+all entries of one slot (hash of keys) that are held are held by one consumer, unless out-of-order
+delivery is allowed; an unacknowledged entry below the read position is held, waits for its slot's
+owner, is stuck (its slot is still held by a previous owner, or has none), or waits for its time;
+what waits for an owner goes out lowest first and before anything newer of that owner; reading goes
+on past what waits, up to a bound, so that other keys keep flowing. A message in chunks stays with
+the consumer that got its first chunk, who could not acknowledge it otherwise. Cost: per entry some
+dictionary operations and a bisection; a consumer that joins or leaves costs the entries that wait.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from magnetar.topics.dispatch.turns import HeldSlot, Round, Turn, ready_permits
 from magnetar.topics.intervals import IntervalSet, known_within
 
 LOOK_AHEAD_ENTRIES_MIN = 32
-"""Read at least so many at once: with few permits the next entry of the one who has them may be some way ahead."""
+"""Read at least so many at once: with few permits the next entry of the one who has them may be
+some way ahead."""
 
 NO_TRAITS = EntryTraits()
 _UNLIMITED = 1 << 62
@@ -55,7 +57,8 @@ class KeySharedDispatcher:
         self.cursor = cursor
         self._limits = limits
         self._consumers: list[Consumer] = []
-        # All that are ready, and those that have something waiting; both may hold some more, found out when they are looked at.
+        # All that are ready, and those that have something waiting; both may hold some more, found
+        # out when they are looked at.
         self._ready: dict[Consumer, None] = {}
         self._awaiting: dict[Consumer, None] = {}
         self._policy = KeySharedPolicy()
@@ -71,13 +74,16 @@ class KeySharedDispatcher:
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
         self._chunk_of: dict[int, ChunkTrait] = {}  # of those among them that are chunks
-        self._waits_for: dict[int, Consumer] = {}  # of chunks, and by slot those that wait for another than the owner
+        # of chunks, and by slot those that wait for another than the owner
+        self._waits_for: dict[int, Consumer] = {}
         self._strays: dict[int, list[int]] = {}
-        self._held_by: dict[int, Consumer] = {}  # where out-of-order delivery is allowed: elsewhere the slot says it
+        # where out-of-order delivery is allowed: elsewhere the slot says it
+        self._held_by: dict[int, Consumer] = {}
         self._chunks = ChunkAssignments(limits.chunked_messages_max)
         self._now_ms = 0
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
-        self._due = IntervalSet()  # their time has come; whose they are is known when they are read again
+        # their time has come; whose they are is known when they are read again
+        self._due = IntervalSet()
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -101,19 +107,27 @@ class KeySharedDispatcher:
 
     def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
         """Slots by consumer's handle, as inclusive ranges."""
-        return {consumer.handle: found for consumer, found in self._ranges.ranges().items()} if self._ranges is not None else {}
+        return (
+            {consumer.handle: found for consumer, found in self._ranges.ranges().items()}
+            if self._ranges is not None
+            else {}
+        )
 
-    # --- consumers --------------------------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     def add(self, consumer: Consumer) -> None:
-        """Raises ConsumerBusy if the others follow another policy, ConsumerAssignError if it can be given no slots."""
+        """Raises ConsumerBusy if the others follow another policy, ConsumerAssignError if it can
+        be given no slots."""
         policy = consumer.key_shared
         if self._ranges is None:
-            self._ranges = hash_ranges(policy, consistent_hashing=self._limits.key_shared_consistent_hashing)
+            self._ranges = hash_ranges(
+                policy, consistent_hashing=self._limits.key_shared_consistent_hashing
+            )
             self._policy = policy
         elif (policy.mode, policy.out_of_order) != (self._policy.mode, self._policy.out_of_order):
             raise ConsumerBusy(
-                f"Key_Shared consumers here use {self._policy.mode.name} with allowOutOfOrderDelivery={self._policy.out_of_order}; "
+                f"Key_Shared consumers here use {self._policy.mode.name} with "
+                f"allowOutOfOrderDelivery={self._policy.out_of_order}; "
                 "subscribe with the same policy"
             )
         self._ranges.add(consumer)
@@ -121,7 +135,8 @@ class KeySharedDispatcher:
         self._assign_anew()
 
     def remove(self, consumer: Consumer) -> None:
-        """What it held or was to get goes to the new owners; that is no redelivery in the sense of the count."""
+        """What it held or was to get goes to the new owners; that is no redelivery in the sense
+        of the count."""
         assert self._ranges is not None
         self._ranges.remove(consumer)
         self._owners.clear()
@@ -151,15 +166,21 @@ class KeySharedDispatcher:
         self._take_due(self._delayed.take_all())
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         for consumer in self._consumers:
-            consumer.blocked = 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            consumer.blocked = (
+                0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            )
             self.flow(consumer, 0)
-        self._blocked = 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
+        self._blocked = (
+            0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
+        )
 
     def _owner(self, slot: int) -> Consumer | None:
         try:
             return self._owners[slot]
         except KeyError:
-            owner = self._owners[slot] = self._ranges.owner(slot) if self._ranges is not None else None
+            owner = self._owners[slot] = (
+                self._ranges.owner(slot) if self._ranges is not None else None
+            )
             return owner
 
     def _destination(self, slot: int, chunk: ChunkTrait | None) -> Consumer | None:
@@ -167,13 +188,15 @@ class KeySharedDispatcher:
         begun = self._chunks.consumer_of(chunk) if chunk is not None else None
         if begun is None:
             return self._owner(slot)
-        # Whoever holds nothing of the slot any more has acknowledged chunks one by one: the order of the key goes before its message.
+        # Whoever holds nothing of the slot any more has acknowledged chunks one by one: the order
+        # of the key goes before its message.
         held = self._slots.get(slot)
         in_turn = self._policy.out_of_order or (held is not None and held.holder is begun)
         return begun if in_turn else self._owner(slot)
 
     def _assign_anew(self, more: Iterable[tuple[int, int]] = ()) -> None:
-        """Owners have changed: look again who gets what waits (and `more`, which waited for one that has left)."""
+        """Owners have changed: look again who gets what waits (and `more`, which waited for one
+        that has left)."""
         self._owners.clear()
         runs = [*more]
         for consumer in self._consumers:
@@ -204,7 +227,7 @@ class KeySharedDispatcher:
             if owner is not self._owner(slot):
                 self._strays.setdefault(slot, []).append(ordinal)
 
-    # --- what comes back --------------------------------------------------------------------------------------------------------
+    # --- what comes back --------------------------------------------------------------------------
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         slots = self._slot_of
@@ -225,15 +248,21 @@ class KeySharedDispatcher:
             for ordinal in known_within(self._withheld, start, end):
                 del self._withheld[ordinal]
                 self._redeliveries.pop(ordinal, None)
-        return unblocked or (full and self._waiting < self._limits.look_ahead_max(len(self._consumers)))
+        return unblocked or (
+            full and self._waiting < self._limits.look_ahead_max(len(self._consumers))
+        )
 
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """They keep their key, and what a consumer holds of them counts as delivered once, should it come back."""
+        """They keep their key, and what a consumer holds of them counts as delivered once,
+        should it come back."""
         slots, redeliveries = self._slot_of, self._redeliveries
         known = {ordinal: slots[ordinal] for ordinal in known_within(slots, start, end)}
-        known |= {ordinal: self._withheld[ordinal] for ordinal in known_within(self._withheld, start, end)}
+        known |= {
+            ordinal: self._withheld[ordinal] for ordinal in known_within(self._withheld, start, end)
+        }
         counts = {
-            ordinal: redeliveries.get(ordinal, 0) + (self._holder(consumer, ordinal, slot) is not None)
+            ordinal: redeliveries.get(ordinal, 0)
+            + (self._holder(consumer, ordinal, slot) is not None)
             for ordinal, slot in known.items()
         }
         unblocked = self.acknowledged(consumer, start, end)
@@ -265,7 +294,9 @@ class KeySharedDispatcher:
         holder.held[ordinal] = remaining
         return self._release(holder, held - remaining)
 
-    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+    def redeliver(
+        self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
+    ) -> None:
         """Only entries that this consumer holds come back; each is counted."""
         del epoch
         for start, end in [(0, self.cursor.end)] if ranges is None else ranges:
@@ -278,9 +309,23 @@ class KeySharedDispatcher:
 
     def rewind(self) -> None:
         self._read = self.cursor.mark_delete
-        for entries in (self._redeliveries, self._slot_of, self._withheld, self._chunk_of, self._waits_for, self._held_by):
+        for entries in (
+            self._redeliveries,
+            self._slot_of,
+            self._withheld,
+            self._chunk_of,
+            self._waits_for,
+            self._held_by,
+        ):
             entries.clear()
-        for others in (self._slots, self._stuck, self._strays, self._chunks, self._delayed, self._due):
+        for others in (
+            self._slots,
+            self._stuck,
+            self._strays,
+            self._chunks,
+            self._delayed,
+            self._due,
+        ):
             others.clear()
         self._waiting = self._unacknowledged = 0
         self._blocked = False
@@ -314,13 +359,15 @@ class KeySharedDispatcher:
         return self._unstick(slot) or unblocked
 
     def _take_from_waiting(self, consumer: Consumer, slot: int) -> None:
-        """Chunks wait for a consumer that holds nothing of their key any more, and is not its owner: they go with the others of the key."""
+        """Chunks wait for a consumer that holds nothing of their key any more, and is not its
+        owner: they go with the others of the key."""
         for ordinal in self._strays.pop(slot, ()):
             if consumer.waiting.remove(ordinal, ordinal + 1):
                 self._stuck.setdefault(slot, IntervalSet()).add(ordinal, ordinal + 1)
 
     def _unstick(self, slot: int) -> bool:
-        """Nobody holds anything of the slot any more: its owner may get what is stuck. True if there is something."""
+        """Nobody holds anything of the slot any more: its owner may get what is stuck. True if
+        there is something."""
         stuck = self._stuck.pop(slot, None)
         if stuck is None:
             return False
@@ -353,14 +400,20 @@ class KeySharedDispatcher:
         consumer.unacknowledged -= messages
         self._unacknowledged -= messages
         unblocked = False
-        if consumer.blocked and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2:
+        if (
+            consumer.blocked
+            and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2
+        ):
             consumer.blocked, unblocked = False, True
             self.flow(consumer, 0)
-        if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
+        if (
+            self._blocked
+            and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2
+        ):
             self._blocked, unblocked = False, True
         return unblocked
 
-    # --- what goes out ----------------------------------------------------------------------------------------------------------
+    # --- what goes out ----------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
         del now_ms
@@ -381,10 +434,15 @@ class KeySharedDispatcher:
         permits = 0 if self._blocked else ready_permits(self._ready, limit_entries)
         if permits <= 0:
             return None
-        waiting = [consumer.waiting for consumer in self._awaiting if consumer.waiting and consumer.ready]
+        waiting = [
+            consumer.waiting for consumer in self._awaiting if consumer.waiting and consumer.ready
+        ]
         if waiting:
             return read_span(heapq.merge(*waiting), min(limit_entries, permits))
-        cursor, room = self.cursor, self._limits.look_ahead_max(len(self._consumers)) - self._waiting
+        cursor, room = (
+            self.cursor,
+            self._limits.look_ahead_max(len(self._consumers)) - self._waiting,
+        )
         limit = min(limit_entries, room, max(permits, LOOK_AHEAD_ENTRIES_MIN))
         if limit <= 0:
             return None
@@ -398,13 +456,18 @@ class KeySharedDispatcher:
         return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
 
     def dispatch(
-        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+        self,
+        first: int,
+        message_counts: Sequence[int],
+        traits: Sequence[EntryTraits | None] | None = None,
     ) -> list[Delivery]:
         if self._blocked:
             return []
         limit = self._limits.unacknowledged_per_subscription_messages_max
         costs = remaining_costs(self.cursor, first, message_counts)
-        fetched = Round(first, costs, traits, limit - self._unacknowledged if limit > 0 else _UNLIMITED)
+        fetched = Round(
+            first, costs, traits, limit - self._unacknowledged if limit > 0 else _UNLIMITED
+        )
         for consumer in [*self._awaiting]:
             # Lowest first: what was not fetched may be of the same key as what was.
             if not consumer.waiting:
@@ -419,10 +482,15 @@ class KeySharedDispatcher:
                     self._read = self._give_read(start, end, fetched)
                     if self._read < end:
                         break
-        return [self._deliver(consumer, turn) for consumer, turn in fetched.turns.items() if turn.ordinals]
+        return [
+            self._deliver(consumer, turn)
+            for consumer, turn in fetched.turns.items()
+            if turn.ordinals
+        ]
 
     def _give_waiting(self, consumer: Consumer, fetched: Round) -> None:
-        """Give the consumer what was fetched of that which waits for it, as far as its permits go."""
+        """Give the consumer what was fetched of that which waits for it, as far as its permits
+        go."""
         turn = fetched.turns[consumer] = Turn(self._limits.room_of(consumer))
         for start, end in list(consumer.waiting.overlap(fetched.first, fetched.end)):
             stop = start
@@ -437,7 +505,8 @@ class KeySharedDispatcher:
                 break
 
     def _give_read(self, start: int, end: int, fetched: Round) -> int:
-        """Give the entries [start, end), which nobody knows yet, to their owners, or put them aside; where that had to stop."""
+        """Give the entries [start, end), which nobody knows yet, to their owners, or put them
+        aside; where that had to stop."""
         turns, slots = fetched.turns, self._slots
         takers = len(self._ready) - sum(turn.room <= 0 for turn in turns.values())
         space = self._limits.look_ahead_max(len(self._consumers)) - self._waiting
@@ -446,11 +515,16 @@ class KeySharedDispatcher:
             if takers <= 0 or fetched.room <= 0:
                 return ordinal
             key_hash, deliver_at_ms, chunk = fetched.traits[ordinal - fetched.first] or NO_TRAITS
-            if deliver_at_ms and delays and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
+            if (
+                deliver_at_ms
+                and delays
+                and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again)
+            ):
                 self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
                 continue
             if deliver_at_ms and again:
-                self._delayed.discard(ordinal, deliver_at_ms)  # a transaction may have let go of it while it waited
+                # a transaction may have let go of it while it waited
+                self._delayed.discard(ordinal, deliver_at_ms)
             slot = slot_of(key_hash)
             owner = self._owner(slot) if chunk is None else self._destination(slot, chunk)
             if owner is not None:
@@ -458,7 +532,8 @@ class KeySharedDispatcher:
                 if turn is None:
                     turn = turns[owner] = Turn(0 if owner.waiting else self._limits.room_of(owner))
                 if turn.room > 0 and ((held := slots.get(slot)) is None or held.holder is owner):
-                    # Nothing of the slot is held by somebody else, hence nothing of it is stuck either.
+                    # Nothing of the slot is held by somebody else, hence nothing of it is stuck
+                    # either.
                     self._give(owner, turn, ordinal, slot, fetched)
                     if chunk is not None:
                         self._chunks.given(chunk, owner)
@@ -472,7 +547,9 @@ class KeySharedDispatcher:
             self._put_aside(ordinal, slot)
         return end
 
-    def _give(self, consumer: Consumer, turn: Turn, ordinal: int, slot: int, fetched: Round) -> None:
+    def _give(
+        self, consumer: Consumer, turn: Turn, ordinal: int, slot: int, fetched: Round
+    ) -> None:
         cost = fetched.costs[ordinal - fetched.first]
         turn.add(ordinal, slot, cost)
         fetched.room -= cost

@@ -1,9 +1,9 @@
 """Whose turn it is among consumers that share a subscription.
 
-Owns: round robin within priority levels. Imports: dispatch. Pure.
-Invariants: a consumer of a lower priority number that is ready goes before any of a higher one; within a level every ready consumer
-gets a turn before any gets its second. Cost per turn is constant: consumers that are not ready leave the queue and come back by
-`offer`.
+Owns: round robin within priority levels. Imports: dispatch. Pure. Invariants: a consumer of a lower
+priority number that is ready goes before any of a higher one; within a level every ready consumer
+gets a turn before any gets its second. Cost per turn is constant: consumers that are not ready
+leave the queue and come back by `offer`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Rotation:
             self._order = sorted(self._levels)
 
     def next(self) -> Consumer | None:
-        """The consumer whose turn it is; it goes to the end of its level's queue. None if nobody is ready."""
+        """The consumer whose turn it is; it goes to the end of its level's queue. None if nobody
+        is ready."""
         for priority in self._order:
             level = self._levels[priority]
             while level:

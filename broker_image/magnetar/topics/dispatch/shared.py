@@ -1,11 +1,13 @@
 """Shared: any number of consumers, each entry held by one of them.
 
-Owns: who holds which entry, the replay set, redelivery counts, limits on unacknowledged messages. Imports: dispatch, rotation, delayed, chunks,
-intervals.
-Source: Pulsar's Shared dispatcher (permits, turns, redelivery, unacknowledged limits, delayed delivery, chunks).
-Invariants: an unacknowledged entry below the read position is in exactly one place: pending at one consumer, in the replay set, waiting for its
-time, or (a chunk) waiting for the consumer that has the chunks before it; an acknowledged one is not delivered; replays go before new entries,
-lowest first; a redelivery count grows only by an explicit redelivery; what waits holds up nothing behind it and costs no permits.
+Owns: who holds which entry, the replay set, redelivery counts, limits on unacknowledged messages.
+Imports: dispatch, rotation, delayed, chunks, intervals. Source: Pulsar's Shared dispatcher
+(permits, turns, redelivery, unacknowledged limits, delayed delivery, chunks). Invariants: an
+unacknowledged entry below the read position is in exactly one place: pending at one consumer, in
+the replay set, waiting for its time, or (a chunk) waiting for the consumer that has the chunks
+before it; an acknowledged one is not delivered; replays go before new entries, lowest first; a
+redelivery count grows only by an explicit redelivery; what waits holds up nothing behind it and
+costs no permits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from magnetar.topics.intervals import IntervalSet, known_within
 BUCKET_BITS = 7
 """Of 128 entries in a row it is known together who holds how many."""
 LOOK_AHEAD_ENTRIES = 32
-"""Entries to fetch at least where some may have to wait: with few permits every one of those would cost a read of its own."""
+"""Entries to fetch at least where some may have to wait: with few permits every one of those
+would cost a read of its own."""
 
 
 class SharedDispatcher:
@@ -55,16 +58,18 @@ class SharedDispatcher:
         self._read = cursor.mark_delete
         self._unacknowledged = 0
         self._blocked = False
-        # Messages held per pending entry, where that is not 1: the unacknowledged limits count messages, and batches are the
-        # exception.
+        # Messages held per pending entry, where that is not 1: the unacknowledged limits count
+        # messages, and batches are the exception.
         self._held: dict[int, int] = {}
         self._redeliveries: dict[int, int] = {}
         self._now_ms = 0
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         self._chunks = ChunkAssignments(limits.chunked_messages_max)
-        # How many entries of so many that follow each other each consumer holds: who holds one is asked for each that another acknowledges.
+        # How many entries of so many that follow each other each consumer holds: who holds one is
+        # asked for each that another acknowledges.
         self._holders: dict[int, dict[Consumer, int]] = {}
-        # Chunks that only one consumer may get, which has no permits: kept apart so that they are not fetched in vain.
+        # Chunks that only one consumer may get, which has no permits: kept apart so that they are
+        # not fetched in vain.
         self._waiting: dict[Consumer, IntervalSet] = {}
         self._waits_for: dict[int, Consumer] = {}
 
@@ -95,7 +100,8 @@ class SharedDispatcher:
         self._consumers.append(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """Its pending entries go to the replay set; that is no redelivery in the sense of the count."""
+        """Its pending entries go to the replay set; that is no redelivery in the sense of the
+        count."""
         for start, end in list(consumer.pending):
             self._give_back(consumer, start, end)
         assert consumer.unacknowledged == 0, consumer.unacknowledged
@@ -110,15 +116,20 @@ class SharedDispatcher:
         self._offer(consumer)
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Other limits from now on; what waits for its time goes out if delays are not honoured any more."""
+        """Other limits from now on; what waits for its time goes out if delays are not honoured
+        any more."""
         self._limits = limits
         for start, end in self._delayed.take_all():
             self._replay_unacknowledged(start, end)
         self._delayed = DelayedEntries(limits.delay_tick_ms, limits.delayed_runs_max)
         for consumer in self._consumers:
-            consumer.blocked = 0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            consumer.blocked = (
+                0 < limits.unacknowledged_per_consumer_messages_max <= consumer.unacknowledged
+            )
             self._offer(consumer)
-        self._blocked = 0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
+        self._blocked = (
+            0 < limits.unacknowledged_per_subscription_messages_max <= self._unacknowledged
+        )
 
     def _offer(self, consumer: Consumer) -> None:
         """The consumer may be ready now."""
@@ -133,7 +144,7 @@ class SharedDispatcher:
             for ordinal in range(start, end):
                 del self._waits_for[ordinal]
 
-    # --- what comes back --------------------------------------------------------------------------------------------------------
+    # --- what comes back --------------------------------------------------------------------------
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
         if self._replay:
@@ -145,7 +156,8 @@ class SharedDispatcher:
             self._wait_no_more(start, end)
         left = end - start
         unblocked = False
-        # Usually the one that acknowledges holds the entry; otherwise whoever does (acknowledging for others is allowed).
+        # Usually the one that acknowledges holds the entry; otherwise whoever does (acknowledging
+        # for others is allowed).
         if consumer is not None:
             removed, unblocked = self._settle(consumer, start, end)
             left -= removed
@@ -157,10 +169,14 @@ class SharedDispatcher:
     def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """What a consumer holds of them counts as delivered once, should it come back."""
         redeliveries = self._redeliveries
-        counts = {ordinal: redeliveries[ordinal] for ordinal in known_within(redeliveries, start, end)}
+        counts = {
+            ordinal: redeliveries[ordinal] for ordinal in known_within(redeliveries, start, end)
+        }
         for other in self._holders_of(start, end):
             for first, last in other.pending.overlap(start, end):
-                counts |= {ordinal: redeliveries.get(ordinal, 0) + 1 for ordinal in range(first, last)}
+                counts |= {
+                    ordinal: redeliveries.get(ordinal, 0) + 1 for ordinal in range(first, last)
+                }
         unblocked = self.acknowledged(consumer, start, end)
         redeliveries.update(counts)
         return unblocked
@@ -179,14 +195,18 @@ class SharedDispatcher:
             self._waiting[consumer].remove(ordinal, ordinal + 1)
 
     def _holders_of(self, start: int, end: int) -> list[Consumer]:
-        """Consumers that hold any of the entries [start, end), and perhaps some that hold none of them."""
+        """Consumers that hold any of the entries [start, end), and perhaps some that hold none
+        of them."""
         if start >= end:
             return []
         buckets = known_within(self._holders, start >> BUCKET_BITS, (end - 1 >> BUCKET_BITS) + 1)
-        return list(dict.fromkeys(consumer for bucket in buckets for consumer in self._holders[bucket]))
+        return list(
+            dict.fromkeys(consumer for bucket in buckets for consumer in self._holders[bucket])
+        )
 
     def _count_held(self, consumer: Consumer, start: int, end: int, sign: int) -> None:
-        """The consumer holds the entries [start, end) from now on (`sign` 1), or does not any more (-1)."""
+        """The consumer holds the entries [start, end) from now on (`sign` 1), or does not any
+        more (-1)."""
         holders = self._holders
         while start < end:
             bucket = start >> BUCKET_BITS
@@ -205,7 +225,11 @@ class SharedDispatcher:
             start = stop
 
     def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
-        holder = consumer if consumer is not None and ordinal in consumer.pending else self._holder(ordinal)
+        holder = (
+            consumer
+            if consumer is not None and ordinal in consumer.pending
+            else self._holder(ordinal)
+        )
         if holder is None:
             return False
         held = self._held.get(ordinal, 1)
@@ -214,7 +238,9 @@ class SharedDispatcher:
         self._held[ordinal] = remaining
         return self._release(holder, held - remaining)
 
-    def redeliver(self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int) -> None:
+    def redeliver(
+        self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
+    ) -> None:
         """Only entries that this consumer holds come back; each is counted."""
         del epoch
         wanted = list(consumer.pending) if ranges is None else ranges
@@ -242,10 +268,18 @@ class SharedDispatcher:
             consumer.permits, consumer.unacknowledged, consumer.blocked = 0, 0, False
 
     def _holder(self, ordinal: int) -> Consumer | None:
-        return next((consumer for consumer in self._holders_of(ordinal, ordinal + 1) if ordinal in consumer.pending), None)
+        return next(
+            (
+                consumer
+                for consumer in self._holders_of(ordinal, ordinal + 1)
+                if ordinal in consumer.pending
+            ),
+            None,
+        )
 
     def _settle(self, consumer: Consumer, start: int, end: int) -> tuple[int, bool]:
-        """Take what the consumer holds of [start, end) away from it: (entries, whether that unblocked delivery)."""
+        """Take what the consumer holds of [start, end) away from it: (entries, whether that
+        unblocked delivery)."""
         pending = consumer.pending
         if end - start == 1:
             if not pending.remove(start, end):
@@ -277,14 +311,20 @@ class SharedDispatcher:
         consumer.unacknowledged -= messages
         self._unacknowledged -= messages
         unblocked = False
-        if consumer.blocked and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2:
+        if (
+            consumer.blocked
+            and consumer.unacknowledged <= limits.unacknowledged_per_consumer_messages_max // 2
+        ):
             consumer.blocked, unblocked = False, True
             self._offer(consumer)
-        if self._blocked and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2:
+        if (
+            self._blocked
+            and self._unacknowledged <= limits.unacknowledged_per_subscription_messages_max // 2
+        ):
             self._blocked, unblocked = False, True
         return unblocked
 
-    # --- what goes out ----------------------------------------------------------------------------------------------------------
+    # --- what goes out ----------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
         del now_ms
@@ -314,7 +354,10 @@ class SharedDispatcher:
         return self._delayed.next_ms()
 
     def dispatch(
-        self, first: int, message_counts: Sequence[int], traits: Sequence[EntryTraits | None] | None = None
+        self,
+        first: int,
+        message_counts: Sequence[int],
+        traits: Sequence[EntryTraits | None] | None = None,
     ) -> list[Delivery]:
         deliveries: list[Delivery] = []
         costs = remaining_costs(self.cursor, first, message_counts)
@@ -328,35 +371,50 @@ class SharedDispatcher:
                     return deliveries
         return deliveries
 
-    def _hand_out(self, start: int, end: int, costs: Sequence[int], deliveries: list[Delivery]) -> bool:
+    def _hand_out(
+        self, start: int, end: int, costs: Sequence[int], deliveries: list[Delivery]
+    ) -> bool:
         """Give the entries [start, end) to whose turn it is; False if nobody takes any more."""
         turn, low = self._limits.turn_entries_max, start
         while start < end:
             consumer = None if self._blocked else self._rotation.next()
             if consumer is None:
                 return False
-            count, messages = entries_within(self._limits.room_of(consumer), costs, start - low, min(start + turn, end) - low)
-            self._give(consumer, start, costs[start - low : start - low + count], messages, deliveries)
+            count, messages = entries_within(
+                self._limits.room_of(consumer), costs, start - low, min(start + turn, end) - low
+            )
+            self._give(
+                consumer, start, costs[start - low : start - low + count], messages, deliveries
+            )
             start += count
         return True
 
-    def _hand_out_special(self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]) -> bool:
-        """Give one delayed or chunked entry to whom it belongs, or put it aside; False if nothing behind it may go now."""
+    def _hand_out_special(
+        self, ordinal: int, costs: Sequence[int], traits: EntryTraits, deliveries: list[Delivery]
+    ) -> bool:
+        """Give one delayed or chunked entry to whom it belongs, or put it aside; False if
+        nothing behind it may go now."""
         deliver_at_ms, again = traits.deliver_at_ms, ordinal < self._read
-        if self._limits.delayed_delivery and self._delayed.must_wait(deliver_at_ms, self._now_ms, again=again):
+        if self._limits.delayed_delivery and self._delayed.must_wait(
+            deliver_at_ms, self._now_ms, again=again
+        ):
             self._take_from_due(ordinal, ordinal + 1)
             self._delayed.add(ordinal, ordinal + 1, deliver_at_ms, self.cursor.unacknowledged)
             return True
         if deliver_at_ms and again:
-            self._delayed.discard(ordinal, deliver_at_ms)  # a transaction may have let go of it while it waited
+            # a transaction may have let go of it while it waited
+            self._delayed.discard(ordinal, deliver_at_ms)
         chunk = traits.chunk
         if chunk is None:
             return self._hand_out(ordinal, ordinal + 1, costs, deliveries)
         return self._hand_out_chunk(ordinal, costs, chunk, deliveries)
 
-    def _hand_out_chunk(self, ordinal: int, costs: Sequence[int], chunk: ChunkTrait, deliveries: list[Delivery]) -> bool:
+    def _hand_out_chunk(
+        self, ordinal: int, costs: Sequence[int], chunk: ChunkTrait, deliveries: list[Delivery]
+    ) -> bool:
         if self._replay and self._replay.start < ordinal:
-            return False  # a chunk before this one may have come back while this one was fetched: replays first
+            # a chunk before this one may have come back while this one was fetched: replays first
+            return False
         if self._blocked:
             return False
         consumer = self._chunks.consumer_of(chunk)
@@ -365,7 +423,8 @@ class SharedDispatcher:
             if consumer is None:
                 return False
             if ordinal < self._read:
-                # Delivered again, perhaps to another one: later chunks of it must not wait for the one that had it before.
+                # Delivered again, perhaps to another one: later chunks of it must not wait for the
+                # one that had it before.
                 for other in list(self._waiting):
                     self._stop_waiting(other)
         elif not consumer.ready:
@@ -377,11 +436,23 @@ class SharedDispatcher:
         self._give(consumer, ordinal, costs, sum(costs), deliveries)
         return True
 
-    def _give(self, consumer: Consumer, start: int, costs: Sequence[int], messages: int, deliveries: list[Delivery]) -> None:
+    def _give(
+        self,
+        consumer: Consumer,
+        start: int,
+        costs: Sequence[int],
+        messages: int,
+        deliveries: list[Delivery],
+    ) -> None:
         count = len(costs)
         self._hold(consumer, start, costs, messages)
-        counts, ack_sets = self._redelivery_counts(start, count), ack_sets_of(self.cursor, start, count)
-        deliveries.append(Delivery(consumer.handle, start, count, messages, counts, ack_sets, consumer.epoch))
+        counts, ack_sets = (
+            self._redelivery_counts(start, count),
+            ack_sets_of(self.cursor, start, count),
+        )
+        deliveries.append(
+            Delivery(consumer.handle, start, count, messages, counts, ack_sets, consumer.epoch)
+        )
 
     def _take_from_due(self, start: int, end: int) -> None:
         """The entries leave the replay set, or are read for the first time."""
@@ -412,7 +483,9 @@ class SharedDispatcher:
         consumer.pending.add(start, end)
         self._count_held(consumer, start, end, 1)
         if messages != len(costs):
-            self._held.update((start + index, cost) for index, cost in enumerate(costs) if cost != 1)
+            self._held.update(
+                (start + index, cost) for index, cost in enumerate(costs) if cost != 1
+            )
         consumer.permits -= messages
         consumer.messages_out += messages
         consumer.unacknowledged += messages

@@ -1,7 +1,8 @@
 """What consumers are given out of one read, where entries are chosen one by one.
 
-Owns: `HeldSlot` (who holds entries of a slot), `Turn` (one consumer's share) and `Round` (all of one read). Imports: dispatch, cursor, acksets. Pure.
-Invariant: what a turn holds becomes one delivery; ordinals are added in rising order.
+Owns: `HeldSlot` (who holds entries of a slot), `Turn` (one consumer's share) and `Round` (all of
+one read). Imports: dispatch, cursor, acksets. Pure. Invariant: what a turn holds becomes one
+delivery; ordinals are added in rising order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class HeldSlot:
 
 
 class Turn:
-    """One consumer's share; `room` is how many messages more it may be given (the last entry may exceed it)."""
+    """One consumer's share; `room` is how many messages more it may be given (the last entry may
+    exceed it)."""
 
     __slots__ = ("costs", "ordinals", "room", "slots")
 
@@ -39,7 +41,9 @@ class Turn:
         self.costs.append(cost)
         self.room -= cost
 
-    def delivery(self, consumer: Consumer, cursor: CursorView, redeliveries: Mapping[int, int]) -> Delivery:
+    def delivery(
+        self, consumer: Consumer, cursor: CursorView, redeliveries: Mapping[int, int]
+    ) -> Delivery:
         """As it is sent; the turn must not be empty."""
         ordinals = self.ordinals
         first, count = ordinals[0], len(ordinals)
@@ -49,9 +53,20 @@ class Turn:
             counts = found if any(found) else None
         if cursor.partial:
             masks = [cursor.partial.get(ordinal, 0) for ordinal in ordinals]
-            ack_sets = [words_of_mask(mask) if mask else () for mask in masks] if any(masks) else None
+            ack_sets = (
+                [words_of_mask(mask) if mask else () for mask in masks] if any(masks) else None
+            )
         scattered = ordinals if ordinals[-1] - first >= count else None
-        return Delivery(consumer.handle, first, count, sum(self.costs), counts, ack_sets, consumer.epoch, scattered)
+        return Delivery(
+            consumer.handle,
+            first,
+            count,
+            sum(self.costs),
+            counts,
+            ack_sets,
+            consumer.epoch,
+            scattered,
+        )
 
 
 class Round:
@@ -59,16 +74,25 @@ class Round:
 
     __slots__ = ("costs", "end", "first", "room", "traits", "turns")
 
-    def __init__(self, first: int, costs: Sequence[int], traits: Sequence[EntryTraits | None] | None, room: int) -> None:
+    def __init__(
+        self,
+        first: int,
+        costs: Sequence[int],
+        traits: Sequence[EntryTraits | None] | None,
+        room: int,
+    ) -> None:
         """`room` is how many messages the subscription may be given."""
         self.first, self.costs, self.end = first, costs, first + len(costs)
-        self.traits: Sequence[EntryTraits | None] = traits if traits is not None else [None] * len(costs)
+        self.traits: Sequence[EntryTraits | None] = (
+            traits if traits is not None else [None] * len(costs)
+        )
         self.room = room
         self.turns: dict[Consumer, Turn] = {}
 
 
 def ready_permits(ready: dict[Consumer, None], enough: int) -> int:
-    """Permits of those that are ready together, counted no further than `enough`; who is not ready leaves `ready`."""
+    """Permits of those that are ready together, counted no further than `enough`; who is not
+    ready leaves `ready`."""
     total, gone = 0, []
     for consumer in ready:
         if not consumer.ready:

@@ -1,14 +1,17 @@
 """The core of a transaction coordinator.
 
-Owns: `CoordinatorCore`: transactions from NEW_TXN to their end, and their outcomes for a while after it. Imports: errors, transactions siblings.
-Pure: events in, effects out. Source: PIP-31, DESIGN 8 (rule END_TXN), protocol 2.14.
+Owns: `CoordinatorCore`: transactions from NEW_TXN to their end, and their outcomes for a while
+after it. Imports: errors, transactions siblings. Pure: events in, effects out. Source: PIP-31,
+DESIGN 8 (rule END_TXN), protocol 2.14.
   OPEN -> COMMITTING -> COMMITTED (END_TXN COMMIT; all participants have answered)
   OPEN -> ABORTING   -> ABORTED   (END_TXN ABORT, or the timeout; likewise)
-Invariants: every answer, also one that changes nothing, is behind the changes that it depends on; a decision is taken once; END_TXN with the
-same action succeeds however often it comes, with the other one it is told the outcome, until that is forgotten; a sequence is given once;
-a transaction leaves the low watermark behind only when all its participants have ended it.
-Times are milliseconds that the number's lives saw pass: a life goes on where the records of those before it end (`seen_ms`), so that no wall
-clock that was set wrong meanwhile ends a transaction early or keeps one open. Only the first life begins at the wall's time.
+Invariants: every answer, also one that changes nothing, is behind the changes that it depends on; a
+decision is taken once; END_TXN with the same action succeeds however often it comes, with the other
+one it is told the outcome, until that is forgotten; a sequence is given once; a transaction leaves
+the low watermark behind only when all its participants have ended it. Times are milliseconds that
+the number's lives saw pass: a life goes on where the records of those before it end (`seen_ms`), so
+that no wall clock that was set wrong meanwhile ends a transaction early or keeps one open. Only the
+first life begins at the wall's time.
 """
 
 from __future__ import annotations
@@ -60,14 +63,17 @@ from magnetar.transactions.records import (
 ENDING = {Action.COMMIT: "COMMITTING", Action.ABORT: "ABORTING"}
 ENDED = {Action.COMMIT: "COMMITTED", Action.ABORT: "ABORTED"}
 DUE_AT_ONCE_MAX, FORGOTTEN_AT_ONCE_MAX = 500, 5_000
-"""Of what is due, a Ticked ends and forgets no more: a few milliseconds' work. The rest stays due."""
+"""Of what is due, a Ticked ends and forgets no more: a few milliseconds' work. The rest stays
+due."""
 OVER_HELD_MAX = 1_000
-"""Deadlines that mean nothing any more which may be held, besides twice as many as transactions: an older one may be open for long."""
+"""Deadlines that mean nothing any more which may be held, besides twice as many as transactions:
+an older one may be open for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one coordinator. `outcome_kept_ms` and a transaction's own timeout, whichever is longer, pass before its outcome is forgotten."""
+    """Of one coordinator. `outcome_kept_ms` and a transaction's own timeout, whichever is
+    longer, pass before its outcome is forgotten."""
 
     open_max: int = 100_000
     open_per_owner_max: int = 100_000
@@ -79,11 +85,12 @@ class Limits:
     outcome_kept_ms: int = 600_000
 
 
-# --- state --------------------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 
 class _Transaction:
-    """One that has not ended: `remaining` are the participants that have not answered, `waiting` the callers of END_TXN."""
+    """One that has not ended: `remaining` are the participants that have not answered, `waiting`
+    the callers of END_TXN."""
 
     __slots__ = (
         "action",
@@ -99,8 +106,16 @@ class _Transaction:
         "waiting",
     )
 
-    def __init__(self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str) -> None:
-        self.least, self.timeout_ms, self.opened_ms, self.owner, self.origin = least, timeout_ms, opened_ms, owner, origin
+    def __init__(
+        self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str
+    ) -> None:
+        self.least, self.timeout_ms, self.opened_ms, self.owner, self.origin = (
+            least,
+            timeout_ms,
+            opened_ms,
+            owner,
+            origin,
+        )
         self.deadline_ms = opened_ms + timeout_ms
         self.participants: dict[Participant, None] = {}
         self.bytes = 0
@@ -114,7 +129,14 @@ class _Transaction:
 
     def told(self) -> LiveTransaction:
         """As others may keep it."""
-        return LiveTransaction(self.least, self.timeout_ms, self.opened_ms, self.owner, tuple(self.participants), self.action)
+        return LiveTransaction(
+            self.least,
+            self.timeout_ms,
+            self.opened_ms,
+            self.owner,
+            tuple(self.participants),
+            self.action,
+        )
 
 
 class _Counts(dict[str, int]):
@@ -137,7 +159,8 @@ class _Counts(dict[str, int]):
 
 
 class CoordinatorCore:
-    """All transactions of one number (TCID). Begin with `restore` and `apply`, then `recovered`, then `handle`."""
+    """All transactions of one number (TCID). Begin with `restore` and `apply`, then `recovered`,
+    then `handle`."""
 
     def __init__(self, tcid: int, limits: Limits) -> None:
         self.tcid, self.limits = tcid, limits
@@ -152,7 +175,7 @@ class CoordinatorCore:
         self._forgetting: list[tuple[int, int]] = []
         self._participant_bytes = 0
 
-    # --- what there is ---------------------------------------------------------------------------------------------------------
+    # --- what there is ----------------------------------------------------------------------------
 
     @property
     def live(self) -> int:
@@ -203,7 +226,8 @@ class CoordinatorCore:
         return found.told() if found is not None else self._outcomes.get(least)
 
     def living(self) -> Iterator[LiveTransaction]:
-        """Transactions that have not ended everywhere, in the order in which they began. To be read at once."""
+        """Transactions that have not ended everywhere, in the order in which they began. To be
+        read at once."""
         return (found.told() for found in self._live.values())
 
     @property
@@ -216,11 +240,15 @@ class CoordinatorCore:
         return CoordinatorState(
             self._next,
             tuple(self.living()),
-            tuple(sorted(self._outcomes.values(), key=lambda outcome: (outcome.forget_ms, outcome.least))),
+            tuple(
+                sorted(
+                    self._outcomes.values(), key=lambda outcome: (outcome.forget_ms, outcome.least)
+                )
+            ),
             self.seen_ms,
         )
 
-    # --- recovery --------------------------------------------------------------------------------------------------------------
+    # --- recovery ---------------------------------------------------------------------------------
 
     def restore(self, state: CoordinatorState) -> None:
         """Begin with a checkpoint's state."""
@@ -251,13 +279,18 @@ class CoordinatorCore:
                 self._saw(at_ms)
                 if (found := self._live.get(least)) is not None:
                     if found.action not in (None, action):
-                        raise CorruptData(f"the log decides {self._named(least)} twice: {found.status}, then {ENDED[action]}")
+                        raise CorruptData(
+                            f"the log decides {self._named(least)} twice: {found.status}, then "
+                            f"{ENDED[action]}"
+                        )
                     self._decide(found, action)
             case Ended(least, at_ms):
                 self._saw(at_ms)
                 if (found := self._live.get(least)) is not None:
                     if found.action is None:
-                        raise CorruptData(f"the log ends {self._named(least)}, which nothing has decided")
+                        raise CorruptData(
+                            f"the log ends {self._named(least)}, which nothing has decided"
+                        )
                     self._end(found, found.action, at_ms)
 
     def recovered(self, now_ms: int) -> list[Drive]:
@@ -271,15 +304,17 @@ class CoordinatorCore:
         return [Drive(least) for least, found in self._live.items() if found.action is not None]
 
     def forget(self, now_ms: int, at_most: int = sys.maxsize) -> None:
-        """Outcomes that were to be kept until now are not known any more; nothing is decided, unlike by Ticked."""
+        """Outcomes that were to be kept until now are not known any more; nothing is decided,
+        unlike by Ticked."""
         while at_most and self._forgetting and self._forgetting[0][0] <= now_ms:
             del self._outcomes[heapq.heappop(self._forgetting)[1]]
             at_most -= 1
 
-    # --- events ----------------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Effect]:
-        """What happened; what is to be written, and done once it is durable. An Answer of its own needs no more than what is."""
+        """What happened; what is to be written, and done once it is durable. An Answer of its
+        own needs no more than what is."""
         if isinstance(event, NewRequested | EndRequested | ParticipantEnded | Ticked):
             self._saw(event.now_ms)
         match event:
@@ -302,7 +337,8 @@ class CoordinatorCore:
                 event.request,
                 0,
                 LimitExceeded(
-                    f"transaction coordinator {self.tcid} has {len(self._live)} transactions that have not ended, as many as "
+                    f"transaction coordinator {self.tcid} has {len(self._live)} transactions that "
+                    "have not ended, as many as "
                     "transactions_open_max allows; end some, or add coordinators"
                 ),
             )
@@ -312,23 +348,32 @@ class CoordinatorCore:
             return _refused(
                 event.request,
                 0,
-                InvalidRequest(f"timeout: {event.timeout_ms} ms is out of range: use 1..{self.limits.timeout_max_ms} ms"),
+                InvalidRequest(
+                    f"timeout: {event.timeout_ms} ms is out of range: use "
+                    f"1..{self.limits.timeout_max_ms} ms"
+                ),
             )
         least, self._next = self._next, self._next + 1
         found = self._begin(least, event.timeout_ms, event.now_ms, event.principal, event.origin)
         heapq.heappush(self._deadlines, (found.deadline_ms, least))
-        return Write((Opened(least, event.timeout_ms, event.now_ms, event.principal),), (Answer(event.request, least),))
+        return Write(
+            (Opened(least, event.timeout_ms, event.now_ms, event.principal),),
+            (Answer(event.request, least),),
+        )
 
     def _share_used(self, event: NewRequested) -> str | None:
-        """Why one owner or address gets no more, so that it does not use up what others need; None if it does."""
+        """Why one owner or address gets no more, so that it does not use up what others need;
+        None if it does."""
         if event.principal and self._of_owner[event.principal] >= self.limits.open_per_owner_max:
             return (
-                f"role {event.principal!r} has {self._of_owner[event.principal]} unfinished transactions at coordinator {self.tcid}, as many "
+                f"role {event.principal!r} has {self._of_owner[event.principal]} unfinished "
+                f"transactions at coordinator {self.tcid}, as many "
                 "as transactions_open_per_role_max allows; end some"
             )
         if event.origin and self._of_origin[event.origin] >= self.limits.open_per_origin_max:
             return (
-                f"clients at {event.origin} have {self._of_origin[event.origin]} unfinished transactions at coordinator {self.tcid}, as many "
+                f"clients at {event.origin} have {self._of_origin[event.origin]} unfinished "
+                f"transactions at coordinator {self.tcid}, as many "
                 "as transactions_open_per_address_max allows; end some"
             )
         return None
@@ -341,16 +386,27 @@ class CoordinatorCore:
             return _refused(request, least, error)
         if found is None or found.action is not None:
             return _refused(
-                request, least, InvalidTxnStatus(f"transaction {self._named(least)} is {self.status(least)}: it takes nothing more")
+                request,
+                least,
+                InvalidTxnStatus(
+                    f"transaction {self._named(least)} is {self.status(least)}: it takes nothing "
+                    "more"
+                ),
             )
-        new = tuple(name for name in dict.fromkeys(event.participants) if name not in found.participants)
-        count, size = len(found.participants) + len(new), self._participant_bytes + sum(map(_size, new))
+        new = tuple(
+            name for name in dict.fromkeys(event.participants) if name not in found.participants
+        )
+        count, size = (
+            len(found.participants) + len(new),
+            self._participant_bytes + sum(map(_size, new)),
+        )
         if count > self.limits.participants_max:
             return _refused(
                 request,
                 least,
                 LimitExceeded(
-                    f"transaction {self._named(least)} would have {count} participants, more than {self.limits.participants_max}: "
+                    f"transaction {self._named(least)} would have {count} participants, more than "
+                    f"{self.limits.participants_max}: "
                     "divide the work among several transactions"
                 ),
             )
@@ -359,7 +415,8 @@ class CoordinatorCore:
                 request,
                 least,
                 LimitExceeded(
-                    f"the names of all participants would take {size} bytes, more than {self.limits.participant_bytes_max}: end "
+                    f"the names of all participants would take {size} bytes, more than "
+                    f"{self.limits.participant_bytes_max}: end "
                     "transactions first"
                 ),
             )
@@ -377,7 +434,10 @@ class CoordinatorCore:
             return _refused(
                 request,
                 least,
-                InvalidTxnStatus(f"transaction {self._named(least)} is {self.status(least)}, {action.name} is not possible"),
+                InvalidTxnStatus(
+                    f"transaction {self._named(least)} is {self.status(least)}, {action.name} is "
+                    "not possible"
+                ),
             )
         if found is None:
             return Write((), (Answer(request, least),))
@@ -386,14 +446,19 @@ class CoordinatorCore:
             return Write((), (Await(request, least),))
         return self._decision(found, action, event.now_ms, request)
 
-    def _decision(self, found: _Transaction, action: Action, now_ms: int, *requests: Request) -> Write:
+    def _decision(
+        self, found: _Transaction, action: Action, now_ms: int, *requests: Request
+    ) -> Write:
         """Decide an open transaction; one without participants has ended with it."""
         least = found.least
         decided = Decided(least, action, now_ms)
         self._decide(found, action)
         if not found.remaining:
             self._end(found, action, now_ms)
-            return Write((decided, Ended(least, now_ms)), tuple(Answer(request, least) for request in requests))
+            return Write(
+                (decided, Ended(least, now_ms)),
+                tuple(Answer(request, least) for request in requests),
+            )
         found.waiting.update(dict.fromkeys(requests))
         return Write((decided,), (Drive(least), *(Await(request, least) for request in requests)))
 
@@ -405,7 +470,8 @@ class CoordinatorCore:
         if found.remaining:
             return []
         self._end(found, found.action, event.now_ms)
-        # Nobody waits for the record: a participant that is asked again says yes. The decision is durable, or none would have been asked.
+        # Nobody waits for the record: a participant that is asked again says yes. The decision is
+        # durable, or none would have been asked.
         ended = Write((Ended(event.least, event.now_ms),), lazy=True)
         return [ended, *(Answer(request, event.least) for request in found.waiting)]
 
@@ -426,24 +492,35 @@ class CoordinatorCore:
         self.forget(now_ms, FORGOTTEN_AT_ONCE_MAX)
         return writes
 
-    # --- steps -----------------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _refusal(self, least: int, caller: Caller) -> MagnetarError | None:
         """Why a caller is told nothing more about a transaction."""
         found = self._live.get(least) or self._outcomes.get(least)
         if found is None:
-            what = "it has not begun" if least >= self._next else "it ended so long ago that its outcome is forgotten"
+            what = (
+                "it has not begun"
+                if least >= self._next
+                else "it ended so long ago that its outcome is forgotten"
+            )
             return TransactionNotFound(
-                f"transaction {self._named(least)} is not known: {what}", self._next, floor=self.low_watermark + 1
+                f"transaction {self._named(least)} is not known: {what}",
+                self._next,
+                floor=self.low_watermark + 1,
             )
         if found.owner and found.owner != caller.principal and not caller.superuser:
-            return NotAllowed(f"transaction {self._named(least)} was begun by another role than {caller.principal!r}")
+            return NotAllowed(
+                f"transaction {self._named(least)} was begun by another role than "
+                f"{caller.principal!r}"
+            )
         return None
 
     def _saw(self, now_ms: int) -> None:
         self.seen_ms = max(self.seen_ms, now_ms)
 
-    def _begin(self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str = "") -> _Transaction:
+    def _begin(
+        self, least: int, timeout_ms: int, opened_ms: int, owner: str, origin: str = ""
+    ) -> _Transaction:
         found = self._live[least] = _Transaction(least, timeout_ms, opened_ms, owner, origin)
         self._of_owner.add(owner)
         self._of_origin.add(origin)
@@ -478,7 +555,11 @@ class CoordinatorCore:
 
     def _collect_deadlines(self) -> None:
         """Those of open transactions."""
-        self._deadlines = [(found.deadline_ms, least) for least, found in self._live.items() if found.action is None]
+        self._deadlines = [
+            (found.deadline_ms, least)
+            for least, found in self._live.items()
+            if found.action is None
+        ]
         heapq.heapify(self._deadlines)
 
     def _is_over(self, least: int) -> bool:

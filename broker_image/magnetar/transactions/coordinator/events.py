@@ -15,13 +15,14 @@ from magnetar.transactions.records import Action, Change, Participant
 
 
 class Caller(NamedTuple):
-    """Who asks: the authenticated principal ("" without security), and whether it may act on everybody's transactions."""
+    """Who asks: the authenticated principal ("" without security), and whether it may act on
+    everybody's transactions."""
 
     principal: str = ""
     superuser: bool = True
 
 
-# --- events -------------------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 Request = Hashable
 """Names what the host has to answer; the core only keeps it."""
@@ -36,7 +37,8 @@ class NewRequested:
     principal: str
     now_ms: int
     origin: str = ""
-    """Where the client is, by the group of its address; "" is not counted, nor is what an earlier incarnation began."""
+    """Where the client is, by the group of its address; "" is not counted, nor is what an
+    earlier incarnation began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class PatienceOver:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: `CoordinatorCore.due_ms` says when to come, and when to come again if much is due."""
+    """Time has passed: `CoordinatorCore.due_ms` says when to come, and when to come again if
+    much is due."""
 
     now_ms: int
 
@@ -87,7 +90,7 @@ class Ticked:
 Event = NewRequested | JoinRequested | EndRequested | ParticipantEnded | PatienceOver | Ticked
 
 
-# --- effects ------------------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """Have every participant that `CoordinatorCore.to_drive` names carry the decision out; each one's success is a ParticipantEnded."""
+    """Have every participant that `CoordinatorCore.to_drive` names carry the decision out; each
+    one's success is a ParticipantEnded."""
 
     least: int
 
@@ -119,7 +123,8 @@ Then = Answer | Drive | Await
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append `changes` (perhaps none) to the log; once all that was appended up to here is durable, do `then`.
+    """Append `changes` (perhaps none) to the log; once all that was appended up to here is durable,
+    do `then`.
 
     A `lazy` one may wait for the next write of another kind.
     """

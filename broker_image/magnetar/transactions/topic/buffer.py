@@ -1,13 +1,16 @@
 """The transaction buffer of one topic.
 
-Owns: which transactions are open here and where their entries lie in the topic's sidecar, deduplication inside transactions, the fences of ended
-ones, and what became of each sidecar entry. Imports: errors, ids, participant_records, judgement, open_parts, fences, translations, links. Pure:
+Owns: which transactions are open here and where their entries lie in the topic's sidecar,
+deduplication inside transactions, the fences of ended ones, and what became of each sidecar entry.
+Imports: errors, ids, participant_records, judgement, open_parts, fences, translations, links. Pure:
 made with the first transactional SEND; a topic that was never used with transactions has none.
 Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
-Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
-checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
-changes that a state holds already changes nothing. The host writes an `Append` behind its entries: entries without it are nobody's, while it
-without them would make a repetition a duplicate of what is missing.
+Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it,
+in the same order, when it is durable: states for checkpoints hold confirmed changes only, verdicts
+know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
+changes that a state holds already changes nothing. The host writes an `Append` behind its entries:
+entries without it are nobody's, while it without them would make a repetition a duplicate of what
+is missing.
 """
 
 from __future__ import annotations
@@ -49,10 +52,14 @@ from magnetar.transactions.topic.translations import Translated, Translations
 
 
 class TransactionBuffer:
-    """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and `apply`."""
+    """Transactions of one topic in one term. Recovery makes it with `from_state` (or empty) and
+    `apply`."""
 
-    def __init__(self, topic: str, take_ledger: Callable[[], int], *, limits: BufferLimits | None = None) -> None:
-        """`take_ledger` gives the sidecar's ledger id in the term that is served; it is called with the first entry, and may raise."""
+    def __init__(
+        self, topic: str, take_ledger: Callable[[], int], *, limits: BufferLimits | None = None
+    ) -> None:
+        """`take_ledger` gives the sidecar's ledger id in the term that is served; it is called
+        with the first entry, and may raise."""
         self.topic = topic
         self.limits = limits or BufferLimits()
         self._take_ledger = take_ledger
@@ -72,20 +79,28 @@ class TransactionBuffer:
         self._lowest, self._remembered = LowestNumbers(), LowestNumbers()
         self._spans = OpenSpans(self._is_there)
 
-    # --- sending ----------------------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     def judge(self, txn: TxnId, producer: str, sequence: int | None) -> Judgement:
-        """What to do with an entry whose lowest sequence id is this (None: a chunk before the last, which is not tested).
+        """What to do with an entry whose lowest sequence id is this (None: a chunk before the last,
+        which is not tested).
 
-        Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so long ago that nothing is known of it, or too
-        many are open here, or too many that have ended are remembered. (Of the protocol's errors this one fails the send; others make clients
+        Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so
+        long ago that nothing is known of it, or too many are open here, or too many that have ended
+        are remembered. (Of the protocol's errors this one fails the send; others make clients
         reconnect and send it again for ever.)
         """
         outcome = self._outcome(txn)
         if outcome is Outcome.ABORTED:
-            raise NotAllowed(f"transaction {txn} was ABORTED: begin another one; topic {self.topic} takes nothing more of it")
+            raise NotAllowed(
+                f"transaction {txn} was ABORTED: begin another one; topic {self.topic} takes "
+                "nothing more of it"
+            )
         if outcome is Outcome.ENDED:
-            raise NotAllowed(f"transaction {txn} has ended: begin another one; topic {self.topic} takes nothing more of it")
+            raise NotAllowed(
+                f"transaction {txn} has ended: begin another one; topic {self.topic} takes nothing "
+                "more of it"
+            )
         if outcome is Outcome.COMMITTED:
             return self._judge_late(txn, producer, sequence)
         if not self.is_open(txn):
@@ -97,13 +112,18 @@ class TransactionBuffer:
     def _check_room(self, txn: TxnId) -> None:
         """Raises NotAllowed if one more transaction is too much."""
         most = self.limits.open_transactions_max
-        if len(self._open) + len(self._ahead) >= most and len(self._open.keys() | self._ahead.keys()) >= most:
+        if (
+            len(self._open) + len(self._ahead) >= most
+            and len(self._open.keys() | self._ahead.keys()) >= most
+        ):
             raise NotAllowed(
-                f"topic {self.topic} has {most} open transactions, the most it takes (txn_open_per_topic_max); end some"
+                f"topic {self.topic} has {most} open transactions, the most it takes "
+                "(txn_open_per_topic_max); end some"
             )
         if self._fences.runs(txn.most) >= self.limits.fences_max:
             raise NotAllowed(
-                f"topic {self.topic} remembers {self.limits.fences_max} runs of ended transactions of coordinator {txn.most}, the most it "
+                f"topic {self.topic} remembers {self.limits.fences_max} runs of ended transactions "
+                f"of coordinator {txn.most}, the most it "
                 "does: end that coordinator's oldest transactions"
             )
 
@@ -112,13 +132,18 @@ class TransactionBuffer:
         remembered = self._committed.get(txn)
         if remembered is None and txn not in self._ahead:
             raise NotAllowed(
-                f"transaction {txn} was committed, what it has sent here is not remembered any more: begin another one"
+                f"transaction {txn} was committed, what it has sent here is not remembered any "
+                "more: begin another one"
             )
         found = self._highest(txn, producer) if remembered is None else remembered.get(producer)
         judgement = repeated(found, sequence)
         if judgement.verdict is Verdict.DUPLICATE:
             translated = self._translations.find(judgement.position)
-            return judgement if translated is None else Judgement(Verdict.DUPLICATE, translated.position)
+            return (
+                judgement
+                if translated is None
+                else Judgement(Verdict.DUPLICATE, translated.position)
+            )
         return Judgement(Verdict.ORDINARY)
 
     def _standing(self, txn: TxnId) -> ConfirmedPart | None:
@@ -135,20 +160,40 @@ class TransactionBuffer:
         return found
 
     def last_sequence(self, producer: str) -> int:
-        """The highest sequence id that a producer of this name has used in any transaction remembered here; -1 for none.
+        """The highest sequence id that a producer of this name has used in any transaction
+        remembered here; -1 for none.
 
-        A producer that is made anew under its name must begin above it, or its first entries pass for repetitions.
+        A producer that is made anew under its name must begin above it, or its first entries pass
+        for repetitions.
         """
         known = [transaction.producers for transaction in self._open.values()]
         known += [transaction.producers for transaction in self._ahead.values()]
-        return max((found[producer][0] for found in (*known, *self._committed.values()) if producer in found), default=-1)
+        return max(
+            (
+                found[producer][0]
+                for found in (*known, *self._committed.values())
+                if producer in found
+            ),
+            default=-1,
+        )
 
     def append(
-        self, txn: TxnId, producer: str, *, count: int, highest: int, size: int, messages: int, send_point: Place, now_ms: int
+        self,
+        txn: TxnId,
+        producer: str,
+        *,
+        count: int,
+        highest: int,
+        size: int,
+        messages: int,
+        send_point: Place,
+        now_ms: int,
     ) -> Append:
-        """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write behind them. Other numbers: see `Append`.
+        """Give sidecar ids to a run of `count` entries, all of them judged NEW; what to write
+        behind them. Other numbers: see `Append`.
 
-        Raises NotAllowed if the transaction would become too large, or all that are open here together; LedgerIdsExhausted for the first in a term.
+        Raises NotAllowed if the transaction would become too large, or all that are open here
+        together; LedgerIdsExhausted for the first in a term.
         """
         assert count > 0, count
         ahead, known = self._ahead.get(txn), self._standing(txn)
@@ -172,10 +217,11 @@ class TransactionBuffer:
             ahead.producers[producer] = (highest, (first[0], first[1] + count - 1))
         return change
 
-    # --- ending -----------------------------------------------------------------------------------------------------------------
+    # --- ending -----------------------------------------------------------------------------------
 
     def entries_to_commit(self, txn: TxnId) -> int | None:
-        """How many ids of the partition a commit takes; None if it is done, or on its way: answer through the log's queue.
+        """How many ids of the partition a commit takes; None if it is done, or on its way: answer
+        through the log's queue.
 
         Raises InvalidTxnStatus if the transaction was aborted here.
         """
@@ -185,7 +231,8 @@ class TransactionBuffer:
         return None
 
     def commit(self, txn: TxnId, marker: Place, floor: int, now_ms: int) -> Commit:
-        """The partition has given the ids from `marker` on to the transaction's entries (NOWHERE if there are none)."""
+        """The partition has given the ids from `marker` on to the transaction's entries (NOWHERE
+        if there are none)."""
         ahead, known = self._ahead.get(txn), self._standing(txn)
         spans = [*(known.spans if known else ()), *(ahead.spans if ahead else ())]
         joined: list[tuple[int, int, int]] = []
@@ -200,7 +247,8 @@ class TransactionBuffer:
         return change
 
     def abort(self, txn: TxnId, floor: int) -> Abort | None:
-        """What to write; None if it is done, or on its way: answer through the log's queue. Raises InvalidTxnStatus if it was committed here."""
+        """What to write; None if it is done, or on its way: answer through the log's queue.
+        Raises InvalidTxnStatus if it was committed here."""
         if not self._may_end(txn, Outcome.ABORTED):
             return None
         change = Abort(txn, floor)
@@ -208,9 +256,11 @@ class TransactionBuffer:
         return change
 
     def unbegun(self, txn: TxnId) -> Unbegun | None:
-        """What to write when the coordinator has said, after `to_inquire` named it, that the transaction has not begun.
+        """What to write when the coordinator has said, after `to_inquire` named it, that the
+        transaction has not begun.
 
-        None if something was sent in it since, a repetition even: it may have begun meanwhile. Inquire again, then.
+        None if something was sent in it since, a repetition even: it may have begun meanwhile.
+        Inquire again, then.
         """
         known = self._open.get(txn)
         if known is None or txn in self._ahead or txn not in self._unchanged:
@@ -220,28 +270,40 @@ class TransactionBuffer:
         return change
 
     def orphans(self) -> list[TxnId]:
-        """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
+        """Open transactions below their coordinator's floor: they were never registered there,
+        and nobody else will end them. Abort them."""
         return [txn for txn in self._lowest.below(self._floor, self._open) if self.is_open(txn)]
 
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
-        """Transactions that have been open for long (or long since the last time): ask their coordinators, and end those that have ended.
+        """Transactions that have been open for long (or long since the last time): ask their
+        coordinators, and end those that have ended.
 
-        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart counts from zero.
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so
+        that a restart counts from zero.
         """
         long_ago_ms = now_ms - self.limits.inquire_ms
-        due = [txn for txn in self._open if self._inquired.setdefault(txn, now_ms) <= long_ago_ms and self._goes_on(txn)][:at_most]
+        due = [
+            txn
+            for txn in self._open
+            if self._inquired.setdefault(txn, now_ms) <= long_ago_ms and self._goes_on(txn)
+        ][:at_most]
         self._inquired.update(dict.fromkeys(due, now_ms))
         self._unchanged.update(due)
         return due
 
     def _goes_on(self, txn: TxnId) -> bool:
-        return (ahead := self._ahead.get(txn)) is None or (ahead.outcome is None and not ahead.voids)
+        return (ahead := self._ahead.get(txn)) is None or (
+            ahead.outcome is None and not ahead.voids
+        )
 
     def _may_end(self, txn: TxnId, wanted: Outcome) -> bool:
-        """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other way."""
+        """False if it has ended so already. Raises InvalidTxnStatus if it has ended the other
+        way."""
         outcome = self._outcome(txn)
         if outcome is not None and outcome not in (wanted, Outcome.ENDED):
-            raise InvalidTxnStatus(f"transaction {txn} was {outcome.name.lower()} on topic {self.topic} before")
+            raise InvalidTxnStatus(
+                f"transaction {txn} was {outcome.name.lower()} on topic {self.topic} before"
+            )
         return outcome is None
 
     def _outcome(self, txn: TxnId) -> Outcome | None:
@@ -251,7 +313,11 @@ class TransactionBuffer:
         if txn.least < self._floor(txn.most):
             return Outcome.ENDED
         ahead = self._ahead.get(txn)
-        return ahead.outcome if ahead is not None and ahead.outcome is not None else self._fences.outcome(txn)
+        return (
+            ahead.outcome
+            if ahead is not None and ahead.outcome is not None
+            else self._fences.outcome(txn)
+        )
 
     def _floor(self, coordinator: int) -> int:
         return max(self._floors_ahead.get(coordinator, 0), self._fences.floor(coordinator))
@@ -270,7 +336,7 @@ class TransactionBuffer:
         ahead.changes += 1
         return ahead
 
-    # --- the log ----------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def confirm(self, change: BufferChange) -> None:
         """The change is durable. Must be called in the order in which they were made."""
@@ -290,13 +356,15 @@ class TransactionBuffer:
         self.apply(change)
 
     def apply(self, change: BufferChange) -> None:
-        """A change that is durable: in replay, one that the state holds may come again. Raises CorruptData if changes before it are missing."""
+        """A change that is durable: in replay, one that the state holds may come again. Raises
+        CorruptData if changes before it are missing."""
         if isinstance(change, Append):
             self._apply_append(change)
             return
         known = self._open.get(change.txn)
         if isinstance(change, Unbegun):
-            if known is not None and known.spans[-1][:2] <= change.last:  # else it has begun since, in what the state holds already
+            # else it has begun since, in what the state holds already
+            if known is not None and known.spans[-1][:2] <= change.last:
                 self._forget_open(change.txn)
             return
         self._forget_open(change.txn)
@@ -322,7 +390,8 @@ class TransactionBuffer:
             return
         if ledger == self._last[0] and first != self._last[1] + 1:
             raise CorruptData(
-                f"topic {self.topic}: sidecar entry {change.first} does not follow {self._last}: records before it are missing"
+                f"topic {self.topic}: sidecar entry {change.first} does not follow {self._last}: "
+                "records before it are missing"
             )
         self._last = (ledger, first + change.count - 1)
         known = self._open.get(change.txn)
@@ -335,7 +404,11 @@ class TransactionBuffer:
         self._open_entries += change.count
         known.size, known.messages = known.size + change.size, known.messages + change.messages
         last = known.spans[-1] if known.spans else None
-        if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (ledger, first, change.send_point):
+        if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (
+            ledger,
+            first,
+            change.send_point,
+        ):
             known.spans[-1] = last._replace(entries=last.entries + change.count)
         else:
             known.spans.append(Span(ledger, first, change.count, change.send_point))
@@ -346,9 +419,11 @@ class TransactionBuffer:
     def _apply_commit(self, change: Commit, known: ConfirmedPart | None) -> None:
         entries = known.entries if known is not None else 0
         last = (change.marker[0], change.marker[1] + change.count - 1)
-        if change.count != entries and last >= self._trimmed_to:  # else of an earlier life of the topic, whose state this is not
+        # else of an earlier life of the topic, whose state this is not
+        if change.count != entries and last >= self._trimmed_to:
             raise CorruptData(
-                f"topic {self.topic}: the marker of transaction {change.txn} names {change.count} entries, {entries} are known"
+                f"topic {self.topic}: the marker of transaction {change.txn} names {change.count} "
+                f"entries, {entries} are known"
             )
         ledger, entry = change.marker
         for span in change.spans:
@@ -370,19 +445,21 @@ class TransactionBuffer:
         self._fences.end(change.txn, Outcome.ABORTED)
 
     def trim(self, first: Place) -> None:
-        """The partition's first position is `first` now: in replay, too, before what the log holds behind the trimming."""
+        """The partition's first position is `first` now: in replay, too, before what the log
+        holds behind the trimming."""
         if first > self._trimmed_to:
             self._trimmed_to = first
             self._translations.trim(first)
             self._links.trim(first)
 
-    # --- questions --------------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def translate(self, position: Place) -> Translated | None:
-        """What a receipt's position means in the partition; None: nothing is known of it (any more).
+        """What a receipt's position means in the partition; None: nothing is known of it (any
+        more).
 
-        Of an open or aborted transaction it is the last position before its place, and not exact: SEEK begins behind it, a cumulative ACK goes
-        up to it, an individual one means nothing.
+        Of an open or aborted transaction it is the last position before its place, and not exact:
+        SEEK begins behind it, a cumulative ACK goes up to it, an individual one means nothing.
         """
         assert is_sidecar(position), position
         found = self._translations.find(position)
@@ -399,7 +476,8 @@ class TransactionBuffer:
         return txn in self._open or txn in self._ahead
 
     def source_of(self, position: Place) -> tuple[Place, int] | None:
-        """The sidecar entry that an entry of the partition is, and how many follow it on both sides; None if it was published plainly."""
+        """The sidecar entry that an entry of the partition is, and how many follow it on both
+        sides; None if it was published plainly."""
         return self._links.find(position)
 
     @property
@@ -408,13 +486,17 @@ class TransactionBuffer:
         return self._links
 
     def committed_to(self, position: Place) -> Place | None:
-        """The entry of the partition that a sidecar entry has become; None if none, or one that was trimmed."""
+        """The entry of the partition that a sidecar entry has become; None if none, or one that
+        was trimmed."""
         found = self._translations.find(position)
         return found.position if found is not None and found.exact else None
 
     def open_transactions(self) -> Iterator[OpenTransaction]:
         """Those with durable entries here, the longest open first."""
-        return (OpenTransaction(txn, known.since_ms, known.entries, known.size) for txn, known in self._open.items())
+        return (
+            OpenTransaction(txn, known.since_ms, known.entries, known.size)
+            for txn, known in self._open.items()
+        )
 
     @property
     def open_entries(self) -> int:
@@ -445,7 +527,7 @@ class TransactionBuffer:
         """How transactions have ended here; only to be looked at."""
         return self._fences
 
-    # --- checkpoint and recovery ------------------------------------------------------------------------------------------------
+    # --- checkpoint and recovery ------------------------------------------------------------------
 
     def to_state(self) -> BufferState:
         """Everything that recovery needs, confirmed changes only."""
@@ -453,17 +535,31 @@ class TransactionBuffer:
             last=self._last,
             trimmed_to=self._trimmed_to,
             open=tuple(
-                OpenState(txn, known.since_ms, known.size, known.messages, tuple(known.spans), producers_in_state(known.producers))
+                OpenState(
+                    txn,
+                    known.since_ms,
+                    known.size,
+                    known.messages,
+                    tuple(known.spans),
+                    producers_in_state(known.producers),
+                )
                 for txn, known in self._open.items()
             ),
             fences=self._fences.to_state(),
-            committed=tuple(CommittedState(txn, producers_in_state(found)) for txn, found in self._committed.items()),
+            committed=tuple(
+                CommittedState(txn, producers_in_state(found))
+                for txn, found in self._committed.items()
+            ),
             translations=self._translations.to_state(),
         )
 
     @staticmethod
     def from_state(
-        topic: str, take_ledger: Callable[[], int], state: BufferState, *, limits: BufferLimits | None = None
+        topic: str,
+        take_ledger: Callable[[], int],
+        state: BufferState,
+        *,
+        limits: BufferLimits | None = None,
     ) -> TransactionBuffer:
         """The buffer of a checkpoint, to be served after replay of the log written since."""
         buffer = TransactionBuffer(topic, take_ledger, limits=limits)
@@ -471,11 +567,18 @@ class TransactionBuffer:
         for found in state.open:
             entries = sum(span.entries for span in found.spans)
             buffer._open[found.txn] = ConfirmedPart(
-                found.since_ms, found.size, found.messages, entries, list(found.spans), producers_of_state(found.producers)
+                found.since_ms,
+                found.size,
+                found.messages,
+                entries,
+                list(found.spans),
+                producers_of_state(found.producers),
             )
             buffer._open_entries += entries
             buffer._lowest.add(found.txn, buffer._open)
-        buffer._spans = OpenSpans(buffer._is_there, ((span, found.txn) for found in state.open for span in found.spans))
+        buffer._spans = OpenSpans(
+            buffer._is_there, ((span, found.txn) for found in state.open for span in found.spans)
+        )
         buffer._fences = Fences(state.fences)
         for committed in state.committed:
             buffer._committed[committed.txn] = producers_of_state(committed.producers)

@@ -1,9 +1,10 @@
 """Fences: which transactions have ended here.
 
-Owns: `IdSet`, a compact set of numbers, and `Fences`, the outcomes that one topic or subscription knows. Imports: ids, participant_records. Pure.
-Source: PIP-31 1.4 (the marker is a fence: later sends of that transaction are refused), DESIGN 8 (late sends; END leaves a durable fence).
-Invariants: an ended transaction never becomes open again; below a coordinator's floor every transaction has ended; a run of numbers costs 16 bytes,
-however long it is.
+Owns: `IdSet`, a compact set of numbers, and `Fences`, the outcomes that one topic or subscription
+knows. Imports: ids, participant_records. Pure. Source: PIP-31 1.4 (the marker is a fence: later
+sends of that transaction are refused), DESIGN 8 (late sends; END leaves a durable fence).
+Invariants: an ended transaction never becomes open again; below a coordinator's floor every
+transaction has ended; a run of numbers costs 16 bytes, however long it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import FenceState, Outcome
 
 FENCES_MAX = 1 << 20
-"""Runs of numbers of one coordinator that a topic or a subscription remembers before it takes no more transactions: 16 MiB."""
+"""Runs of numbers of one coordinator that a topic or a subscription remembers before it takes no
+more transactions: 16 MiB."""
 
 
 class IdSet:
@@ -84,7 +86,9 @@ class _Coordinator:
 
     __slots__ = ("aborted", "committed", "floor")
 
-    def __init__(self, floor: int = 0, committed: Iterable[int] = (), aborted: Iterable[int] = ()) -> None:
+    def __init__(
+        self, floor: int = 0, committed: Iterable[int] = (), aborted: Iterable[int] = ()
+    ) -> None:
         self.floor = floor
         self.committed, self.aborted = IdSet(committed), IdSet(aborted)
 
@@ -95,10 +99,14 @@ class Fences:
     __slots__ = ("_coordinators",)
 
     def __init__(self, states: Iterable[FenceState] = ()) -> None:
-        self._coordinators = {state.coordinator: _Coordinator(state.floor, state.committed, state.aborted) for state in states}
+        self._coordinators = {
+            state.coordinator: _Coordinator(state.floor, state.committed, state.aborted)
+            for state in states
+        }
 
     def outcome(self, txn: TxnId) -> Outcome | None:
-        """How it has ended; None if it has not, as far as is known. Whoever knows it to be open asks nothing."""
+        """How it has ended; None if it has not, as far as is known. Whoever knows it to be open
+        asks nothing."""
         known = self._coordinators.get(txn.most)
         if known is None:
             return None
@@ -115,7 +123,9 @@ class Fences:
 
     def floors(self) -> dict[int, int]:
         """`floor` of every coordinator that anything is known of."""
-        return {coordinator: known.floor for coordinator, known in sorted(self._coordinators.items())}
+        return {
+            coordinator: known.floor for coordinator, known in sorted(self._coordinators.items())
+        }
 
     def runs(self, coordinator: int) -> int:
         """Runs of numbers, 16 bytes each, that are kept of one coordinator's transactions."""

@@ -1,7 +1,8 @@
 """What a transaction buffer says to a SEND, and within which limits.
 
-Owns: the verdicts, what makes an entry a repetition, `BufferLimits`. Imports: errors, ids, participant_records, fences. Pure.
-Source: DESIGN 8 (dedup key; late sends). Invariant: of one producer in one transaction whatever is not above the highest sequence id is a repetition.
+Owns: the verdicts, what makes an entry a repetition, `BufferLimits`. Imports: errors, ids,
+participant_records, fences. Pure. Source: DESIGN 8 (dedup key; late sends). Invariant: of one
+producer in one transaction whatever is not above the highest sequence id is a repetition.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from magnetar.transactions.topic.fences import FENCES_MAX
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """Per topic; `inquire_ms` is how long a transaction is open before its coordinator is asked about it, again and again.
+    """Per topic; `inquire_ms` is how long a transaction is open before its coordinator is asked
+    about it, again and again.
 
-    `fences_max` bounds runs of ended transactions above the floor, 16 bytes each, of one coordinator: at it no more begin to send here.
-    `open_entries_max` bounds the entries of all open transactions together: where each lies is in memory, also of whoever takes the topic over.
+    `fences_max` bounds runs of ended transactions above the floor, 16 bytes each, of one
+    coordinator: at it no more begin to send here. `open_entries_max` bounds the entries of all open
+    transactions together: where each lies is in memory, also of whoever takes the topic over.
     """
 
     open_transactions_max: int = 10_000
@@ -33,16 +36,21 @@ class BufferLimits:
     fences_max: int = FENCES_MAX
 
     def check(self, topic: str, txn: TxnId, entries: int, size: int, waiting: int) -> None:
-        """Raises NotAllowed if a transaction may not have so many entries, of so many bytes, or the topic `waiting` of all open transactions."""
+        """Raises NotAllowed if a transaction may not have so many entries, of so many bytes, or
+        the topic `waiting` of all open transactions."""
         if entries > self.entries_per_transaction_max or size > self.transaction_bytes_max:
             raise NotAllowed(
-                f"transaction {txn} would have {entries} entries of {size} bytes on topic {topic}; the limits are "
-                f"txn_entries_max={self.entries_per_transaction_max} and txn_bytes_max={self.transaction_bytes_max}: end it earlier"
+                f"transaction {txn} would have {entries} entries of {size} bytes on topic {topic}; "
+                "the limits are "
+                f"txn_entries_max={self.entries_per_transaction_max} and "
+                f"txn_bytes_max={self.transaction_bytes_max}: end it earlier"
             )
         if waiting > self.open_entries_max:
             raise NotAllowed(
-                f"topic {topic} would have {waiting} entries of open transactions with those of {txn}, more than "
-                f"txn_open_entries_per_topic_max={self.open_entries_max}: end some transactions first"
+                f"topic {topic} would have {waiting} entries of open transactions with those of "
+                f"{txn}, more than "
+                f"txn_open_entries_per_topic_max={self.open_entries_max}: end some transactions "
+                "first"
             )
 
 
@@ -54,7 +62,8 @@ class Verdict(enum.Enum):
     DUPLICATE = enum.auto()
     """It is there, or on its way: a receipt, through the log's queue."""
     ORDINARY = enum.auto()
-    """Its transaction has committed without it (Go's batcher keeps an ended id): refuse it, or publish it as if it named none."""
+    """Its transaction has committed without it (Go's batcher keeps an ended id): refuse it, or
+    publish it as if it named none."""
 
 
 class Judgement(NamedTuple):
@@ -65,7 +74,8 @@ class Judgement(NamedTuple):
 
 
 def repeated(found: tuple[int, Place] | None, sequence: int | None) -> Judgement:
-    """Whether an entry of this sequence id is there already; `found` is the highest one, and where it is."""
+    """Whether an entry of this sequence id is there already; `found` is the highest one, and
+    where it is."""
     if found is None or sequence is None or sequence > found[0]:
         return Judgement(Verdict.NEW)
     return Judgement(Verdict.DUPLICATE, found[1] if sequence == found[0] else NOWHERE)

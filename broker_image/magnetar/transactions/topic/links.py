@@ -1,8 +1,9 @@
 """Where committed entries came from.
 
-Owns: the map from positions of the partition that markers gave to the sidecar's entries, whose bytes they are. Imports: participant_records. Pure.
-Source: DESIGN 8 (rule: ids). Invariants: markers come in the order of their ids, so a link is always the last one; kept until the partition has
-trimmed past it; what follows each other on both sides is one link, which costs 36 bytes.
+Owns: the map from positions of the partition that markers gave to the sidecar's entries, whose
+bytes they are. Imports: participant_records. Pure. Source: DESIGN 8 (rule: ids). Invariants:
+markers come in the order of their ids, so a link is always the last one; kept until the partition
+has trimmed past it; what follows each other on both sides is one link, which costs 36 bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _COUNT_MAX = (1 << 32) - 1
 
 
 class LinkColumns:
-    """Links into one ledger of the partition, in any order: entry there, sidecar ledger and first entry, count."""
+    """Links into one ledger of the partition, in any order: entry there, sidecar ledger and
+    first entry, count."""
 
     __slots__ = ("counts", "entries", "source_firsts", "source_ledgers")
 
@@ -25,7 +27,13 @@ class LinkColumns:
         self.entries, self.source_ledgers, self.source_firsts = array("Q"), array("Q"), array("Q")
         self.counts = array("I")
 
-    def extend(self, entries: Iterable[int], source_ledger: int, source_firsts: array[int], counts: array[int]) -> None:
+    def extend(
+        self,
+        entries: Iterable[int],
+        source_ledger: int,
+        source_firsts: array[int],
+        counts: array[int],
+    ) -> None:
         """Add what came from one ledger of the sidecar."""
         self.entries.extend(array("Q", entries))
         self.source_ledgers.extend(array("Q", [source_ledger]) * len(counts))
@@ -53,7 +61,8 @@ class Links:
         self._counts = array("I")
 
     def add(self, target: Place, span: tuple[int, int, int]) -> None:
-        """The entries from `target` on are the `span` (ledger, first, count) of the sidecar; the greatest ids so far."""
+        """The entries from `target` on are the `span` (ledger, first, count) of the sidecar; the
+        greatest ids so far."""
         ledger, first, count = span
         if self._counts:
             last = self._counts[-1]
@@ -79,16 +88,22 @@ class Links:
         self._counts.extend(columns.counts)
 
     def find(self, position: Place) -> tuple[Place, int] | None:
-        """The sidecar position of an entry of the partition, and how many follow it on both sides, itself included; None if it is no link."""
+        """The sidecar position of an entry of the partition, and how many follow it on both
+        sides, itself included; None if it is no link."""
         at = self._at(position)
         if at < 0 or self._ledgers[at] != position[0]:
             return None
         within = position[1] - self._entries[at]
         left = self._counts[at] - within
-        return ((self._source_ledgers[at], self._source_firsts[at] + within), left) if left > 0 else None
+        return (
+            ((self._source_ledgers[at], self._source_firsts[at] + within), left)
+            if left > 0
+            else None
+        )
 
     def unbroken(self, position: Place, most: int) -> int:
-        """How many entries from this one on, `most` at most, markers gave in its ledger without another between them; 0 if it is no link."""
+        """How many entries from this one on, `most` at most, markers gave in its ledger without
+        another between them; 0 if it is no link."""
         found = self.find(position)
         if found is None:
             return 0
@@ -96,16 +111,21 @@ class Links:
         at = self._at(position)
         end = bisect_left(self._entries, entry + most, at, bisect_right(self._ledgers, ledger, at))
         step = 1
-        while step:  # what lies between two links is nothing if their distance is the sum of what they and those between them hold
+        # what lies between two links is nothing if their distance is the sum of what they and those
+        # between them hold
+        while step:
             ahead = at + step
-            if ahead < end and self._entries[ahead] - self._entries[at] == sum(self._counts[at:ahead]):
+            if ahead < end and self._entries[ahead] - self._entries[at] == sum(
+                self._counts[at:ahead]
+            ):
                 at, step = ahead, 2 * step
             else:
                 step //= 2
         return min(most, self._entries[at] + self._counts[at] - entry)
 
     def first_outside(self, spans: Sequence[tuple[Place, Place]], after: Place) -> Place | None:
-        """The first position behind `after` that a marker gave and that is in none of the spans (first and last, in order); None if there is none."""
+        """The first position behind `after` that a marker gave and that is in none of the spans
+        (first and last, in order); None if there is none."""
         while (linked := self._first_behind(after)) is not None:
             held = bisect_right(spans, linked, key=lambda span: span[0]) - 1
             if held < 0 or spans[held][1] < linked:
@@ -116,7 +136,8 @@ class Links:
     def _first_behind(self, position: Place) -> Place | None:
         """The first position behind this one that a marker gave."""
         at = max(0, self._at(position))
-        for link in range(at, min(at + 2, len(self._counts))):  # the one that holds it, or else the next one
+        # the one that holds it, or else the next one
+        for link in range(at, min(at + 2, len(self._counts))):
             ledger, entry = self._target(link)
             first = max((ledger, entry), (position[0], position[1] + 1))
             if first[0] == ledger and first[1] < entry + self._counts[link]:
@@ -133,8 +154,17 @@ class Links:
     def trim(self, first: Place) -> None:
         """The partition begins with `first`: forget what lies wholly before it."""
         gone = 0
-        while gone < len(self._counts) and (self._ledgers[gone], self._entries[gone] + self._counts[gone] - 1) < first:
+        while (
+            gone < len(self._counts)
+            and (self._ledgers[gone], self._entries[gone] + self._counts[gone] - 1) < first
+        ):
             gone += 1
         if gone:
-            for column in (self._ledgers, self._entries, self._source_ledgers, self._source_firsts, self._counts):
+            for column in (
+                self._ledgers,
+                self._entries,
+                self._source_ledgers,
+                self._source_firsts,
+                self._counts,
+            ):
                 del column[:gone]

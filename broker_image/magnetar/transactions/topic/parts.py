@@ -1,7 +1,8 @@
 """What a transaction buffer keeps of one open transaction.
 
-Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; `OpenTransaction`, what others are told; how states hold producers;
-`LowestNumbers`, which finds transactions below a floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
+Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; `OpenTransaction`,
+what others are told; how states hold producers; `LowestNumbers`, which finds transactions below a
+floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
 
@@ -18,7 +19,8 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, Place, Span
 
 GONE_HELD_MAX = 1_000
-"""Transactions that have gone which `LowestNumbers` may hold, besides as many as are there: a floor may stay where it is for long."""
+"""Transactions that have gone which `LowestNumbers` may hold, besides as many as are there: a
+floor may stay where it is for long."""
 
 _BEHIND = 1 << 62
 """More entries than any span has."""
@@ -38,7 +40,8 @@ class ConfirmedPart:
 
 @dataclass(slots=True)
 class PartAhead:
-    """What of a transaction is on its way to stable storage. `voids`: first, that its confirmed part is void."""
+    """What of a transaction is on its way to stable storage. `voids`: first, that its confirmed
+    part is void."""
 
     changes: int = 0
     size: int = 0
@@ -59,7 +62,8 @@ class OpenTransaction(NamedTuple):
 
 
 class LowestNumbers:
-    """Numbers of some transactions by coordinator, as heaps: those that have gone are among them until a floor passes them, or they are too many."""
+    """Numbers of some transactions by coordinator, as heaps: those that have gone are among them
+    until a floor passes them, or they are too many."""
 
     __slots__ = ("_heaps",)
 
@@ -76,7 +80,8 @@ class LowestNumbers:
             heap[:] = sorted(least for most, least in present if most == txn.most)
 
     def below(self, floor: Callable[[int], int], present: Container[TxnId]) -> list[TxnId]:
-        """Those of `present` below their coordinators' floors; they are found again until they are there no more."""
+        """Those of `present` below their coordinators' floors; they are found again until they
+        are there no more."""
         found = []
         for most, heap in self._heaps.items():
             limit, low = floor(most), set()
@@ -90,15 +95,19 @@ class LowestNumbers:
 
 
 class OpenSpans:
-    """Spans of transactions in the order of their positions: those of ended ones are among them until they are as many.
+    """Spans of transactions in the order of their positions: those of ended ones are among them
+    until they are as many.
 
-    `is_open` says of a transaction whether it has not ended. What has ended stays so, but for ids that were named before they were given: what was
-    void is found again while a transaction that has begun since is open, which keeps files for as long and changes no message.
+    `is_open` says of a transaction whether it has not ended. What has ended stays so, but for ids
+    that were named before they were given: what was void is found again while a transaction that
+    has begun since is open, which keeps files for as long and changes no message.
     """
 
     __slots__ = ("_gone", "_is_open", "_spans", "_transactions")
 
-    def __init__(self, is_open: Callable[[TxnId], bool], known: Iterable[tuple[Span, TxnId]] = ()) -> None:
+    def __init__(
+        self, is_open: Callable[[TxnId], bool], known: Iterable[tuple[Span, TxnId]] = ()
+    ) -> None:
         self._is_open, in_order = is_open, sorted(known)
         self._spans = [span for span, _ in in_order]
         self._transactions = [txn for _, txn in in_order]
@@ -111,7 +120,11 @@ class OpenSpans:
             end = (last.ledger, last.first + last.entries)
             if (span.ledger, span.first) < end:
                 return
-            if (span.ledger, span.first) == end and txn == self._transactions[-1] and span.send_point == last.send_point:
+            if (
+                (span.ledger, span.first) == end
+                and txn == self._transactions[-1]
+                and span.send_point == last.send_point
+            ):
                 self._spans[-1] = last._replace(entries=last.entries + span.entries)
                 return
         self._spans.append(span)

@@ -1,13 +1,15 @@
 """Pending acknowledgements of one subscription.
 
-Owns: which transaction holds which entries and messages of it, the conflicts between them, and the fences of ended ones. Imports: errors,
-topics, ids, participant_records, open_parts, fences. Pure: made with the first transactional ACK; a subscription that was never used with any has
-none.
-Source: PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
-Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as a whole or not at all; no message is held
-by two transactions; what a transaction holds already it may acknowledge again; a cumulative acknowledgement holds what it covers and nobody has
-acknowledged at that time, so that transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint holds of them too
-early a client was not told yet, and an end comes only after its coordinator's decision is durable.
+Owns: which transaction holds which entries and messages of it, the conflicts between them, and the
+fences of ended ones. Imports: errors, topics, ids, participant_records, open_parts, fences. Pure:
+made with the first transactional ACK; a subscription that was never used with any has none. Source:
+PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
+Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as
+a whole or not at all; no message is held by two transactions; what a transaction holds already it
+may acknowledge again; a cumulative acknowledgement holds what it covers and nobody has acknowledged
+at that time, so that transactions end in any order. Unlike the buffer's, these changes act at once:
+what a checkpoint holds of them too early a client was not told yet, and an end comes only after its
+coordinator's decision is durable.
 """
 
 from __future__ import annotations
@@ -22,24 +24,35 @@ from magnetar.topics.intervals import IntervalSet, known_within
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, PendingChange, PendingState, UnbegunAcks
+from magnetar.transactions.participant_records import (
+    EndAcks,
+    Outcome,
+    PendingAck,
+    PendingChange,
+    PendingState,
+    UnbegunAcks,
+)
 from magnetar.transactions.topic.fences import FENCES_MAX, Fences
 from magnetar.transactions.topic.parts import LowestNumbers
 
 HELD_MAX = 200_000
 HELD_PER_TRANSACTION_MAX = 4_000
-"""Shares of one transaction: all of them change together when it ends, which takes some 10 us each."""
+"""Shares of one transaction: all of them change together when it ends, which takes some 10 us
+each."""
 MESSAGES_PER_SHARE, SHARE_BYTES_MAX, NAMES_BYTES_MAX = 64, 40, 132_000
-"""A commit names all that its transaction holds in one record: so many bytes per share at most, and for names and head."""
+"""A commit names all that its transaction holds in one record: so many bytes per share at most,
+and for names and head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingLimits:
-    """Per subscription. `held_max` (at most HELD_MAX) bounds what transactions hold together, in shares: a run of entries is one, a batch of which
-    only some messages are held one and another per 64 of its messages.
+    """Per subscription. `held_max` (at most HELD_MAX) bounds what transactions hold together, in
+    shares: a run of entries is one, a batch of which only some messages are held one and another
+    per 64 of its messages.
 
-    `held_per_transaction_max` bounds those of one transaction. `inquire_ms` is how long a transaction holds something before its coordinator is
-    asked about it, again and again; `fences_max` as in `BufferLimits`.
+    `held_per_transaction_max` bounds those of one transaction. `inquire_ms` is how long a
+    transaction holds something before its coordinator is asked about it, again and again;
+    `fences_max` as in `BufferLimits`.
     """
 
     open_transactions_max: int = 10_000
@@ -61,7 +74,8 @@ def _shares(size: int) -> int:
 
 @dataclass(slots=True)
 class _Held:
-    """What one transaction holds; of batches the messages as a mask (bit 1 = held), and how many there are."""
+    """What one transaction holds; of batches the messages as a mask (bit 1 = held), and how many
+    there are."""
 
     entries: IntervalSet = field(default_factory=IntervalSet)
     messages: dict[int, int] = field(default_factory=dict)
@@ -74,7 +88,9 @@ class _Held:
 
     def more_shares(self, ordinal: int, size: int) -> int:
         """What holding messages of this batch costs beyond what it costs already."""
-        return max(0, _shares(size) - (_shares(self.sizes[ordinal]) if ordinal in self.sizes else 0))
+        return max(
+            0, _shares(size) - (_shares(self.sizes[ordinal]) if ordinal in self.sizes else 0)
+        )
 
     def hold(self, start: int, end: int) -> None:
         """The entries [start, end), also those of which it holds messages."""
@@ -91,13 +107,22 @@ class _Held:
 
     def batches(self) -> dict[int, tuple[int, int]]:
         """(messages held, messages) by ordinal."""
-        return {ordinal: (messages, self.sizes[ordinal]) for ordinal, messages in self.messages.items()}
+        return {
+            ordinal: (messages, self.sizes[ordinal]) for ordinal, messages in self.messages.items()
+        }
 
 
 class PendingAcks:
-    """Transactions on one durable subscription. Recovery makes it with `from_state` (or empty) and `apply`."""
+    """Transactions on one durable subscription. Recovery makes it with `from_state` (or empty)
+    and `apply`."""
 
-    def __init__(self, subscription: Subscription, ledgers: LedgerTable, *, limits: PendingLimits | None = None) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        ledgers: LedgerTable,
+        *,
+        limits: PendingLimits | None = None,
+    ) -> None:
         self._subscription, self._ledgers = subscription, ledgers
         self.limits = limits or PendingLimits()
         self._held: dict[TxnId, _Held] = {}
@@ -107,7 +132,7 @@ class PendingAcks:
         self._unchanged: set[TxnId] = set()  # since they were to be inquired after
         self._lowest = LowestNumbers()
 
-    # --- acknowledging ----------------------------------------------------------------------------------------------------------
+    # --- acknowledging ----------------------------------------------------------------------------
 
     def acknowledge(
         self,
@@ -116,11 +141,14 @@ class PendingAcks:
         ranges: Sequence[tuple[int, int]],
         partial: Sequence[tuple[int, int, int]] = (),
     ) -> tuple[PendingAck | None, bool]:
-        """Hold entries (`ranges` of ordinals [start, end)) and messages (`partial`: ordinal, ack set's mask, messages in the batch).
+        """Hold entries (`ranges` of ordinals [start, end)) and messages (`partial`: ordinal, ack
+        set's mask, messages in the batch).
 
-        All must exist: the caller refuses what does not. Returns what to write (None: the transaction holds all of it already; answer through
-        the log's queue), and whether delivery became possible by a lifted block. Raises TransactionConflict naming who holds what, or what is
-        acknowledged, InvalidTxnStatus if the transaction has ended here, NotAllowed at a limit: then nothing is changed.
+        All must exist: the caller refuses what does not. Returns what to write (None: the
+        transaction holds all of it already; answer through the log's queue), and whether delivery
+        became possible by a lifted block. Raises TransactionConflict naming who holds what, or what
+        is acknowledged, InvalidTxnStatus if the transaction has ended here, NotAllowed at a limit:
+        then nothing is changed.
         """
         return self._acknowledge(txn, handle, ranges, partial, opens_holes=True)
 
@@ -133,7 +161,8 @@ class PendingAcks:
         *,
         opens_holes: bool,
     ) -> tuple[PendingAck | None, bool]:
-        """As `acknowledge`; `opens_holes`: a commit may leave more holes in the cursor than there were."""
+        """As `acknowledge`; `opens_holes`: a commit may leave more holes in the cursor than
+        there were."""
         self._check_open(txn)
         self._unchanged.discard(txn)
         held = self._held.get(txn, _Held())
@@ -144,7 +173,9 @@ class PendingAcks:
         covered = IntervalSet(fresh)
         messages: dict[int, tuple[int, int]] = {}
         for ordinal, mask, size in partial:
-            wanted = self._fresh_messages(txn, held, ordinal, self._messages_named(ordinal, mask, size))
+            wanted = self._fresh_messages(
+                txn, held, ordinal, self._messages_named(ordinal, mask, size)
+            )
             if wanted and ordinal not in covered:
                 messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
         if not fresh and not messages:
@@ -153,15 +184,21 @@ class PendingAcks:
         crowded = self._subscription.crowded_out(fresh, messages) if opens_holes else None
         if crowded is not None:
             raise NotAllowed(crowded)
-        whole = (ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end))
+        whole = (
+            ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end)
+        )
         wanted_shares = len(fresh) - sum(_shares(held.sizes[ordinal]) for ordinal in whole)
-        wanted_shares += sum(held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items())
+        wanted_shares += sum(
+            held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items()
+        )
         if held.shares + wanted_shares > most:
             raise self._too_much(txn, held.shares + wanted_shares)
         if self._shares + wanted_shares > self.limits.held_max:
             raise NotAllowed(
-                f"transactions hold {self._shares} runs of entries and shares of batches of subscription {self._subscription.name!r}, and "
-                f"{txn} wants {wanted_shares} more; the limit is txn_held_acks_max={self.limits.held_max}: end some"
+                f"transactions hold {self._shares} runs of entries and shares of batches of "
+                f"subscription {self._subscription.name!r}, and "
+                f"{txn} wants {wanted_shares} more; the limit is "
+                f"txn_held_acks_max={self.limits.held_max}: end some"
             )
         runs = tuple(covered)
         return self._record(txn, runs, messages), self._hold(txn, handle, runs, messages)
@@ -169,14 +206,17 @@ class PendingAcks:
     def acknowledge_cumulative(
         self, txn: TxnId, handle: Hashable | None, ordinal: int, mask: int = 0, size: int = 0
     ) -> tuple[PendingAck | None, bool]:
-        """Hold everything up to and including `ordinal`; with `mask` (and its batch's `size`) of that entry only the messages whose bit is 0.
+        """Hold everything up to and including `ordinal`; with `mask` (and its batch's `size`) of
+        that entry only the messages whose bit is 0.
 
-        What of that is acknowledged already is passed over, as long as there is anything else: a batch may be acknowledged bit by bit.
-        As `acknowledge`; raises NotAllowed on Shared and Key_Shared too.
+        What of that is acknowledged already is passed over, as long as there is anything else: a
+        batch may be acknowledged bit by bit. As `acknowledge`; raises NotAllowed on Shared and
+        Key_Shared too.
         """
         if self._subscription.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED):
             raise NotAllowed(
-                f"subscription {self._subscription.name!r} is {self._subscription.kind.name}: acknowledge each message"
+                f"subscription {self._subscription.name!r} is {self._subscription.kind.name}: "
+                "acknowledge each message"
             )
         self._check_open(txn)
         cursor, held = self._subscription.cursor, self._held.get(txn)
@@ -189,24 +229,33 @@ class PendingAcks:
         left = named & self._not_acknowledged(held, ordinal)
         if named and not left and not runs:
             raise self._nothing_left(txn, ordinal)
-        return self._acknowledge(txn, handle, runs, [(ordinal, ((1 << size) - 1) & ~left, size)], opens_holes=False)
+        return self._acknowledge(
+            txn, handle, runs, [(ordinal, ((1 << size) - 1) & ~left, size)], opens_holes=False
+        )
 
     def _messages_named(self, ordinal: int, mask: int, size: int) -> int:
-        """Which messages of a batch of `size` an ack set's `mask` acknowledges (bit 1 = does). Raises NotAllowed."""
+        """Which messages of a batch of `size` an ack set's `mask` acknowledges (bit 1 = does).
+        Raises NotAllowed."""
         if size < 1:
             raise NotAllowed(
-                f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that of its batch with the ack_set"
+                f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that "
+                "of its batch with the ack_set"
             )
         return ((1 << size) - 1) & ~mask
 
     def _not_acknowledged(self, held: _Held | None, ordinal: int) -> int:
-        """Which messages of an entry are not acknowledged (bit 1 = is not; all bits if all are); what `held` has counts as not."""
+        """Which messages of an entry are not acknowledged (bit 1 = is not; all bits if all are);
+        what `held` has counts as not."""
         cursor = self._subscription.cursor
-        own = 0 if held is None else -1 if ordinal in held.entries else held.messages.get(ordinal, 0)
+        own = (
+            0 if held is None else -1 if ordinal in held.entries else held.messages.get(ordinal, 0)
+        )
         return own | (0 if cursor.is_acknowledged(ordinal) else cursor.partial.get(ordinal, -1))
 
     def _nothing_left(self, txn: TxnId, ordinal: int) -> TransactionConflict:
-        return TransactionConflict(f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}")
+        return TransactionConflict(
+            f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}"
+        )
 
     def _check_open(self, txn: TxnId) -> None:
         if txn in self._held:
@@ -214,30 +263,41 @@ class PendingAcks:
         outcome = self._fences.outcome(txn)
         if outcome is not None:
             raise InvalidTxnStatus(
-                f"transaction {txn} has {outcome.name.lower()} on subscription {self._subscription.name!r}: begin another one"
+                f"transaction {txn} has {outcome.name.lower()} on subscription "
+                f"{self._subscription.name!r}: begin another one"
                 if outcome is Outcome.ENDED
-                else f"transaction {txn} was {outcome.name.lower()} on subscription {self._subscription.name!r}: begin another one"
+                else f"transaction {txn} was {outcome.name.lower()} on subscription "
+                f"{self._subscription.name!r}: begin another one"
             )
         if len(self._held) >= self.limits.open_transactions_max:
             raise NotAllowed(
-                f"{len(self._held)} open transactions hold messages of subscription {self._subscription.name!r}, the most it takes "
+                f"{len(self._held)} open transactions hold messages of subscription "
+                f"{self._subscription.name!r}, the most it takes "
                 "(txn_open_per_topic_max); end some"
             )
         if self._fences.runs(txn.most) >= self.limits.fences_max:
             raise NotAllowed(
-                f"subscription {self._subscription.name!r} remembers {self.limits.fences_max} runs of ended transactions of coordinator "
+                f"subscription {self._subscription.name!r} remembers {self.limits.fences_max} runs "
+                "of ended transactions of coordinator "
                 f"{txn.most}, the most it does: end that coordinator's oldest transactions"
             )
 
     def _fresh(self, txn: TxnId, held: _Held, start: int, end: int) -> Iterable[tuple[int, int]]:
-        """What of the entries [start, end) the transaction does not hold yet. Raises TransactionConflict if it may not hold it."""
+        """What of the entries [start, end) the transaction does not hold yet. Raises
+        TransactionConflict if it may not hold it."""
         cursor, view = self._subscription.cursor, self._subscription.withheld
         runs = list(held.entries.missing(start, end))
         for low, high in runs:
-            unacknowledged = sum(after - before for before, after in cursor.unacknowledged(low, high))
+            unacknowledged = sum(
+                after - before for before, after in cursor.unacknowledged(low, high)
+            )
             if unacknowledged < high - low:
-                gone = next(ordinal for ordinal in range(low, high) if cursor.is_acknowledged(ordinal))
-                raise TransactionConflict(f"message {self._name(gone)} is acknowledged already: abort {txn}")
+                gone = next(
+                    ordinal for ordinal in range(low, high) if cursor.is_acknowledged(ordinal)
+                )
+                raise TransactionConflict(
+                    f"message {self._name(gone)} is acknowledged already: abort {txn}"
+                )
             if view is None:
                 continue
             for first, _ in view.entries.overlap(low, high):
@@ -255,15 +315,24 @@ class PendingAcks:
         wanted &= ~held.messages.get(ordinal, 0)
         acknowledged = ~cursor.partial[ordinal] if ordinal in cursor.partial else 0
         if wanted and (cursor.is_acknowledged(ordinal) or wanted & acknowledged):
-            raise TransactionConflict(f"message {self._name(ordinal)} is acknowledged already, wholly or partly: abort {txn}")
-        if view is not None and wanted and (ordinal in view.entries or wanted & view.messages.get(ordinal, 0)):
+            raise TransactionConflict(
+                f"message {self._name(ordinal)} is acknowledged already, wholly or partly: abort "
+                f"{txn}"
+            )
+        if (
+            view is not None
+            and wanted
+            and (ordinal in view.entries or wanted & view.messages.get(ordinal, 0))
+        ):
             raise self._conflict(txn, ordinal, wanted)
         return wanted
 
     def _too_much(self, txn: TxnId, shares: int) -> NotAllowed:
         return NotAllowed(
-            f"{txn} would hold {shares} runs of entries and shares of batches of subscription {self._subscription.name!r}, more than "
-            f"{self.limits.held_per_transaction_max}: acknowledge fewer separate messages in one transaction"
+            f"{txn} would hold {shares} runs of entries and shares of batches of subscription "
+            f"{self._subscription.name!r}, more than "
+            f"{self.limits.held_per_transaction_max}: acknowledge fewer separate messages in one "
+            "transaction"
         )
 
     def _conflict(self, txn: TxnId, ordinal: int, wanted: int = -1) -> TransactionConflict:
@@ -274,7 +343,8 @@ class PendingAcks:
             if other != txn and (ordinal in held.entries or held.messages.get(ordinal, 0) & wanted)
         )
         return TransactionConflict(
-            f"message {self._name(ordinal)} is held by transaction {holder}: abort {txn}, or wait for its end"
+            f"message {self._name(ordinal)} is held by transaction {holder}: abort {txn}, or wait "
+            "for its end"
         )
 
     def _name(self, ordinal: int) -> str:
@@ -284,7 +354,11 @@ class PendingAcks:
         return f"{ledger}:{entry}"
 
     def _hold(
-        self, txn: TxnId, handle: Hashable | None, runs: Sequence[tuple[int, int]], messages: dict[int, tuple[int, int]]
+        self,
+        txn: TxnId,
+        handle: Hashable | None,
+        runs: Sequence[tuple[int, int]],
+        messages: dict[int, tuple[int, int]],
     ) -> bool:
         held = self._held.get(txn)
         if held is None:
@@ -296,12 +370,15 @@ class PendingAcks:
         for ordinal, (wanted, size) in messages.items():
             held.hold_messages(ordinal, wanted, size)
         self._shares += held.shares
-        return self._subscription.withhold(handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()])
+        return self._subscription.withhold(
+            handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()]
+        )
 
-    # --- ending -----------------------------------------------------------------------------------------------------------------
+    # --- ending -----------------------------------------------------------------------------------
 
     def end(self, txn: TxnId, outcome: Outcome, floor: int) -> tuple[EndAcks | None, bool]:
-        """The transaction commits or aborts: what to write (None: it has, answer through the log's queue), and as `acknowledge`.
+        """The transaction commits or aborts: what to write (None: it has, answer through the log's
+        queue), and as `acknowledge`.
 
         Raises InvalidTxnStatus if it has ended the other way.
         """
@@ -309,7 +386,8 @@ class PendingAcks:
         if known is not None:
             if known not in (outcome, Outcome.ENDED):
                 raise InvalidTxnStatus(
-                    f"transaction {txn} was {known.name.lower()} on subscription {self._subscription.name!r} before"
+                    f"transaction {txn} was {known.name.lower()} on subscription "
+                    f"{self._subscription.name!r} before"
                 )
             return None, False
         held = self._held.get(txn)
@@ -339,32 +417,40 @@ class PendingAcks:
         return held is not None
 
     def unbegun(self, txn: TxnId) -> tuple[UnbegunAcks | None, bool]:
-        """As `end`, when the coordinator has said, after `to_inquire` named it, that the transaction has not begun.
+        """As `end`, when the coordinator has said, after `to_inquire` named it, that the
+        transaction has not begun.
 
-        None if something was acknowledged in it since, once more even: it may have begun meanwhile. Inquire again, then.
+        None if something was acknowledged in it since, once more even: it may have begun meanwhile.
+        Inquire again, then.
         """
         if txn not in self._unchanged:
             return None, False
         return UnbegunAcks(txn), self._let_go(txn, again=True)
 
     def orphans(self) -> list[TxnId]:
-        """Open transactions below their coordinator's floor: they were never registered there, and nobody else will end them. Abort them."""
+        """Open transactions below their coordinator's floor: they were never registered there,
+        and nobody else will end them. Abort them."""
         return self._lowest.below(self._fences.floor, self._held)
 
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
-        """Transactions that have held something for long (or long since the last time): ask their coordinators, and end those that have ended.
+        """Transactions that have held something for long (or long since the last time): ask their
+        coordinators, and end those that have ended.
 
-        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so that a restart counts from zero.
+        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so
+        that a restart counts from zero.
         """
         due: list[TxnId] = []
         for txn in self._held:
-            if len(due) < at_most and now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms:
+            if (
+                len(due) < at_most
+                and now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms
+            ):
                 self._inquired[txn] = now_ms
                 due.append(txn)
         self._unchanged.update(due)
         return due
 
-    # --- questions --------------------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def open_transactions(self) -> Sequence[TxnId]:
         """Those that hold something here, the longest open first."""
@@ -376,14 +462,18 @@ class PendingAcks:
 
     def holders(self, ordinal: int) -> list[TxnId]:
         """Transactions that hold an entry, or messages of it."""
-        return [txn for txn, held in self._held.items() if ordinal in held.entries or ordinal in held.messages]
+        return [
+            txn
+            for txn, held in self._held.items()
+            if ordinal in held.entries or ordinal in held.messages
+        ]
 
     @property
     def fences(self) -> Fences:
         """How transactions have ended here; only to be looked at."""
         return self._fences
 
-    # --- the log ----------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def apply(self, change: PendingChange) -> None:
         """Replay one change; one that the state holds may come again."""
@@ -395,7 +485,8 @@ class PendingAcks:
         elif change.txn in self._held or self._fences.outcome(change.txn) is None:
             self._end(change)
         else:
-            # The cursor may have gone back since, by a seek of before that commit which is replayed too.
+            # The cursor may have gone back since, by a seek of before that commit which is replayed
+            # too.
             self._subscription.settle(*self._ordinals(change))
             self._fences.raise_floor(change.txn.most, change.floor)
 
@@ -410,16 +501,31 @@ class PendingAcks:
                 messages[ordinal] = (((1 << size) - 1) & ~mask, size)
         self._hold(change.txn, None, runs, messages)
 
-    def _ordinals(self, change: PendingAck | EndAcks) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """What a change names, as `Subscription.acknowledge` takes it; what exists no more is left out."""
+    def _ordinals(
+        self, change: PendingAck | EndAcks
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What a change names, as `Subscription.acknowledge` takes it; what exists no more is
+        left out."""
         runs = [self._ledgers.span(*span) for span in change.ranges]
-        found = [(self._ledgers.find((ledger, entry)), mask_of_words(words)) for ledger, entry, _, words in change.partial]
-        return [run for run in runs if run[0] < run[1]], [(ordinal, mask) for ordinal, mask in found if ordinal is not None]
+        found = [
+            (self._ledgers.find((ledger, entry)), mask_of_words(words))
+            for ledger, entry, _, words in change.partial
+        ]
+        return [run for run in runs if run[0] < run[1]], [
+            (ordinal, mask) for ordinal, mask in found if ordinal is not None
+        ]
 
-    def _record(self, txn: TxnId, runs: Iterable[tuple[int, int]], messages: dict[int, tuple[int, int]]) -> PendingAck:
+    def _record(
+        self, txn: TxnId, runs: Iterable[tuple[int, int]], messages: dict[int, tuple[int, int]]
+    ) -> PendingAck:
         """`runs` and `messages` as positions; what exists no more is left out."""
         first = self._ledgers.first
-        ranges = [span for start, end in runs if end > first for span in self._ledgers.runs(max(start, first), end)]
+        ranges = [
+            span
+            for start, end in runs
+            if end > first
+            for span in self._ledgers.runs(max(start, first), end)
+        ]
         partial = [
             (*self._ledgers.position(ordinal), size, words_of_mask(((1 << size) - 1) & ~wanted))
             for ordinal, (wanted, size) in sorted(messages.items())
@@ -436,9 +542,14 @@ class PendingAcks:
 
     @staticmethod
     def from_state(
-        subscription: Subscription, ledgers: LedgerTable, state: PendingState, *, limits: PendingLimits | None = None
+        subscription: Subscription,
+        ledgers: LedgerTable,
+        state: PendingState,
+        *,
+        limits: PendingLimits | None = None,
     ) -> PendingAcks:
-        """Those of a checkpoint, whose cursor `subscription` has, before replay of the log written since."""
+        """Those of a checkpoint, whose cursor `subscription` has, before replay of the log
+        written since."""
         pending = PendingAcks(subscription, ledgers, limits=limits)
         pending._fences = Fences(state.fences)
         for change in state.pending:

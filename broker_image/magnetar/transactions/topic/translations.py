@@ -1,9 +1,10 @@
 """Where the entries of ended transactions went.
 
-Owns: the map from sidecar positions, which receipts named, to positions of the partition. Imports: participant_records, links. Pure.
-Source: DESIGN 8 (rule: ids): SEEK, SUBSCRIBE start and ACK translate what a receipt named: a committed entry is its id behind the marker, an aborted
-one lies behind its send point.
-Invariants: kept until the partition has trimmed past the target; what follows each other on both sides is one run; a run costs 24 bytes.
+Owns: the map from sidecar positions, which receipts named, to positions of the partition. Imports:
+participant_records, links. Pure. Source: DESIGN 8 (rule: ids): SEEK, SUBSCRIBE start and ACK
+translate what a receipt named: a committed entry is its id behind the marker, an aborted one lies
+behind its send point. Invariants: kept until the partition has trimmed past the target; what
+follows each other on both sides is one run; a run costs 24 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _COUNT_MAX = (1 << 32) - 1
 
 
 class Translated(NamedTuple):
-    """A position of the partition: the entry itself if `exact`, else the last one before the place where nothing is or will be."""
+    """A position of the partition: the entry itself if `exact`, else the last one before the
+    place where nothing is or will be."""
 
     position: Place
     exact: bool
@@ -33,13 +35,18 @@ class _Runs:
     __slots__ = ("codes", "counts", "entries", "firsts")
 
     def __init__(
-        self, firsts: Iterable[int] = (), counts: Iterable[int] = (), codes: Iterable[int] = (), entries: Iterable[int] = ()
+        self,
+        firsts: Iterable[int] = (),
+        counts: Iterable[int] = (),
+        codes: Iterable[int] = (),
+        entries: Iterable[int] = (),
     ) -> None:
         self.firsts, self.counts = array("Q", firsts), array("I", counts)
         self.codes, self.entries = array("I", codes), array("q", entries)
 
     def insert(self, first: int, count: int, code: int, entry: int) -> None:
-        """Add a run that overlaps none; it is joined with those it goes on from, or that go on from it."""
+        """Add a run that overlaps none; it is joined with those it goes on from, or that go on
+        from it."""
         if not self.firsts or first > self.firsts[-1]:  # what is usual
             self._append(first, count, code, entry)
             return
@@ -60,7 +67,11 @@ class _Runs:
             end = self.firsts[-1] + last
             assert end <= first, (first, count)
             step = last if code & 1 else 0
-            if (end, self.codes[-1], self.entries[-1] + step) == (first, code, entry) and last + count <= _COUNT_MAX:
+            if (end, self.codes[-1], self.entries[-1] + step) == (
+                first,
+                code,
+                entry,
+            ) and last + count <= _COUNT_MAX:
                 self.counts[-1] = last + count
                 return
         self.firsts.append(first)
@@ -90,7 +101,12 @@ class _Runs:
         if self.codes.count(code) == len(self.codes):
             return self
         chosen = [found == code for found in self.codes]
-        return _Runs(*(compress(column, chosen) for column in (self.firsts, self.counts, self.codes, self.entries)))
+        return _Runs(
+            *(
+                compress(column, chosen)
+                for column in (self.firsts, self.counts, self.codes, self.entries)
+            )
+        )
 
     def drop(self, count: int) -> None:
         """Forget the first runs."""
@@ -110,7 +126,11 @@ class Translations:
         for state in states:
             indices = [self._target(target) for target in state.targets]
             unchanged = indices == list(range(len(indices)))
-            codes = state.codes if unchanged else [2 * indices[code >> 1] + (code & 1) for code in state.codes]
+            codes = (
+                state.codes
+                if unchanged
+                else [2 * indices[code >> 1] + (code & 1) for code in state.codes]
+            )
             self._ledgers[state.ledger] = _Runs(state.firsts, state.counts, codes, state.entries)
 
     def links(self) -> Links:
@@ -135,7 +155,8 @@ class Translations:
         return index
 
     def add(self, span: tuple[int, int, int], target: Place, *, committed: bool) -> None:
-        """`span` (ledger, first, count) of the sidecar is what begins at `target`, or nothing that would have come after `target`."""
+        """`span` (ledger, first, count) of the sidecar is what begins at `target`, or nothing
+        that would have come after `target`."""
         ledger, first, count = span
         runs = self._ledgers.get(ledger)
         if runs is None:
@@ -152,12 +173,17 @@ class Translations:
             return None
         code, entry = runs.codes[index], runs.entries[index]
         exact = bool(code & 1)
-        return Translated((self._targets[code >> 1], entry + (position[1] - runs.firsts[index] if exact else 0)), exact)
+        return Translated(
+            (self._targets[code >> 1], entry + (position[1] - runs.firsts[index] if exact else 0)),
+            exact,
+        )
 
     def trim(self, first: Place) -> None:
-        """The partition begins with `first`: what points wholly before it would be clamped to it, and is forgotten, the oldest first.
+        """The partition begins with `first`: what points wholly before it would be clamped to it,
+        and is forgotten, the oldest first.
 
-        A run that is younger than one that is still needed stays as long as that: the cost is that of what is dropped.
+        A run that is younger than one that is still needed stays as long as that: the cost is that
+        of what is dropped.
         """
         for ledger, runs in list(self._ledgers.items()):
             gone = 0
@@ -170,7 +196,9 @@ class Translations:
 
     def _last_target(self, runs: _Runs, index: int) -> Place:
         code = runs.codes[index]
-        return self._targets[code >> 1], runs.entries[index] + (runs.counts[index] - 1 if code & 1 else 0)
+        return self._targets[code >> 1], runs.entries[index] + (
+            runs.counts[index] - 1 if code & 1 else 0
+        )
 
     def to_state(self) -> tuple[TranslationState, ...]:
         """For a checkpoint, by sidecar ledger; equal contents give equal states."""
@@ -180,6 +208,12 @@ class Translations:
         used = sorted({code >> 1 for code in set(runs.codes)}, key=self._targets.__getitem__)
         place = {index: place for place, index in enumerate(used)}
         same = all(index == place for index, place in place.items())
-        codes = runs.codes[:] if same else array("I", [2 * place[code >> 1] + (code & 1) for code in runs.codes])
+        codes = (
+            runs.codes[:]
+            if same
+            else array("I", [2 * place[code >> 1] + (code & 1) for code in runs.codes])
+        )
         targets = tuple(self._targets[index] for index in used)
-        return TranslationState(ledger, targets, runs.firsts[:], runs.counts[:], codes, runs.entries[:])
+        return TranslationState(
+            ledger, targets, runs.firsts[:], runs.counts[:], codes, runs.entries[:]
+        )

@@ -1,4 +1,5 @@
-"""A checkpoint of many topics is made, and taken by a successor, in turns; what happens while it is made is in the log behind it."""
+"""A checkpoint of many topics is made, and taken by a successor, in turns; what happens while it
+is made is in the log behind it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FIRST, MIDDLE, LAST = 0, 1, 2
 
 
 class Pauses:
-    """Stands for asyncio in a module: whoever makes or takes a checkpoint there waits at its first pause until it is `resumed`."""
+    """Stands for asyncio in a module: whoever makes or takes a checkpoint there waits at its
+    first pause until it is `resumed`."""
 
     def __init__(self) -> None:
         self.reached, self.resumed, self.count = asyncio.Event(), asyncio.Event(), 0
@@ -44,7 +46,10 @@ class Pauses:
 @asynccontextmanager
 async def three_topics(directory: Path) -> AsyncIterator[tuple[Peer, OwnedBundle, list[TopicName]]]:
     """Of one bundle, each with a producer (by its number) and a message; and names of two more."""
-    async with running_broker(directory, keep_alive_s=3600.0, maintenance_s=3600.0) as broker, open_peer(broker) as peer:
+    async with (
+        running_broker(directory, keep_alive_s=3600.0, maintenance_s=3600.0) as broker,
+        open_peer(broker) as peer,
+    ):
         await peer.lookup()
         name = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
         all_names = (TopicName.parse(f"{TOPIC}-{number:03}") for number in range(1000))
@@ -61,14 +66,22 @@ async def _replayed(owned: OwnedBundle, directory_state: tuple[Any, Any]) -> Bun
     await log.barrier()
     replay = BundleReplay(owned.name, LedgerIds(1 << 40))
     await replay.load(owned.context, pointer)
-    await replay.replay(LogScans(owned.context.volume), owned.epoch, LogRange(log.incarnation, position, log.position))
+    await replay.replay(
+        LogScans(owned.context.volume),
+        owned.epoch,
+        LogRange(log.incarnation, position, log.position),
+    )
     return replay
 
 
-def test_what_happens_between_the_turns_is_found_by_a_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the first topic all are published to and acknowledged, one is deleted, one is deleted and made again, two are made.
+def test_what_happens_between_the_turns_is_found_by_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first topic all are published to and acknowledged, one is deleted, one is deleted
+    and made again, two are made.
 
-    The checkpoint has the first topic as it was before and the others as they are after that; with the log behind it, all are as they are.
+    The checkpoint has the first topic as it was before and the others as they are after that; with
+    the log behind it, all are as they are.
     """
     monkeypatch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
 
@@ -85,7 +98,9 @@ def test_what_happens_between_the_turns_is_found_by_a_successor(tmp_path: Path, 
             txn = TxnId(0, 7)
             peer.write(requests.send(FIRST, 0, entry(b"in a transaction", 0), txn=txn))
             await peer.answer(Type.SEND_RECEIPT)
-            commit = requests.end_txn_on_partition(peer.next_request(), txn, str(topics[FIRST]), commit=True, low_watermark=-1)
+            commit = requests.end_txn_on_partition(
+                peer.next_request(), txn, str(topics[FIRST]), commit=True, low_watermark=-1
+            )
             peer.write(commit)
             await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
             for topic in topics[MIDDLE : LAST + 1]:
@@ -94,12 +109,26 @@ def test_what_happens_between_the_turns_is_found_by_a_successor(tmp_path: Path, 
                 await owned.topic(topic, create=True)
             pauses.resumed.set()
             replay = await _replayed(owned, ((await writing)[0], position))
-            assert pauses.count == 1, "the first topic; the others are gone, or were made behind the checkpoint's position"
-            assert set(replay.topics) == set(owned.topics) == {str(topics[number]) for number in (0, 1, 3, 4)}
+            assert pauses.count == 1, (
+                "the first topic; the others are gone, or were made behind the checkpoint's "
+                "position"
+            )
+            assert (
+                set(replay.topics)
+                == set(owned.topics)
+                == {str(topics[number]) for number in (0, 1, 3, 4)}
+            )
             for name, host in owned.topics.items():
                 ours, found = host.to_state(), replay.topics[name].core.to_state()
-                assert (found.ledgers, found.cursors, found.sizes) == (ours.ledgers, ours.cursors, ours.sizes), name
-            assert sum(count for _, count in replay.topics[str(topics[FIRST])].core.to_state().ledgers) == 3
+                assert (found.ledgers, found.cursors, found.sizes) == (
+                    ours.ledgers,
+                    ours.cursors,
+                    ours.sizes,
+                ), name
+            assert (
+                sum(count for _, count in replay.topics[str(topics[FIRST])].core.to_state().ledgers)
+                == 3
+            )
 
     asyncio.run(scenario())
 
@@ -120,8 +149,11 @@ def test_others_have_a_turn_for_each_slice(tmp_path: Path, monkeypatch: pytest.M
     assert [asyncio.run(scenario(slice_bytes)) for slice_bytes in (1, 1 << 20)] == [3, 0]
 
 
-def test_others_have_a_turn_while_a_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three topics, of which one has a subscription: one by one, or in one go; first parsed, then hosted, and all are there."""
+def test_others_have_a_turn_while_a_checkpoint_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three topics, of which one has a subscription: one by one, or in one go; first parsed,
+    then hosted, and all are there."""
 
     async def scenario(taken: int) -> tuple[int, int]:
         loading, hosting = Pauses(), Pauses()

@@ -1,4 +1,5 @@
-"""What happens while a bundle is recovered: surprises, which are damage of it and the end of no broker, and changes of policies."""
+"""What happens while a bundle is recovered: surprises, which are damage of it and the end of no
+broker, and changes of policies."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ async def until(reached: Callable[[], bool]) -> None:
 def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """While its records are replayed, or its topics are put in service: the broker lives, serves others, tries again, and has it in the end."""
+    """While its records are replayed, or its topics are put in service: the broker lives, serves
+    others, tries again, and has it in the end."""
     work: Any = vars(ownership)[step]
     broken: set[str] = set()
     met = asyncio.Event()
@@ -43,7 +45,10 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
 
     async def scenario() -> None:
         store = MemoryStore(SystemClock())
-        async with running_broker(tmp_path, store=store, name="first") as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store, name="first") as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             await peer.send(b"x")
@@ -51,7 +56,10 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
             broker.fail("crash")
         broken.add(bundle)
         monkeypatch.setattr(ownership, step, surprising)
-        async with running_broker(tmp_path, store=store, name="second", park_timeout_s=120.0) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store, name="second", park_timeout_s=120.0) as broker,
+            open_peer(broker) as peer,
+        ):
             looking = asyncio.create_task(peer.lookup())
             await met.wait()
             await until(lambda: len(broker.context.damage) == 1)
@@ -60,7 +68,11 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
             assert "a surprise" in found["error"]
             async with open_peer(broker) as other:
                 names = [f"{TOPIC}{number}" for number in range(20)]
-                elsewhere = [name for name in names if str(await broker.ownership.bundle_of(TopicName.parse(name))) != bundle]
+                elsewhere = [
+                    name
+                    for name in names
+                    if str(await broker.ownership.bundle_of(TopicName.parse(name))) != bundle
+                ]
                 await other.lookup(elsewhere[0])
                 await other.produce(topic=elsewhere[0])
             broken.clear()
@@ -74,25 +86,38 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
     asyncio.run(scenario())
 
 
-def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its topics stand ready before its record says whose it is, and are not among those that are told of changes yet."""
+def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topics stand ready before its record says whose it is, and are not among those that
+    are told of changes yet."""
     commit: Any = vars(ownership)["commit_record"]
 
     async def scenario() -> None:
         store = MemoryStore(SystemClock())
-        async with running_broker(tmp_path, store=store, name="first") as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store, name="first") as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
             broker.fail("crash")
-        async with running_broker(tmp_path, store=store, name="second") as broker, rest_over(tmp_path, broker) as rest:
+        async with (
+            running_broker(tmp_path, store=store, name="second") as broker,
+            rest_over(tmp_path, broker) as rest,
+        ):
             changed: list[str] = []
 
             async def commit_later(context: Any, views: Any, name: str, *arguments: Any) -> Any:
                 if name == str(bundle) and not changed:
                     changed.append(name)
                     await rest("POST", f"{NAMESPACE}/maxProducersPerTopic", 3)
-                    await until(lambda: broker.service.namespace_policies(bundle.namespace).max_producers == 3)
+                    await until(
+                        lambda: (
+                            broker.service.namespace_policies(bundle.namespace).max_producers == 3
+                        )
+                    )
                 return await commit(context, views, name, *arguments)
 
             monkeypatch.setattr(ownership, "commit_record", commit_later)
@@ -117,14 +142,18 @@ def test_what_other_bundles_know_of_a_log_counts(tmp_path: Path) -> None:
                 await peer.send(b"x")
             bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
             names = (f"{TOPIC}-{number}" for number in itertools.count())
-            await peer.lookup(next(name for name in names if not bundle.contains(TopicName.parse(name))))
+            await peer.lookup(
+                next(name for name in names if not bundle.contains(TopicName.parse(name)))
+            )
             starts = [
                 span.start
                 for viewed in broker.views.bundles.items.values()
                 for span in viewed.record.chain
                 if span.incarnation == broker.incarnation
             ]
-            known = await recovery.noted_lengths(broker.context.store, broker.views, broker.incarnation)
+            known = await recovery.noted_lengths(
+                broker.context.store, broker.views, broker.incarnation
+            )
             assert len(starts) == 2
             assert known == {0: max(start.offset for start in starts)}
 

@@ -1,4 +1,5 @@
-"""An owner that was fenced and has not heard of it, with nothing to write: nobody who comes to it is told the past."""
+"""An owner that was fenced and has not heard of it, with nothing to write: nobody who comes to
+it is told the past."""
 
 from __future__ import annotations
 
@@ -21,10 +22,19 @@ from tests.unit.broker.topics.test_deduplicating import DEDUPLICATED, play
 CONSUMER, EARLIER_PRODUCER = 4, "p-2"
 ENDED_IN: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 0}
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a subscription that is there": ("subscribe", {"topic": TOPIC, "subscription": "s", "subType": 0, "consumer_id": 5}),
-    "a reader": ("subscribe", {"topic": TOPIC, "subscription": "r", "subType": 0, "consumer_id": 5, "durable": False}),
+    "a subscription that is there": (
+        "subscribe",
+        {"topic": TOPIC, "subscription": "s", "subType": 0, "consumer_id": 5},
+    ),
+    "a reader": (
+        "subscribe",
+        {"topic": TOPIC, "subscription": "r", "subType": 0, "consumer_id": 5, "durable": False},
+    ),
     "the last message": ("get_last_message_id", {"consumer_id": CONSUMER}),
-    "the last sequence id": ("producer", {"topic": TOPIC, "producer_id": 2, "producer_name": EARLIER_PRODUCER}),
+    "the last sequence id": (
+        "producer",
+        {"topic": TOPIC, "producer_id": 2, "producer_name": EARLIER_PRODUCER},
+    ),
     "the end of a transaction on a topic that its successor may have made": (
         "end_txn_on_partition",
         {**ENDED_IN, "topic": TOPIC + "-absent"},
@@ -44,9 +54,12 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(tmp_path: Path, question: str) -> None:
-    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and the incarnation ends. A coordinator, too, whose
-    transaction counts as ended where nothing of it can be.
+def test_a_former_owner_that_has_not_heard_of_its_end_tells_nobody_the_past(
+    tmp_path: Path, question: str
+) -> None:
+    """Whoever was told of a seek or a receipt by its successor may come back to it: no answer, and
+    the incarnation ends. A coordinator, too, whose transaction counts as ended where nothing of it
+    can be.
 
     By itself it looks for its claim once in a minute.
     """
@@ -80,8 +93,14 @@ def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
             await peer.lookup(values.get("topic", TOPIC))
             answer = await peer.ask(field, **values)
             assert answer.type in ANSWERS, answer
-            assert answer.end_txn_on_partition_response.error in (0, int(WireCode.TOPIC_NOT_FOUND)), answer
-            assert answer.end_txn_on_subscription_response.error in (0, int(WireCode.SUBSCRIPTION_NOT_FOUND)), answer
+            assert answer.end_txn_on_partition_response.error in (
+                0,
+                int(WireCode.TOPIC_NOT_FOUND),
+            ), answer
+            assert answer.end_txn_on_subscription_response.error in (
+                0,
+                int(WireCode.SUBSCRIPTION_NOT_FOUND),
+            ), answer
             if field == "subscribe":
                 peer.write(requests.close_consumer(5, 99))
                 await peer.answer(Type.SUCCESS)
@@ -90,16 +109,27 @@ def test_an_owner_answers_the_same_questions(tmp_path: Path) -> None:
 
 
 def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
-    """A destination whose claim is gone, unknown to itself: files of its log may be gone as well, so no chain may begin in one of them."""
+    """A destination whose claim is gone, unknown to itself: files of its log may be gone as
+    well, so no chain may begin in one of them."""
 
     async def scenario() -> None:
         async with pair(tmp_path, claim_check_s=60.0, spread_bundles=0) as cluster:
             fenced, name = cluster.second, str(await cluster.bundle())
-            before = [span for span in (await cluster.record()).chain if span.incarnation == fenced.incarnation]
+            before = [
+                span
+                for span in (await cluster.record()).chain
+                if span.incarnation == fenced.incarnation
+            ]
             await fenced.context.volume.remove(names.claim(fenced.incarnation))
-            moving = asyncio.ensure_future(cluster.first.ownership.move(name, fenced.incarnation, "test"))
+            moving = asyncio.ensure_future(
+                cluster.first.ownership.move(name, fenced.incarnation, "test")
+            )
             assert "claim" in await asyncio.wait_for(fenced.ended(), 120)
-            assert [span for span in (await cluster.record()).chain if span.incarnation == fenced.incarnation] == before
+            assert [
+                span
+                for span in (await cluster.record()).chain
+                if span.incarnation == fenced.incarnation
+            ] == before
             moving.cancel()
             await asyncio.gather(moving, return_exceptions=True)
 

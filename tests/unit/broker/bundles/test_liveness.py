@@ -1,4 +1,5 @@
-"""Handshakes with brokers that clients are about to be sent to: who answers is named at once, who is silent only after its lease would be over."""
+"""Handshakes with brokers that clients are about to be sent to: who answers is named at once,
+who is silent only after its lease would be over."""
 
 from __future__ import annotations
 
@@ -45,15 +46,21 @@ class Listener:
                 writer.write(b"hello")
             await reader.read()
         finally:
-            writer.transport.abort()  # also if the loop ends first, which cancels this task: nothing is left to a later test's garbage collection
+            # also if the loop ends first, which cancels this task: nothing is left to a later
+            # test's garbage collection
+            writer.transport.abort()
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[tuple[Listener, IncarnationRecord, Liveness, SettableClock]]:
     listener, clock = Listener(), SettableClock()
     server = await asyncio.start_server(listener.greet, HOST, 0)
-    record = IncarnationRecord("b", f"pulsar://{HOST}:{server.sockets[0].getsockname()[1]}", "", 0, "test")
-    context = SimpleNamespace(settings=replace(SETTINGS, lease_ttl_s=4.0), clock=clock, network=AsyncioNetwork())
+    record = IncarnationRecord(
+        "b", f"pulsar://{HOST}:{server.sockets[0].getsockname()[1]}", "", 0, "test"
+    )
+    context = SimpleNamespace(
+        settings=replace(SETTINGS, lease_ttl_s=4.0), clock=clock, network=AsyncioNetwork()
+    )
     found = Liveness(cast(BrokerContext, context))
     try:
         yield listener, record, found, clock
@@ -68,7 +75,9 @@ def test_a_broker_that_answers_is_named_and_asked_once_by_all() -> None:
 
     async def scenario() -> None:
         async with listening() as (listener, record, found, clock):
-            assert all(await asyncio.gather(*(found.may_be_named("b.1", record) for _ in range(1000))))
+            assert all(
+                await asyncio.gather(*(found.may_be_named("b.1", record) for _ in range(1000)))
+            )
             assert await found.may_be_named("b.1", record)
             assert listener.comers == 1
             clock.ahead_s += 2 * liveness.ANSWERED_HOLDS_S
@@ -79,7 +88,8 @@ def test_a_broker_that_answers_is_named_and_asked_once_by_all() -> None:
 
 
 def test_a_silent_broker_is_not_named_until_its_lease_would_be_over() -> None:
-    """Suspended, or cut off from us alone: look-ups wait, but not for ever; once it answers again it is named again."""
+    """Suspended, or cut off from us alone: look-ups wait, but not for ever; once it answers
+    again it is named again."""
 
     async def scenario() -> None:
         async with listening() as (listener, record, found, clock):
@@ -87,10 +97,14 @@ def test_a_silent_broker_is_not_named_until_its_lease_would_be_over() -> None:
             assert not await found.may_be_named("b.1", record)
             assert not await found.may_be_named("b.1", record)
             clock.ahead_s += found.silence_s_max + 1
-            assert await found.may_be_named("b.1", record), "its lease lives: clients may reach it though we cannot"
+            assert await found.may_be_named("b.1", record), (
+                "its lease lives: clients may reach it though we cannot"
+            )
             comers = listener.comers
             assert await found.may_be_named("b.1", record)
-            assert listener.comers <= comers + 1, "nobody waits for further handshakes, and few are made"
+            assert listener.comers <= comers + 1, (
+                "nobody waits for further handshakes, and few are made"
+            )
 
     asyncio.run(scenario())
 
@@ -110,7 +124,8 @@ def test_a_broker_that_is_gone_is_not_named_and_forgotten_with_its_registration(
 
 
 def test_who_waits_for_a_broker_that_stops_is_told_so() -> None:
-    """A request is answered with an error that its client tries again after; it is not cancelled (found by `make soak`: a 500 without a reason)."""
+    """A request is answered with an error that its client tries again after; it is not cancelled
+    (found by `make soak`: a 500 without a reason)."""
 
     async def scenario() -> None:
         async with listening() as (listener, record, peers, _clock):

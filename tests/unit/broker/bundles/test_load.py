@@ -11,7 +11,13 @@ from magnetar.hosting.memory import limit_bytes
 
 
 @pytest.mark.parametrize(
-    ("content", "cores"), [("25000 100000\n", 0.25), ("max 100000\n", float("inf")), ("", float("inf")), ("4 x", float("inf"))]
+    ("content", "cores"),
+    [
+        ("25000 100000\n", 0.25),
+        ("max 100000\n", float("inf")),
+        ("", float("inf")),
+        ("4 x", float("inf")),
+    ],
 )
 def test_the_cgroups_quota_counts_as_cores(tmp_path: Path, content: str, cores: float) -> None:
     """A pod with a limit of 250m is full at a quarter of a core."""
@@ -26,8 +32,13 @@ def test_the_share_of_cpu_is_of_what_one_event_loop_can_use() -> None:
     assert 0 < ProcessUsage().cores <= LOOP_CORES
 
 
-@pytest.mark.parametrize(("content", "limit"), [("268435456\n", 256 << 20), ("max\n", None), ("9223372036854771712\n", None)])
-def test_the_memory_limit_is_that_of_the_control_group(tmp_path: Path, content: str, limit: int | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "limit"),
+    [("268435456\n", 256 << 20), ("max\n", None), ("9223372036854771712\n", None)],
+)
+def test_the_memory_limit_is_that_of_the_control_group(
+    tmp_path: Path, content: str, limit: int | None
+) -> None:
     """Version 2 says max, version 1 a number that no machine has."""
     path = tmp_path / "memory.max"
     path.write_text(content)

@@ -1,4 +1,5 @@
-"""Walks over logs that recoveries share: everybody gets exactly its own, the log is read once, and one's damage is not another's."""
+"""Walks over logs that recoveries share: everybody gets exactly its own, the log is read once,
+and one's damage is not another's."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def record(term: int, number: int) -> tuple[list[bytes], int]:
     return encoded.buffers, encoded.size  # type: ignore[return-value]
 
 
-async def write_terms(volume: Volume, rounds: int = ROUNDS) -> tuple[list[LogPosition], LogPosition]:
+async def write_terms(
+    volume: Volume, rounds: int = ROUNDS
+) -> tuple[list[LogPosition], LogPosition]:
     """A log in which `TERMS` terms take turns; where each round begins, and where the log ends."""
     begins = []
     async with open_writer(volume) as writer:
@@ -76,8 +79,11 @@ def collector(found: list[int], term: int) -> log_scans.Take:
     return take
 
 
-def test_many_bundles_of_one_log_are_read_in_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody gets its term from its own start on; what is read from the volume does not grow with the number of readers."""
+def test_many_bundles_of_one_log_are_read_in_one_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody gets its term from its own start on; what is read from the volume does not grow
+    with the number of readers."""
     monkeypatch.setattr(log_scans, "SHORT_BYTES_MAX", 0)
 
     async def script(_volume: PosixVolume) -> None:
@@ -88,7 +94,12 @@ def test_many_bundles_of_one_log_are_read_in_one_walk(tmp_path: Path, monkeypatc
         once, volume.bytes_read = volume.bytes_read, 0
         found: dict[int, list[int]] = {term: [] for term in range(1, TERMS + 1)}
         starts = {term: begins[term % 5] for term in found}
-        await asyncio.gather(*(scans.read(INCARNATION, starts[term], end, term, collector(found[term], term)) for term in found))
+        await asyncio.gather(
+            *(
+                scans.read(INCARNATION, starts[term], end, term, collector(found[term], term))
+                for term in found
+            )
+        )
         assert found == {term: list(range(term % 5, ROUNDS)) for term in found}
         assert volume.bytes_read <= once
         await volume.close()
@@ -96,7 +107,9 @@ def test_many_bundles_of_one_log_are_read_in_one_walk(tmp_path: Path, monkeypatc
     run_on_volume(tmp_path, script)
 
 
-def test_a_reader_that_leaves_does_not_disturb_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_leaves_does_not_disturb_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One is cancelled, one has all of its term early: the third gets everything."""
     monkeypatch.setattr(log_scans, "SHORT_BYTES_MAX", 0)
 
@@ -108,9 +121,12 @@ def test_a_reader_that_leaves_does_not_disturb_the_others(tmp_path: Path, monkey
             early.append(scanned.record)
             return True
 
-        leaving = asyncio.create_task(scans.read(INCARNATION, START, end, 1, lambda _scanned: leaving.cancel() and False))
+        leaving = asyncio.create_task(
+            scans.read(INCARNATION, START, end, 1, lambda _scanned: leaving.cancel() and False)
+        )
         await asyncio.gather(
-            scans.read(INCARNATION, START, end, 2, first_only), scans.read(INCARNATION, START, end, 3, collector(found, 3))
+            scans.read(INCARNATION, START, end, 2, first_only),
+            scans.read(INCARNATION, START, end, 3, collector(found, 3)),
         )
         assert found == list(range(ROUNDS))
         assert len(early) == 1
@@ -120,8 +136,11 @@ def test_a_reader_that_leaves_does_not_disturb_the_others(tmp_path: Path, monkey
     run_on_volume(tmp_path, script)
 
 
-def test_damage_before_a_bundle_begins_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two share a walk that meets a damaged block: only the one whose range holds it fails, the other is recovered."""
+def test_damage_before_a_bundle_begins_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two share a walk that meets a damaged block: only the one whose range holds it fails, the
+    other is recovered."""
     monkeypatch.setattr(log_scans, "SHORT_BYTES_MAX", 0)
 
     async def script(volume: PosixVolume) -> None:
@@ -147,11 +166,15 @@ def test_damage_before_a_bundle_begins_is_not_its_own(tmp_path: Path, monkeypatc
     run_on_volume(tmp_path, script)
 
 
-def test_an_incarnation_is_fenced_once_for_all_its_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incarnation_is_fenced_once_for_all_its_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the same time and later; a fence that failed is tried again."""
     calls, failures = [], [OSError("the volume is away")]
 
-    async def counted(volume: Volume, incarnation: str, _known: Mapping[int, int]) -> list[SealedFile]:
+    async def counted(
+        volume: Volume, incarnation: str, _known: Mapping[int, int]
+    ) -> list[SealedFile]:
         calls.append(incarnation)
         if failures:
             raise failures.pop()
@@ -174,7 +197,8 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(tmp_path: Path, monke
 
 
 def test_of_a_live_log_only_what_is_durable_for_certain_is_read(tmp_path: Path) -> None:
-    """The last block is held back: its owner may not have flushed it, and may write it again elsewhere. The rest follows with the next read."""
+    """The last block is held back: its owner may not have flushed it, and may write it again
+    elsewhere. The rest follows with the next read."""
 
     async def script(volume: PosixVolume) -> None:
         writer = new_writer(volume, Failures())
@@ -196,13 +220,16 @@ def test_of_a_live_log_only_what_is_durable_for_certain_is_read(tmp_path: Path) 
 
 
 def test_a_release_ends_a_live_read_at_the_end_of_its_block(tmp_path: Path) -> None:
-    """What follows it in that term is void, and the position to go on from is one that a block begins at."""
+    """What follows it in that term is void, and the position to go on from is one that a block
+    begins at."""
 
     async def script(volume: PosixVolume) -> None:
         writer = new_writer(volume, Failures())
         await writer.open()
         writer.append(*record(1, 0), 1, None)
-        released = encode_release(epoch=1, bundle="public/default/0x00000000_0x40000000", state=b"{}")
+        released = encode_release(
+            epoch=1, bundle="public/default/0x00000000_0x40000000", state=b"{}"
+        )
         writer.append(released.buffers, released.size, 1, None)
         writer.append(*record(1, 1), 1, None)
         await writer.barrier()
@@ -237,7 +264,8 @@ def test_a_read_that_is_cut_before_it_began_is_over_at_once(tmp_path: Path) -> N
 
 
 def test_a_short_range_is_read_at_once_and_checked_all_the_same(tmp_path: Path) -> None:
-    """What a move leaves to be read after RELEASE lies in one file: the same records as by a walk, and damage is named."""
+    """What a move leaves to be read after RELEASE lies in one file: the same records as by a
+    walk, and damage is named."""
 
     async def script(volume: PosixVolume) -> None:
         begins, end = await write_terms(volume, rounds=2)

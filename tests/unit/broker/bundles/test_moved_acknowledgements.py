@@ -1,4 +1,5 @@
-"""Acknowledgements around a planned move, frame by frame: what reached the old owner, or the new one before it answered, is not delivered again."""
+"""Acknowledgements around a planned move, frame by frame: what reached the old owner, or the new
+one before it answered, is not delivered again."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.unit.broker.bundles.test_ownership import Pair, pair, until
 SETTINGS: dict[str, Any] = {"spread_bundles": 0, "failover_delay_ms": 0}
 MESSAGES = 40
 """So many ids make an ACK that is taken as a span; a few are parsed one by one."""
-KINDS = pytest.mark.parametrize("kind", [0, 1, 2, 3], ids=["Exclusive", "Shared", "Failover", "Key_Shared"])
+KINDS = pytest.mark.parametrize(
+    "kind", [0, 1, 2, 3], ids=["Exclusive", "Shared", "Failover", "Key_Shared"]
+)
 
 
 async def published(peer: Peer) -> list[api.MessageIdData]:
@@ -37,7 +40,9 @@ async def published(peer: Peer) -> list[api.MessageIdData]:
 
 
 def acknowledged(identifiers: list[api.MessageIdData]) -> bytes:
-    return command_frame("ack", consumer_id=1, ack_type=0, message_id=[plain(found) for found in identifiers])
+    return command_frame(
+        "ack", consumer_id=1, ack_type=0, message_id=[plain(found) for found in identifiers]
+    )
 
 
 def plain(found: api.MessageIdData) -> api.MessageIdData:
@@ -78,18 +83,25 @@ async def delivered(broker: Broker, kind: int, early: bytes = b"") -> list[int]:
             async with asyncio.timeout(0.2):
                 while True:
                     answer = await peer.answer()
-                    found += [answer.message.message_id.entryId] if answer.type == Type.MESSAGE else []
+                    found += (
+                        [answer.message.message_id.entryId] if answer.type == Type.MESSAGE else []
+                    )
         except TimeoutError:
             return found
 
 
 async def move(cluster: Pair) -> asyncio.Task[None]:
     name = str(await cluster.bundle())
-    return asyncio.create_task(cluster.first.ownership.move(name, cluster.second.incarnation, "test"))
+    return asyncio.create_task(
+        cluster.first.ownership.move(name, cluster.second.incarnation, "test")
+    )
 
 
-async def told(cluster: Pair, peer: Peer, kind: int) -> tuple[list[api.MessageIdData], asyncio.Task[None]]:
-    """A consumer that was sent MESSAGES and CLOSE_CONSUMER: their ids, and the move that waits for its answer."""
+async def told(
+    cluster: Pair, peer: Peer, kind: int
+) -> tuple[list[api.MessageIdData], asyncio.Task[None]]:
+    """A consumer that was sent MESSAGES and CLOSE_CONSUMER: their ids, and the move that waits
+    for its answer."""
     await peer.produce()
     await peer.subscribe(subType=kind)
     identifiers = await published(peer)
@@ -99,8 +111,11 @@ async def told(cluster: Pair, peer: Peer, kind: int) -> tuple[list[api.MessageId
 
 
 @KINDS
-def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(tmp_path: Path, kind: int) -> None:
-    """Sent before CLOSE_CONSUMER was read, some in a span and some one by one: none of it is delivered by the new owner, all else is."""
+def test_an_acknowledgement_that_crosses_the_word_to_move_is_taken(
+    tmp_path: Path, kind: int
+) -> None:
+    """Sent before CLOSE_CONSUMER was read, some in a span and some one by one: none of it is
+    delivered by the new owner, all else is."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
@@ -119,7 +134,11 @@ def test_publishing_goes_on_while_consumers_leave(tmp_path: Path) -> None:
     """A receipt comes between CLOSE_CONSUMER and the answer to the PING behind it."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer, open_peer(cluster.first) as other:
+        async with (
+            pair(tmp_path, **SETTINGS) as cluster,
+            open_peer(cluster.first) as peer,
+            open_peer(cluster.first) as other,
+        ):
             await peer.subscribe()
             await other.produce()
             with pytest.MonkeyPatch.context() as patch:
@@ -157,13 +176,18 @@ def test_a_peer_that_reads_nothing_holds_no_move_up(tmp_path: Path) -> None:
 
 @KINDS
 @pytest.mark.parametrize("count", [2, 30], ids=["few", "span"])
-def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(tmp_path: Path, kind: int, count: int) -> None:
-    """It comes behind SUBSCRIBE, as from a client that groups acknowledgements; what it names is not delivered."""
+def test_an_acknowledgement_before_the_new_owner_has_answered_is_taken(
+    tmp_path: Path, kind: int, count: int
+) -> None:
+    """It comes behind SUBSCRIBE, as from a client that groups acknowledgements; what it names is
+    not delivered."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **SETTINGS) as cluster, open_peer(cluster.first) as peer:
             identifiers, moving = await told(cluster, peer, kind)
-            getting = asyncio.create_task(delivered(cluster.second, kind, acknowledged(identifiers[:count])))
+            getting = asyncio.create_task(
+                delivered(cluster.second, kind, acknowledged(identifiers[:count]))
+            )
             peer.write(command_frame("pong"))
             await moving
             assert sorted(await getting) == list(range(count, MESSAGES))

@@ -1,4 +1,5 @@
-"""Bundles that change hands between brokers of one process: moves meet checkpoints, store outages and one another."""
+"""Bundles that change hands between brokers of one process: moves meet checkpoints, store
+outages and one another."""
 
 from __future__ import annotations
 
@@ -32,7 +33,18 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.storage.log.writer import LogWriter
 from magnetar.storage.manifest import load_manifest
 from magnetar.wire import requests
-from tests.support.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
+from tests.support.brokers import (
+    CLOCK,
+    SETTINGS,
+    TOPIC,
+    Node,
+    Peer,
+    Type,
+    entry,
+    open_peer,
+    running_broker,
+    volume_in,
+)
 
 MESSAGE = bytes(64 << 10)
 LOADED = {"max_message_bytes": 128 << 10, "log_file_bytes": 1 << 20, "checkpoint_files_max": 1}
@@ -42,7 +54,9 @@ LOADED = {"max_message_bytes": 128 << 10, "log_file_bytes": 1 << 20, "checkpoint
 class Pair:
     """Two brokers over one store; the first reaches it through a network that can fail."""
 
-    def __init__(self, first: Broker, second: Broker, network: FaultyStore, store: MemoryStore) -> None:
+    def __init__(
+        self, first: Broker, second: Broker, network: FaultyStore, store: MemoryStore
+    ) -> None:
         self.first, self.second, self.network, self.store = first, second, network, store
 
     async def bundle(self) -> BundleName:
@@ -60,7 +74,9 @@ class Pair:
     async def owner(self) -> Broker:
         """The broker that serves TOPIC's bundle once it has settled."""
         name = str(await self.bundle())
-        await until(lambda: any(name in broker.ownership.owned for broker in (self.first, self.second)))
+        await until(
+            lambda: any(name in broker.ownership.owned for broker in (self.first, self.second))
+        )
         return self.first if name in self.first.ownership.owned else self.second
 
 
@@ -76,11 +92,18 @@ async def pair(directory: Path, **settings: Any) -> AsyncIterator[Pair]:
     """Two brokers; TOPIC's bundle is served by the first."""
     store = MemoryStore(CLOCK)
     network = FaultyStore(store, CLOCK, FaultPlan(), owns_inner=False)
-    async with volume_in(directory) as volume, running_broker(directory, store=store, name="second", **settings) as second:
+    async with (
+        volume_in(directory) as volume,
+        running_broker(directory, store=store, name="second", **settings) as second,
+    ):
         first = await Node(network, volume, "first", replace(SETTINGS, **settings)).start()
         try:
             found = Pair(first, second, network, store)
-            await until(lambda: len(second.views.incarnations.items) == 2 == len(first.views.incarnations.items))
+            await until(
+                lambda: (
+                    len(second.views.incarnations.items) == 2 == len(first.views.incarnations.items)
+                )
+            )
             await first.ownership.resolve(await found.bundle())
             if await found.owner() is second:
                 await second.ownership.move(str(await found.bundle()), first.incarnation, "test")
@@ -114,37 +137,50 @@ async def count_stored(broker: Broker) -> int:
 
 
 def test_properties_of_a_topic_survive_moves(tmp_path: Path) -> None:
-    """What was set is there at every later owner, what was removed is not, whether it comes from the log or from a checkpoint."""
+    """What was set is there at every later owner, what was removed is not, whether it comes from
+    the log or from a checkpoint."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **LOADED) as cluster:
             name, topic = str(await cluster.bundle()), TopicName.parse(TOPIC)
             for broker in (cluster.first, cluster.second):
-                await broker.leader.stop()  # who evens out bundles would move this one as well, between any two steps
+                # who evens out bundles would move this one as well, between any two steps
+                await broker.leader.stop()
             for number in range(4):
                 owner = await cluster.owner()
                 host = await owner.service.open_topic(topic, create=number == 0)
-                await host.update_properties({"kept": f"value {number}", "gone": "" if number % 2 else "here"})
+                await host.update_properties(
+                    {"kept": f"value {number}", "gone": "" if number % 2 else "here"}
+                )
                 if number == 2:
                     async with open_peer(owner) as peer:
                         await peer.produce()
                         await publish(peer, 0, 40)  # enough for the move to write a checkpoint
                 await owner.ownership.move(name, "", "test")
-                found = (await (await cluster.owner()).service.open_topic(topic, create=False)).core.properties
-                assert found == {"kept": f"value {number}", **({} if number % 2 else {"gone": "here"})}
+                found = (
+                    await (await cluster.owner()).service.open_topic(topic, create=False)
+                ).core.properties
+                assert found == {
+                    "kept": f"value {number}",
+                    **({} if number % 2 else {"gone": "here"}),
+                }
 
     asyncio.run(scenario())
 
 
 def test_a_move_that_meets_a_checkpoint_is_done_all_the_same(tmp_path: Path) -> None:
-    """The checkpoint changes the record between the look and the request: the request is repeated, not refused."""
+    """The checkpoint changes the record between the look and the request: the request is
+    repeated, not refused."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
             name = str(await cluster.bundle())
             stale = cluster.first.views.bundles.items[name]
             cluster.network.plan = FaultPlan(delay=1.0, delay_s_max=0.001)
-            await cluster.store.put(keys.bundle(await cluster.bundle()), replace(stale.record, reason="changed").encode())
+            await cluster.store.put(
+                keys.bundle(await cluster.bundle()),
+                replace(stale.record, reason="changed").encode(),
+            )
             await cluster.first.ownership.move(name, "", "test")
             assert (await cluster.owner()) is cluster.second
             assert not cluster.first.ownership.owned
@@ -154,7 +190,8 @@ def test_a_move_that_meets_a_checkpoint_is_done_all_the_same(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_moves_back_and_forth_keep_everything(tmp_path: Path) -> None:
-    """With more to scan than a move leaves behind, every move writes a checkpoint, also where a term began inside a small file."""
+    """With more to scan than a move leaves behind, every move writes a checkpoint, also where a
+    term began inside a small file."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **LOADED) as cluster:
@@ -178,7 +215,8 @@ def test_moves_back_and_forth_keep_everything(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path: Path) -> None:
-    """Checkpoints wait for the store, publishing does not; afterwards they are made up for, and a move works."""
+    """Checkpoints wait for the store, publishing does not; afterwards they are made up for, and
+    a move works."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **LOADED) as cluster:
@@ -190,7 +228,11 @@ def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path:
                 assert (await cluster.record()).checkpoint is None
                 cluster.network.plan = FaultPlan()
                 await publish(peer, 60, 40)
-                await until(lambda: cluster.first.views.bundles.items[str(name)].record.checkpoint is not None)
+                await until(
+                    lambda: (
+                        cluster.first.views.bundles.items[str(name)].record.checkpoint is not None
+                    )
+                )
             await cluster.first.ownership.move(str(name), "", "test")
             assert await count_stored(await cluster.owner()) == 100
 
@@ -199,11 +241,16 @@ def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(tmp_path: Path) -> None:
-    """It does not use up its drain time-out when nobody can take what it hands over; nothing acknowledged is lost by that."""
+def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(
+    tmp_path: Path,
+) -> None:
+    """It does not use up its drain time-out when nobody can take what it hands over; nothing
+    acknowledged is lost by that."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, lease_ttl_s=1.0, drain_timeout_s=600.0, drain_store_patience_s=0.5) as cluster:
+        async with pair(
+            tmp_path, lease_ttl_s=1.0, drain_timeout_s=600.0, drain_store_patience_s=0.5
+        ) as cluster:
             async with open_peer(cluster.first) as peer:
                 await peer.produce()
                 await publish(peer, 0, 3)
@@ -218,7 +265,8 @@ def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(
 
 @pytest.mark.slow
 def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
-    """The taker loads a manifest from the store: without it the bundle stays Assigning, and is taken when the store is back."""
+    """The taker loads a manifest from the store: without it the bundle stays Assigning, and is
+    taken when the store is back."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -233,8 +281,14 @@ def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
 
             cluster.network.get = refuse  # type: ignore[method-assign]
             owner = await cluster.owner()
-            moving = asyncio.create_task(owner.ownership.move(name, cluster.first.incarnation, "test"))
-            await until(lambda: cluster.first.views.bundles.items[name].record.state is BundleState.ASSIGNING)
+            moving = asyncio.create_task(
+                owner.ownership.move(name, cluster.first.incarnation, "test")
+            )
+            await until(
+                lambda: (
+                    cluster.first.views.bundles.items[name].record.state is BundleState.ASSIGNING
+                )
+            )
             await asyncio.sleep(0.05)
             assert cluster.first.ready
             cluster.network.get = real  # type: ignore[method-assign]
@@ -246,7 +300,8 @@ def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_roll_on_request_covers_everything_acknowledged(tmp_path: Path) -> None:
-    """However little is in the current file: a job that starts afterwards finds it in files that the manifest lists."""
+    """However little is in the current file: a job that starts afterwards finds it in files that
+    the manifest lists."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
@@ -256,13 +311,21 @@ def test_a_roll_on_request_covers_everything_acknowledged(tmp_path: Path) -> Non
                 last = await peer.send(b"small", number)
             assert await broker.service.roll(TopicName.parse(TOPIC)) == last
             bundle = await broker.ownership.bundle_of(TopicName.parse(TOPIC))
-            manifest, _, _ = await load_manifest(broker.context.store, broker.context.volume, bundle)
-            assert [(file.incarnation, file.file) for file in manifest.level0] == [(broker.incarnation, 0)]
+            manifest, _, _ = await load_manifest(
+                broker.context.store, broker.context.volume, bundle
+            )
+            assert [(file.incarnation, file.file) for file in manifest.level0] == [
+                (broker.incarnation, 0)
+            ]
             await peer.send(b"after", 3)
             await broker.service.roll(TopicName.parse(TOPIC))
             await broker.service.roll(TopicName.parse(TOPIC))
-            manifest, _, _ = await load_manifest(broker.context.store, broker.context.volume, bundle)
-            assert [file.file for file in manifest.level0] == [0, 1], "an empty file is not rolled again"
+            manifest, _, _ = await load_manifest(
+                broker.context.store, broker.context.volume, bundle
+            )
+            assert [file.file for file in manifest.level0] == [0, 1], (
+                "an empty file is not rolled again"
+            )
 
     asyncio.run(scenario())
 
@@ -273,8 +336,13 @@ def test_an_incarnation_that_ends_writes_nothing_more(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         problems: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
-        async with running_broker(tmp_path, ack_write_delay_s=0.05) as broker, open_peer(broker) as peer:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: problems.append(context)
+        )
+        async with (
+            running_broker(tmp_path, ack_write_delay_s=0.05) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             ledger, number = await peer.send(b"x")
@@ -294,11 +362,17 @@ def test_an_incarnation_that_ends_writes_nothing_more(tmp_path: Path) -> None:
 
 def ahead(broker: Broker) -> float:
     """Bundles this broker acquired after having read them ahead."""
-    return broker.metrics.registry.get_sample_value("magnetar_bundle_acquisitions_total", {"kind": "preloaded"}) or 0.0
+    return (
+        broker.metrics.registry.get_sample_value(
+            "magnetar_bundle_acquisitions_total", {"kind": "preloaded"}
+        )
+        or 0.0
+    )
 
 
 def test_a_move_finds_everything_read_ahead(tmp_path: Path) -> None:
-    """While the source still takes messages its successor reads the log; after RELEASE it reads the rest, and nothing is missing or double."""
+    """While the source still takes messages its successor reads the log; after RELEASE it reads
+    the rest, and nothing is missing or double."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -322,21 +396,36 @@ def test_a_move_finds_everything_read_ahead(tmp_path: Path) -> None:
                     sent = stored
                 successor = await cluster.owner()
                 assert successor is cluster.other(owner)
-            assert [ahead(broker) for broker in (cluster.first, cluster.second)] == [before[0] + 3, before[1] + 3], (
-                "all were read ahead"
-            )
+            assert [ahead(broker) for broker in (cluster.first, cluster.second)] == [
+                before[0] + 3,
+                before[1] + 3,
+            ], "all were read ahead"
 
     asyncio.run(scenario())
 
 
 def test_what_was_read_ahead_is_used_only_where_it_fits() -> None:
-    """A term that ended otherwise, another source, a checkpoint beyond what was read: then recovery reads everything itself."""
+    """A term that ended otherwise, another source, a checkpoint beyond what was read: then
+    recovery reads everything itself."""
     start, reached, end = LogPosition(3, 4096), LogPosition(3, 9000), LogPosition(3, 12000)
     releasing = BundleRecord(
-        BundleState.RELEASING, 7, "a.1", destination="b.1", chain=(LogRange("a.1", start, None),), epochs=(7,), reason="test"
+        BundleState.RELEASING,
+        7,
+        "a.1",
+        destination="b.1",
+        chain=(LogRange("a.1", start, None),),
+        epochs=(7,),
+        reason="test",
     )
-    preloaded = Preloaded(releasing, cast(BundleReplay, None), cast(BundleCatalog, None), reached, over=False)
-    assigned = replace(releasing, state=BundleState.ASSIGNING, incarnation="b.1", chain=(LogRange("a.1", start, end),))
+    preloaded = Preloaded(
+        releasing, cast(BundleReplay, None), cast(BundleCatalog, None), reached, over=False
+    )
+    assigned = replace(
+        releasing,
+        state=BundleState.ASSIGNING,
+        incarnation="b.1",
+        chain=(LogRange("a.1", start, end),),
+    )
     assert preloaded.fits(assigned)
     assert preloaded.fits(replace(assigned, chain=(LogRange("a.1", reached, end),)))
     for other in (
@@ -349,27 +438,41 @@ def test_what_was_read_ahead_is_used_only_where_it_fits() -> None:
         assert not preloaded.fits(other), other
 
 
-def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(tmp_path: Path) -> None:
-    """The end of its registration wakes the leader, who assigns all of them in one go, half to each; its log is fenced and read for all together."""
+def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(
+    tmp_path: Path,
+) -> None:
+    """The end of its registration wakes the leader, who assigns all of them in one go, half to
+    each; its log is fenced and read for all together."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
             ghost = "ghost.0123456789abcdef"
-            writer = LogWriter(cluster.first.context.volume, CLOCK, ghost, on_fenced=lambda _error: None)
+            writer = LogWriter(
+                cluster.first.context.volume, CLOCK, ghost, on_fenced=lambda _error: None
+            )
             await writer.open()
             registered = IncarnationRecord("ghost", "pulsar://127.0.0.1:1", "", 0, "test")
             await cluster.store.put(keys.incarnation(ghost), registered.encode())
             orphans = [f"public/many/0x{number:08x}_0x{number + 1:08x}" for number in range(100)]
             namespace = NamespaceRecord(tuple(range(101)), {})
-            await cluster.store.put(keys.namespace(NamespaceName("public", "many")), namespace.encode())
+            await cluster.store.put(
+                keys.namespace(NamespaceName("public", "many")), namespace.encode()
+            )
             for number, name in enumerate(orphans, 1000):
                 span = LogRange(ghost, LogPosition(0, 4096), None)
-                record = BundleRecord(BundleState.OWNED, 2, ghost, chain=(span,), epochs=(2,), reason=f"test {number}")
+                record = BundleRecord(
+                    BundleState.OWNED, 2, ghost, chain=(span,), epochs=(2,), reason=f"test {number}"
+                )
                 await cluster.store.put(keys.bundle(BundleName.parse(name)), record.encode())
             brokers = (cluster.first, cluster.second)
             await until(lambda: all(len(broker.views.bundles.items) >= 100 for broker in brokers))
             await cluster.store.delete(keys.incarnation(ghost))
-            await until(lambda: sum(name in broker.ownership.owned for broker in brokers for name in orphans) == 100)
+            await until(
+                lambda: (
+                    sum(name in broker.ownership.owned for broker in brokers for name in orphans)
+                    == 100
+                )
+            )
             shares = [sum(name in broker.ownership.owned for name in orphans) for broker in brokers]
             assert max(shares) - min(shares) <= 4, shares
             assert not await cluster.first.context.volume.exists(f"claims/{ghost}")
@@ -380,13 +483,23 @@ def test_bundles_of_a_broker_that_is_gone_are_spread_over_the_others_at_once(tmp
 
 @pytest.mark.parametrize("spread", [0, 1])
 def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spread: int) -> None:
-    """All are at one broker: half of them go to the other one, or all stay, however often the leader looks."""
+    """All are at one broker: half of them go to the other one, or all stay, however often the
+    leader looks."""
 
     async def scenario() -> None:
         async with pair(tmp_path, spread_bundles=spread) as cluster:
-            brokers, first, namespace = (cluster.first, cluster.second), cluster.first, NamespaceName("public", "many")
-            await cluster.store.put(keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode())
-            bundles = [BundleName(namespace, low, high) for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))]
+            brokers, first, namespace = (
+                (cluster.first, cluster.second),
+                cluster.first,
+                NamespaceName("public", "many"),
+            )
+            await cluster.store.put(
+                keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode()
+            )
+            bundles = [
+                BundleName(namespace, low, high)
+                for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))
+            ]
             for bundle in bundles:
                 record = BundleRecord(BundleState.ASSIGNING, 2, first.incarnation, reason="test")
                 await cluster.store.put(keys.bundle(bundle), record.encode())
@@ -395,12 +508,17 @@ def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spread: i
                 return sum(str(bundle) in broker.ownership.owned for bundle in bundles)
 
             if spread:
-                await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])  # TOPIC's is one of them
+                # TOPIC's is one of them
+                await until(
+                    lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3]
+                )
                 return
             await until(lambda: count(first) == 4)
             await until(lambda: any(broker.leader.leading for broker in brokers))
             leader = next(broker for broker in brokers if broker.leader.leading)
-            owned = lambda: [leader.views.bundles.items[str(bundle)].record.state for bundle in bundles]  # noqa: E731
+            owned = lambda: [  # noqa: E731
+                leader.views.bundles.items[str(bundle)].record.state for bundle in bundles
+            ]
             await until(lambda: owned() == [BundleState.OWNED] * 4)
             for _ in range(3):
                 await leader.leader.patrol(Compare(keys.RESTORE, "version", ">", 0))
@@ -411,19 +529,24 @@ def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spread: i
 
 
 def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
-    """They are released and their records deleted; bundles of others, and of a namespace that is only not in sight yet, stay."""
+    """They are released and their records deleted; bundles of others, and of a namespace that is
+    only not in sight yet, stay."""
 
     async def scenario() -> None:
         async with pair(tmp_path, replaced_kept_s=0.0) as cluster:
             await cluster.owner()
             gone = NamespaceName("public", "gone")
-            await cluster.store.put(keys.namespace(gone), NamespaceRecord((0, 0xFFFFFFFF), {}).encode())
+            await cluster.store.put(
+                keys.namespace(gone), NamespaceRecord((0, 0xFFFFFFFF), {}).encode()
+            )
             topic = TopicName.parse(f"persistent://{gone}/t")
             bundle = await cluster.first.ownership.bundle_of(topic)
             await cluster.first.ownership.resolve(bundle)
             await cluster.store.delete(keys.namespace(gone))
             brokers = (cluster.first, cluster.second)
-            await until(lambda: all(broker.views.bundles.get(str(bundle)) is None for broker in brokers))
+            await until(
+                lambda: all(broker.views.bundles.get(str(bundle)) is None for broker in brokers)
+            )
             assert all(str(bundle) not in broker.ownership.owned for broker in brokers)
             assert (await cluster.record()).state is BundleState.OWNED
 
@@ -431,7 +554,8 @@ def test_bundles_of_a_deleted_namespace_go(tmp_path: Path) -> None:
 
 
 def test_bundles_of_a_namespace_whose_record_was_lost_keep_their_messages(tmp_path: Path) -> None:
-    """Its topics are still entered, so nobody has deleted it: its bundles wait, and serve again when the record is back."""
+    """Its topics are still entered, so nobody has deleted it: its bundles wait, and serve again
+    when the record is back."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -447,7 +571,10 @@ def test_bundles_of_a_namespace_whose_record_was_lost_keep_their_messages(tmp_pa
 
             def is_free() -> bool:
                 seen = [broker.views.bundles.get(str(bundle)) for broker in brokers]
-                return all(viewed is not None and viewed.record.state is BundleState.FREE for viewed in seen)
+                return all(
+                    viewed is not None and viewed.record.state is BundleState.FREE
+                    for viewed in seen
+                )
 
             await until(is_free)
             leader = next(broker for broker in brokers if broker.leader.leading)
@@ -463,14 +590,18 @@ def test_bundles_of_a_namespace_whose_record_was_lost_keep_their_messages(tmp_pa
 
 
 def test_who_is_sent_here_before_we_know_of_it_waits(tmp_path: Path) -> None:
-    """The destination's watch is late: a producer that its former owner has sent makes it read the record, and is not refused."""
+    """The destination's watch is late: a producer that its former owner has sent makes it read
+    the record, and is not refused."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
             name = str(await cluster.bundle())
             await cluster.second.views.bundles.stop()
             await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
-            assert cluster.second.views.bundles.items[name].record.incarnation == cluster.first.incarnation, "an old view"
+            assert (
+                cluster.second.views.bundles.items[name].record.incarnation
+                == cluster.first.incarnation
+            ), "an old view"
             async with open_peer(cluster.second) as peer:
                 await peer.produce()
                 assert await peer.send(b"here") > (0, 0)
@@ -486,7 +617,9 @@ def test_a_move_to_a_broker_that_takes_no_bundles_is_refused(tmp_path: Path) -> 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
             name, second = str(await cluster.bundle()), cluster.second
-            await cluster.store.put(keys.cordon("second"), CordonRecord(drain=False, reason="test").encode())
+            await cluster.store.put(
+                keys.cordon("second"), CordonRecord(drain=False, reason="test").encode()
+            )
             await until(lambda: cluster.first.views.cordons.get("second") is not None)
             with pytest.raises(DestinationRefused, match="takes no bundles"):
                 await cluster.first.ownership.move(name, second.incarnation, "test")

@@ -1,4 +1,5 @@
-"""What waits while a bundle is divided is bounded, in number and in bytes, and nothing goes on behind what was refused."""
+"""What waits while a bundle is divided is bounded, in number and in bytes, and nothing goes on
+behind what was refused."""
 
 from __future__ import annotations
 
@@ -25,14 +26,22 @@ def test_requests_are_refused_beyond_their_bytes_and_their_number() -> None:
 
     taken = [parked.request(size, nothing) for size in (large, large + 1, large, 1)]
     assert taken == [True, False, True, False]
-    assert [parked.request(0, nothing) for _ in range(REQUESTS_MAX - 1)] == [True] * (REQUESTS_MAX - 2) + [False]
+    assert [parked.request(0, nothing) for _ in range(REQUESTS_MAX - 1)] == [True] * (
+        REQUESTS_MAX - 2
+    ) + [False]
 
 
-def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goes_on(tmp_path: Path) -> None:
-    """The Go client fails what it has not heard of: it must not be stored. Before the refused SEND there is one whose receipt is not out yet."""
+def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    """The Go client fails what it has not heard of: it must not be stored. Before the refused
+    SEND there is one whose receipt is not out yet."""
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path) as (broker, _peer), open_peer(broker, handshake=False) as go:
+        async with (
+            connected_peer(tmp_path) as (broker, _peer),
+            open_peer(broker, handshake=False) as go,
+        ):
             go.write(requests.connect("Pulsar-Go-0.19.0", 21))
             await go.answer(Type.CONNECTED)
             await go.produce(producer_name="p")
@@ -41,8 +50,12 @@ def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goe
             host = await host_of(broker)
             session, parked = host.core.producers.by_name["p"].handle, ParkedWork(1 << 20)
             assert isinstance(session, ProducerSession)
-            for sequence, (body, txn) in enumerate(((b"one", None), (b"late", TXN), (b"ordinary", None)), 1):
-                parked.send(host, session, [memoryview(entry(body, sequence))], [1], [sequence], None, txn)
+            for sequence, (body, txn) in enumerate(
+                ((b"one", None), (b"late", TXN), (b"ordinary", None)), 1
+            ):
+                parked.send(
+                    host, session, [memoryview(entry(body, sequence))], [1], [sequence], None, txn
+                )
             parked.resume(lambda _listener: None)
             assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
             assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1

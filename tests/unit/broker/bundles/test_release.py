@@ -1,4 +1,5 @@
-"""The end of a term in the log: it fits there, however many topics a bundle has and whatever they are called."""
+"""The end of a term in the log: it fits there, however many topics a bundle has and whatever
+they are called."""
 
 from __future__ import annotations
 
@@ -12,13 +13,18 @@ from tests.support.brokers import TOPIC, connected_peer
 
 
 def test_a_release_does_not_grow_with_its_topics(tmp_path: Path) -> None:
-    """A record that does not fit into a block ends its incarnation: no such bundle could be moved, or divided, ever again."""
+    """A record that does not fit into a block ends its incarnation: no such bundle could be
+    moved, or divided, ever again."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
             await peer.lookup()
-            owned = broker.ownership.owned[str(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))]
-            topics = [f"persistent://public/default/{'long' * 200}-{number}" for number in range(40)]
+            owned = broker.ownership.owned[
+                str(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))
+            ]
+            topics = [
+                f"persistent://public/default/{'long' * 200}-{number}" for number in range(40)
+            ]
             for topic in topics:
                 if owned.name.contains(TopicName.parse(topic)):
                     await owned.topic(TopicName.parse(topic), True)

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.bundles.recovery.bundle_recovery import BundleReplay
 from magnetar.broker.bundles.recovery.log_scans import LogScans
-from magnetar.broker.bundles.recovery.replay_cost import CHECKPOINT_BYTES_PER_RECORD, METADATA_BYTES_PER_RECORD, ReplayCost
+from magnetar.broker.bundles.recovery.replay_cost import (
+    CHECKPOINT_BYTES_PER_RECORD,
+    METADATA_BYTES_PER_RECORD,
+    ReplayCost,
+)
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.upkeep.log_rolling import SMALL_FILE_BYTES_MAX
 from magnetar.metadata.backends.memory import MemoryStore
@@ -25,7 +29,18 @@ from magnetar.names import BundleName, TopicName
 from magnetar.topics.ledger_ids import LedgerIds
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
-from tests.support.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, entry, open_peer, running_broker, volume_in
+from tests.support.brokers import (
+    CLOCK,
+    SETTINGS,
+    TOPIC,
+    Node,
+    Peer,
+    Type,
+    entry,
+    open_peer,
+    running_broker,
+    volume_in,
+)
 from tests.unit.broker.bundles.test_ownership import until
 
 RECORDS_MAX = 1000
@@ -36,7 +51,7 @@ IN_A_SMALL_FILE = 3 * SMALL_FILE_BYTES_MAX // len(PAYLOAD)
 """A checkpoint stands at the beginning of a file, which may hold so many records already."""
 
 
-# --- the count ----------------------------------------------------------------------------------------------------------------
+# --- the count ------------------------------------------------------------------------------------
 
 
 class Asked:
@@ -55,7 +70,8 @@ class Asked:
 
 
 def test_a_checkpoint_is_asked_for_once_per_bound() -> None:
-    """And each is followed by the next after as many records again, counted from where it was begun."""
+    """And each is followed by the next after as many records again, counted from where it was
+    begun."""
     asked = Asked(100)
     asked.write(99)
     assert asked.times == 0
@@ -83,7 +99,8 @@ def test_one_that_comes_to_nothing_is_asked_for_again_after_half_the_bound() -> 
 
 
 def test_one_that_took_long_is_not_followed_by_another_at_once() -> None:
-    """More than the bound was written while it was: it is due, and is asked for after half the bound."""
+    """More than the bound was written while it was: it is due, and is asked for after half the
+    bound."""
     asked = Asked(100)
     asked.write(100)
     begun = asked.cost.total
@@ -116,7 +133,8 @@ def test_a_record_with_much_to_parse_counts_for_more() -> None:
 
 
 def test_what_recovery_has_replayed_counts_until_our_own_checkpoint() -> None:
-    """A broker that dies again and again before it has written a checkpoint leaves no more than the bound to its next one."""
+    """A broker that dies again and again before it has written a checkpoint leaves no more than
+    the bound to its next one."""
     asked = Asked(100, begun=250)
     assert asked.cost.behind == 250
     assert asked.cost.is_due
@@ -124,17 +142,23 @@ def test_what_recovery_has_replayed_counts_until_our_own_checkpoint() -> None:
     assert asked.times == 1
 
 
-@given(st.integers(10, 200), st.lists(st.tuples(st.booleans(), st.integers(0, 40)), min_size=1, max_size=30))
+@given(
+    st.integers(10, 200),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 40)), min_size=1, max_size=30),
+)
 def test_checkpoints_are_never_asked_for_more_often_than_every_half_bound(
     records_max: int, outcomes: list[tuple[bool, int]]
 ) -> None:
-    """Whether they succeed, and however much is written meanwhile; where all succeed, no more than that is behind beyond the bound."""
+    """Whether they succeed, and however much is written meanwhile; where all succeed, no more
+    than that is behind beyond the bound."""
     asked = Asked(records_max)
     last, longest = 0, max(meanwhile for _, meanwhile in outcomes)
     for succeeds, meanwhile in outcomes:
         while not asked.times:
             asked.write(1)
-            assert asked.cost.behind <= records_max + longest or not all(success for success, _ in outcomes)
+            assert asked.cost.behind <= records_max + longest or not all(
+                success for success, _ in outcomes
+            )
         begun = asked.cost.total
         assert begun - last >= records_max // 2
         last, asked.times = begun, 0
@@ -145,11 +169,12 @@ def test_checkpoints_are_never_asked_for_more_often_than_every_half_bound(
             asked.cost.covered(begun, 0)
 
 
-# --- a broker -----------------------------------------------------------------------------------------------------------------
+# --- a broker -------------------------------------------------------------------------------------
 
 
 class World:
-    """A broker with two producers on TOPIC, and what another one would replay if it took over now."""
+    """A broker with two producers on TOPIC, and what another one would replay if it took over
+    now."""
 
     def __init__(self, broker: Broker, peer: Peer, bundle: BundleName) -> None:
         self.broker, self.peer, self.bundle = broker, peer, bundle
@@ -186,7 +211,11 @@ class World:
         for txn in numbers:
             assert (await self.peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == txn.least
         for txn in numbers:
-            self.peer.write(requests.end_txn_on_partition(self.peer.next_request(), txn, TOPIC, commit=False, low_watermark=-1))
+            self.peer.write(
+                requests.end_txn_on_partition(
+                    self.peer.next_request(), txn, TOPIC, commit=False, low_watermark=-1
+                )
+            )
         for _ in numbers:
             answer = await self.peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
             assert not answer.end_txn_on_partition_response.HasField("error")
@@ -205,7 +234,9 @@ class World:
         await replay.load(self.broker.context, record.checkpoint)
         scans = LogScans(self.broker.context.volume)
         for term, span in zip(record.epochs, record.chain, strict=True):
-            await replay.replay(scans, term, span if span.end is not None else replace(span, end=log.position))
+            await replay.replay(
+                scans, term, span if span.end is not None else replace(span, end=log.position)
+            )
         return replay
 
 
@@ -229,7 +260,8 @@ WORK: dict[str, tuple[Work, int]] = {
 
 @pytest.mark.parametrize("kind", WORK)
 def test_a_takeover_replays_a_bounded_number_of_records(tmp_path: Path, kind: str) -> None:
-    """However many were written, of transactions or not, and nothing is lost; without the bound it would be all of them."""
+    """However many were written, of transactions or not, and nothing is lost; without the bound
+    it would be all of them."""
     work, records = WORK[kind]
 
     async def scenario() -> None:
@@ -269,7 +301,9 @@ def test_without_a_bound_all_is_replayed(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The task that writes them has nothing left to do then, and is not gone yet."""
 
     async def scenario() -> None:
@@ -290,13 +324,16 @@ def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(tmp_path: Path, 
 
 
 def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_path: Path) -> None:
-    """It has no term of its own to speak of yet, and would leave all that again to whoever comes next: its maintenance sees to it."""
+    """It has no term of its own to speak of yet, and would leave all that again to whoever comes
+    next: its maintenance sees to it."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with volume_in(tmp_path) as volume:
             quiet = replace(SETTINGS, **QUIET)
-            first = await Node(store, volume, "broker-0", replace(quiet, checkpoint_records_max=100_000_000)).start()
+            first = await Node(
+                store, volume, "broker-0", replace(quiet, checkpoint_records_max=100_000_000)
+            ).start()
             async with open_peer(first) as peer:
                 await peer.lookup()
                 await peer.produce(1)
@@ -305,7 +342,9 @@ def test_a_successor_counts_what_it_has_replayed_and_ends_a_long_chain_soon(tmp_
                     await before.abort(AT_A_TIME)
             first.fail("killed")
             await first.close()
-            second = await Node(store, volume, "broker-0", replace(quiet, checkpoint_records_max=RECORDS_MAX)).start()
+            second = await Node(
+                store, volume, "broker-0", replace(quiet, checkpoint_records_max=RECORDS_MAX)
+            ).start()
             try:
                 async with open_peer(second) as peer:
                     await peer.lookup()

@@ -1,4 +1,5 @@
-"""What storage tells of a split that did not happen: whoever rebuilds a lost store takes children that have copies in a log for real."""
+"""What storage tells of a split that did not happen: whoever rebuilds a lost store takes
+children that have copies in a log for real."""
 
 from __future__ import annotations
 
@@ -12,12 +13,20 @@ import pytest
 from magnetar.broker.bundles.splitting import Splitter
 from magnetar.errors import MagnetarError, StorageError
 from tests.support.brokers import running_broker
-from tests.unit.broker.bundles.test_splitting import LEFT_TOPIC, MIDDLE, RIGHT_TOPIC, WHOLE, attached, store_of
+from tests.unit.broker.bundles.test_splitting import (
+    LEFT_TOPIC,
+    MIDDLE,
+    RIGHT_TOPIC,
+    WHOLE,
+    attached,
+    store_of,
+)
 
 
 @pytest.mark.parametrize("plans", [0, 1])
 def test_children_have_copies_once_they_have_manifests(tmp_path: Path, plans: int) -> None:
-    """Manifests that cannot be written: nothing of the children is in the log, and what was there is its parent's; else both, in this order."""
+    """Manifests that cannot be written: nothing of the children is in the log, and what was
+    there is its parent's; else both, in this order."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker, attached(broker, LEFT_TOPIC, RIGHT_TOPIC):
@@ -34,7 +43,10 @@ def test_children_have_copies_once_they_have_manifests(tmp_path: Path, plans: in
                 steps.append("copies")
                 await keep(splitter, *how)
 
-            with mock.patch.object(Splitter, "_plan", planning), mock.patch.object(Splitter, "_keep_copies", keeping):
+            with (
+                mock.patch.object(Splitter, "_plan", planning),
+                mock.patch.object(Splitter, "_keep_copies", keeping),
+            ):
                 if plans:
                     await broker.ownership.split(WHOLE, MIDDLE)
                     assert steps == ["manifests", "copies"]

@@ -1,4 +1,5 @@
-"""Bundles that are split at brokers of one process: clients stay, nothing is lost, whoever looks with old eyes finds the children."""
+"""Bundles that are split at brokers of one process: clients stay, nothing is lost, whoever looks
+with old eyes finds the children."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ from tests.unit.broker.bundles.test_ownership import count_stored, pair, until
 
 NAMESPACE = NamespaceName("public", "default")
 WHOLE = BundleName.parse(str(NAMESPACE) + "/0x80000000_0xc0000000")
-LEFT, RIGHT = BundleName(NAMESPACE, 0x80000000, 0xA0000000), BundleName(NAMESPACE, 0xA0000000, 0xC0000000)
+LEFT, RIGHT = (
+    BundleName(NAMESPACE, 0x80000000, 0xA0000000),
+    BundleName(NAMESPACE, 0xA0000000, 0xC0000000),
+)
 MIDDLE = (0xA0000000,)
 
 
@@ -78,14 +82,20 @@ async def boundaries(broker: Broker) -> tuple[int, ...]:
 
 
 def test_clients_notice_nothing_of_a_split(tmp_path: Path) -> None:
-    """No CLOSE, no lookup: the same producers and consumers go on, with greater ids, in the bundles that their topics fall into now."""
+    """No CLOSE, no lookup: the same producers and consumers go on, with greater ids, in the
+    bundles that their topics fall into now."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path) as broker, attached(broker, LEFT_TOPIC, RIGHT_TOPIC) as peer:
+        async with (
+            running_broker(tmp_path) as broker,
+            attached(broker, LEFT_TOPIC, RIGHT_TOPIC) as peer,
+        ):
             before = [await round_trip(peer, number, 0) for number in (1, 2)]
             assert await broker.ownership.split(WHOLE, MIDDLE) == [LEFT, RIGHT]
             after = [await round_trip(peer, number, 1) for number in (1, 2)]
-            assert all(new > old and new[0] > old[0] for old, new in zip(before, after, strict=True))
+            assert all(
+                new > old and new[0] > old[0] for old, new in zip(before, after, strict=True)
+            )
             assert set(broker.ownership.owned) == {str(LEFT), str(RIGHT)}
             assert [*broker.ownership.owned[str(LEFT)].topics] == [LEFT_TOPIC]
             assert [*broker.ownership.owned[str(RIGHT)].topics] == [RIGHT_TOPIC]
@@ -93,7 +103,11 @@ def test_clients_notice_nothing_of_a_split(tmp_path: Path) -> None:
             parent, left = await store_of(broker, WHOLE), await store_of(broker, LEFT)
             assert parent is not None
             assert left is not None
-            assert (parent.state, left.state, left.epoch) == (BundleState.DELETED, BundleState.OWNED, epoch_of(after[0][0]))
+            assert (parent.state, left.state, left.epoch) == (
+                BundleState.DELETED,
+                BundleState.OWNED,
+                epoch_of(after[0][0]),
+            )
             assert await peer.is_quiet()
 
     asyncio.run(scenario())
@@ -117,7 +131,9 @@ def test_bundles_are_split_again_and_again(tmp_path: Path) -> None:
                 assert last > before
             assert splits >= 29
             assert len(broker.ownership.owned) == splits + 1
-            record = await store_of(broker, await broker.ownership.bundle_of(TopicName.parse(LEFT_TOPIC)))
+            record = await store_of(
+                broker, await broker.ownership.bundle_of(TopicName.parse(LEFT_TOPIC))
+            )
             assert record is not None
             assert len(record.epochs) == splits + 1
 
@@ -125,13 +141,15 @@ def test_bundles_are_split_again_and_again(tmp_path: Path) -> None:
 
 
 async def handled(peer: Peer) -> None:
-    """Everything that was sent before has been handled, and nothing of it is answered yet: a PING is answered in its turn."""
+    """Everything that was sent before has been handled, and nothing of it is answered yet: a
+    PING is answered in its turn."""
     peer.write(command_frame("ping"))
     await peer.answer(Type.PONG)
 
 
 def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path: Path) -> None:
-    """The store answers late: SENDs get their receipts, in order, and acknowledgements their answers, once the children are there."""
+    """The store answers late: SENDs get their receipts, in order, and acknowledgements their
+    answers, once the children are there."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
@@ -146,13 +164,22 @@ def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path
                 return await inner(compares, operations)
 
             cluster.network.transact = late  # type: ignore[method-assign]
-            splitting = asyncio.create_task(cluster.first.ownership.split(bundle, range_equally_divide(bundle)))
+            splitting = asyncio.create_task(
+                cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+            )
             await frozen.wait()
             for sequence in range(3, 6):
                 peer.write(requests.send(1, sequence, entry(b"x", sequence)))
             acked = peer.next_request()
             peer.write(
-                requests.ack(1, [api.MessageIdData(ledgerId=ledger, entryId=number) for ledger, number in first], request_id=acked)
+                requests.ack(
+                    1,
+                    [
+                        api.MessageIdData(ledgerId=ledger, entryId=number)
+                        for ledger, number in first
+                    ],
+                    request_id=acked,
+                )
             )
             await handled(peer)
             seen.set()
@@ -173,7 +200,9 @@ def test_what_is_sent_and_acknowledged_during_a_split_waits_for_its_end(tmp_path
             assert taken.broker == "second"
             host = await cluster.second.service.open_topic(TopicName.parse(TOPIC), create=False)
             cursor = host.core.subscriptions["s"].cursor
-            assert (host.core.ledgers.end, cursor.mark_delete) == (6, 3), "what was answered survives"
+            assert (host.core.ledgers.end, cursor.mark_delete) == (6, 3), (
+                "what was answered survives"
+            )
 
     asyncio.run(scenario())
 
@@ -182,8 +211,16 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
     """In order: what fitted is stored, then CLOSE_PRODUCER names this very broker."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, split_parked_bytes_max=40 << 10) as cluster, attached(cluster.first, TOPIC) as peer:
-            bundle, inner, frozen, seen = await cluster.bundle(), cluster.network.transact, asyncio.Event(), asyncio.Event()
+        async with (
+            pair(tmp_path, split_parked_bytes_max=40 << 10) as cluster,
+            attached(cluster.first, TOPIC) as peer,
+        ):
+            bundle, inner, frozen, seen = (
+                await cluster.bundle(),
+                cluster.network.transact,
+                asyncio.Event(),
+                asyncio.Event(),
+            )
 
             async def late(compares: Any, operations: Any) -> TxnResult:
                 if len(operations) > 3:
@@ -192,7 +229,9 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
                 return await inner(compares, operations)
 
             cluster.network.transact = late  # type: ignore[method-assign]
-            splitting = asyncio.create_task(cluster.first.ownership.split(bundle, range_equally_divide(bundle)))
+            splitting = asyncio.create_task(
+                cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+            )
             await frozen.wait()
             for sequence in range(3):
                 peer.write(requests.send(1, sequence, entry(bytes(16 << 10), sequence)))
@@ -212,7 +251,8 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moved_to_the_end", [True, False], ids=["moved", "crashed"])
 def test_children_are_recovered_by_others(tmp_path: Path, moved_to_the_end: bool) -> None:
-    """With what was written before and after a checkpoint, before and after the split: each child its topics, and no others."""
+    """With what was written before and after a checkpoint, before and after the split: each
+    child its topics, and no others."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -234,7 +274,9 @@ def test_children_are_recovered_by_others(tmp_path: Path, moved_to_the_end: bool
                     await round_trip(peer, number, 2)
                 if moved_to_the_end:
                     await first.ownership.move(str(LEFT), second.incarnation, "test")
-                    assert str(RIGHT) in first.ownership.owned, "a sibling's RELEASE ends nobody else's term"
+                    assert str(RIGHT) in first.ownership.owned, (
+                        "a sibling's RELEASE ends nobody else's term"
+                    )
             if not moved_to_the_end:
                 first.fail("crash")
                 await first.close()
@@ -277,7 +319,8 @@ def test_a_split_whose_answer_is_lost_is_found_out(tmp_path: Path, committed: bo
 
 
 def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
-    """Whoever changes the namespace in between makes the split read it again, not overwrite it (#17797, #16612)."""
+    """Whoever changes the namespace in between makes the split read it again, not overwrite it
+    (#17797, #16612)."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -288,7 +331,10 @@ def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
                     item = await cluster.store.get(keys.namespace(NAMESPACE))
                     assert item is not None
                     edits.append(len(edits))
-                    changed = replace(NamespaceRecord.decode(item.value), policies={"message_ttl_in_seconds": 1000 + edits[-1]})
+                    changed = replace(
+                        NamespaceRecord.decode(item.value),
+                        policies={"message_ttl_in_seconds": 1000 + edits[-1]},
+                    )
                     await cluster.store.put(keys.namespace(NAMESPACE), changed.encode())
                 return await inner(compares, operations)
 
@@ -303,7 +349,8 @@ def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_changes_during_a_split_leaves_the_bundle_free(tmp_path: Path) -> None:
-    """It was made anew, with other bundles. The broker lives on, and if the bundle is one again everything is in it."""
+    """It was made anew, with other bundles. The broker lives on, and if the bundle is one again
+    everything is in it."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster, attached(cluster.first, TOPIC) as peer:
@@ -314,14 +361,19 @@ def test_a_namespace_that_changes_during_a_split_leaves_the_bundle_free(tmp_path
             async def meddled(compares: Any, operations: Any) -> TxnResult:
                 if len(operations) > 3 and not before:
                     before.append(await cluster.store.get(namespace))
-                    await cluster.store.put(namespace, NamespaceRecord(initial_boundaries(1), {}).encode())
+                    await cluster.store.put(
+                        namespace, NamespaceRecord(initial_boundaries(1), {}).encode()
+                    )
                 return await inner(compares, operations)
 
             cluster.network.transact = meddled  # type: ignore[method-assign]
             with pytest.raises(ServiceNotReady, match="is not a bundle of namespace"):
                 await cluster.first.ownership.split(bundle, range_equally_divide(bundle))
             assert cluster.first.ready
-            assert {(await peer.answer()).type for _ in range(2)} == {Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER}
+            assert {(await peer.answer()).type for _ in range(2)} == {
+                Type.CLOSE_PRODUCER,
+                Type.CLOSE_CONSUMER,
+            }
             revision = await cluster.store.put(namespace, before[0].value)
             await cluster.second.views.namespaces.reach(revision)
             owner = await cluster.second.ownership.owner_of(TopicName.parse(TOPIC))
@@ -332,14 +384,20 @@ def test_a_namespace_that_changes_during_a_split_leaves_the_bundle_free(tmp_path
 
 
 def test_a_broker_with_an_old_view_finds_the_children(tmp_path: Path) -> None:
-    """It never makes a bundle of what has been split (#821, #13677): it reads the namespace again, and answers."""
+    """It never makes a bundle of what has been split (#821, #13677): it reads the namespace
+    again, and answers."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
             first, second, bundle = cluster.first, cluster.second, await cluster.bundle()
             stale = second.views.namespaces.items[str(NAMESPACE)]
             children = await first.ownership.split(bundle, range_equally_divide(bundle))
-            await until(lambda: getattr(second.views.bundles.get(str(bundle)), "record", None).state is BundleState.DELETED)
+            await until(
+                lambda: (
+                    getattr(second.views.bundles.get(str(bundle)), "record", None).state
+                    is BundleState.DELETED
+                )
+            )
             for deleted in (False, True):
                 if deleted:  # the leader has removed what reminds of it
                     await cluster.store.delete(keys.bundle(bundle))
@@ -348,7 +406,11 @@ def test_a_broker_with_an_old_view_finds_the_children(tmp_path: Path) -> None:
                 owner = await second.ownership.owner_of(TopicName.parse(TOPIC))
                 assert owner.broker == "first"
                 record = await store_of(first, bundle)
-                assert (record is None) if deleted else (record is not None and record.state is BundleState.DELETED)
+                assert (
+                    (record is None)
+                    if deleted
+                    else (record is not None and record.state is BundleState.DELETED)
+                )
             assert set(map(str, children)) == set(first.ownership.owned)
 
     asyncio.run(scenario())
@@ -377,7 +439,8 @@ def test_a_namespace_that_is_made_anew_may_have_its_old_bundles(tmp_path: Path) 
 
 
 def test_splits_meet_one_another_and_moves(tmp_path: Path) -> None:
-    """Two bundles of a namespace at once, each at its broker; one that is being moved, or not here, is refused with a reason."""
+    """Two bundles of a namespace at once, each at its broker; one that is being moved, or not
+    here, is refused with a reason."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:
@@ -394,13 +457,19 @@ def test_splits_meet_one_another_and_moves(tmp_path: Path) -> None:
             child = await cluster.bundle()
             with pytest.raises(NotOwner):
                 await second.ownership.split(child, range_equally_divide(child))
-            moving = asyncio.create_task(first.ownership.move(str(child), second.incarnation, "test"))
-            await until(lambda: first.views.bundles.items[str(child)].record.state is not BundleState.OWNED)
+            moving = asyncio.create_task(
+                first.ownership.move(str(child), second.incarnation, "test")
+            )
+            await until(
+                lambda: first.views.bundles.items[str(child)].record.state is not BundleState.OWNED
+            )
             with pytest.raises((ServiceNotReady, NotOwner)):
                 await first.ownership.split(child, range_equally_divide(child))
             await moving
             await until(lambda: str(child) in second.ownership.owned)
-            moves = asyncio.create_task(second.ownership.move(str(child), first.incarnation, "test"))
+            moves = asyncio.create_task(
+                second.ownership.move(str(child), first.incarnation, "test")
+            )
             splits = asyncio.create_task(second.ownership.split(child, range_equally_divide(child)))
             await asyncio.wait([moves, splits])
             assert first.ready
@@ -413,7 +482,10 @@ def test_a_split_that_its_owner_did_not_finish_is_undone_by_the_next(tmp_path: P
     """RELEASE is in its log, the transaction is not in the store: the parent is recovered whole."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, lease_ttl_s=1.0) as cluster, attached(cluster.first, TOPIC) as peer:
+        async with (
+            pair(tmp_path, lease_ttl_s=1.0) as cluster,
+            attached(cluster.first, TOPIC) as peer,
+        ):
             bundle, inner, stuck = await cluster.bundle(), cluster.network.transact, asyncio.Event()
             await round_trip(peer, 1, 0)
 
@@ -424,7 +496,9 @@ def test_a_split_that_its_owner_did_not_finish_is_undone_by_the_next(tmp_path: P
                 return await inner(compares, operations)
 
             cluster.network.transact = never  # type: ignore[method-assign]
-            splitting = asyncio.create_task(cluster.first.ownership.split(bundle, range_equally_divide(bundle)))
+            splitting = asyncio.create_task(
+                cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+            )
             await stuck.wait()
             cluster.first.fail("crash")
             await cluster.first.close()
@@ -441,11 +515,20 @@ def test_a_split_that_its_owner_did_not_finish_is_undone_by_the_next(tmp_path: P
 
 
 def test_manifests_and_collection_follow_a_split(tmp_path: Path) -> None:
-    """Children list what their parent did; its files go when both have passed them, its checkpoints and its record last."""
+    """Children list what their parent did; its files go when both have passed them, its
+    checkpoints and its record last."""
 
     async def scenario() -> None:
-        quick = {"maintenance_s": 0.05, "replaced_kept_s": 0.05, "checkpoint_age_s": 0.05, "rewrite_age_s": 0.05}
-        async with running_broker(tmp_path, **quick) as broker, attached(broker, LEFT_TOPIC, RIGHT_TOPIC) as peer:
+        quick = {
+            "maintenance_s": 0.05,
+            "replaced_kept_s": 0.05,
+            "checkpoint_age_s": 0.05,
+            "rewrite_age_s": 0.05,
+        }
+        async with (
+            running_broker(tmp_path, **quick) as broker,
+            attached(broker, LEFT_TOPIC, RIGHT_TOPIC) as peer,
+        ):
             for number in (1, 2):
                 await round_trip(peer, number, 0)
             await broker.service.roll(TopicName.parse(LEFT_TOPIC))
@@ -475,7 +558,9 @@ def test_manifests_and_collection_follow_a_split(tmp_path: Path) -> None:
                         await broker.service.roll(TopicName.parse(topic))
             for topic in (LEFT_TOPIC, RIGHT_TOPIC):
                 async with open_peer(broker) as reader:
-                    assert (await reader.subscribe(1, topic, subscription="again", durable=False)).type == Type.SUCCESS
+                    assert (
+                        await reader.subscribe(1, topic, subscription="again", durable=False)
+                    ).type == Type.SUCCESS
                     reader.write(requests.flow(1, 1000))
                     for _ in range(sequence):
                         await reader.message()
@@ -484,25 +569,45 @@ def test_manifests_and_collection_follow_a_split(tmp_path: Path) -> None:
 
 
 def test_splits_by_rest(tmp_path: Path) -> None:
-    """Pulsar's path and names; what cannot be is refused with a reason and a status, and nothing has changed then."""
+    """Pulsar's path and names; what cannot be is refused with a reason and a status, and nothing
+    has changed then."""
 
     async def scenario() -> None:
         async with broker_with_rest(tmp_path, bundles_per_namespace_max=7) as (broker, rest, peer):
             await peer.produce()
             path = "/admin/v2/namespaces/public/default"
             await rest("PUT", f"{path}/0x00000000_0x10000000/split", status=404)
-            await rest("PUT", f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=topic_count_equally_divide", status=400)
-            await rest("PUT", f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=specified_positions_divide", status=400)
+            await rest(
+                "PUT",
+                f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=topic_count_equally_divide",
+                status=400,
+            )
+            await rest(
+                "PUT",
+                f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=specified_positions_divide",
+                status=400,
+            )
             await rest("PUT", f"{path}/0x80000000_0xc0000000/split", {"no": "list"}, status=400)
-            specified = f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=specified_positions_divide"
+            specified = (
+                f"{path}/0x80000000_0xc0000000/split?splitAlgorithmName=specified_positions_divide"
+            )
             await rest("PUT", specified, [5], status=409)
             await rest("PUT", specified, [True], status=400)
             assert (await rest.get(f"{path}/bundles"))["numBundles"] == 4
             await rest("PUT", f"{path}/0x80000000_0xc0000000/split?unload=false")
             found = await rest.get(f"{path}/bundles")
-            assert found["boundaries"] == ["0x00000000", "0x40000000", "0x80000000", "0xa0000000", "0xc0000000", "0xffffffff"]
+            assert found["boundaries"] == [
+                "0x00000000",
+                "0x40000000",
+                "0x80000000",
+                "0xa0000000",
+                "0xc0000000",
+                "0xffffffff",
+            ]
             await rest(
-                "PUT", f"{path}/0x80000000_0xa0000000/split?splitAlgorithmName=specified_positions_divide", [0x90000000, 0x98000000]
+                "PUT",
+                f"{path}/0x80000000_0xa0000000/split?splitAlgorithmName=specified_positions_divide",
+                [0x90000000, 0x98000000],
             )
             assert (await rest.get(f"{path}/bundles"))["numBundles"] == 7
             await rest("PUT", f"{path}/0x00000000_0x40000000/split", status=409)

@@ -1,4 +1,5 @@
-"""Log files after a split, at real brokers: a child lists the files that have entries of it, and those alone."""
+"""Log files after a split, at real brokers: a child lists the files that have entries of it, and
+those alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.transactions.ids import TxnId
 from tests.support.brokers import CLOCK, SETTINGS, Node, entry, open_peer, running_broker, volume_in
 from tests.support.transacting import ended, send_in
-from tests.unit.broker.bundles.test_splitting import LEFT, LEFT_TOPIC, MIDDLE, RIGHT, RIGHT_TOPIC, WHOLE
+from tests.unit.broker.bundles.test_splitting import (
+    LEFT,
+    LEFT_TOPIC,
+    MIDDLE,
+    RIGHT,
+    RIGHT_TOPIC,
+    WHOLE,
+)
 from tests.unit.broker.transactions.test_transactional_publishing import stored
 from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
 
@@ -35,7 +43,8 @@ async def listed(broker: Broker, bundle: BundleName) -> list[str]:
 
 @asynccontextmanager
 async def inherited(directory: Path) -> AsyncIterator[tuple[Broker, list[str]]]:
-    """A broker with the bundle of one that died before it noted its files, and these, which the manifest lists.
+    """A broker with the bundle of one that died before it noted its files, and these, which the
+    manifest lists.
 
     The first holds an entry of the left half, the second one of the right half, both of one term.
     """
@@ -54,7 +63,10 @@ async def inherited(directory: Path) -> AsyncIterator[tuple[Broker, list[str]]]:
         await store.delete(keys.incarnation(dead.incarnation))
         for item in (await store.range(keys.logs_of(dead.incarnation))).items:
             await store.delete(item.key)
-        async with running_broker(directory, store=store, name="broker-1", **QUICK) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(directory, store=store, name="broker-1", **QUICK) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup(LEFT_TOPIC)
             await broker.service.roll(TopicName.parse(LEFT_TOPIC))
             files = await listed(broker, WHOLE)
@@ -65,10 +77,14 @@ async def inherited(directory: Path) -> AsyncIterator[tuple[Broker, list[str]]]:
 
 
 @pytest.mark.slow
-def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses_it(tmp_path: Path) -> None:
-    """The leader notes a dead broker's file after the split, with the child that has entries in it, and gives it up once that one may.
+def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses_it(
+    tmp_path: Path,
+) -> None:
+    """The leader notes a dead broker's file after the split, with the child that has entries in it,
+    and gives it up once that one may.
 
-    The other child reads what it has in the next file, which is of the same term, and no damage is told of.
+    The other child reads what it has in the next file, which is of the same term, and no damage is
+    told of.
     """
 
     async def scenario() -> None:
@@ -78,7 +94,8 @@ def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses
             for child in (left, right):
                 await broker.ownership.shortener.checkpoint(str(child.name))
             await broker.maintenance.tidier.tidy(left)
-            await broker.maintenance.collector.collect_objects()  # the manifest of before, which lists it, goes first
+            # the manifest of before, which lists it, goes first
+            await broker.maintenance.collector.collect_objects()
             await broker.maintenance.collector.collect_dead()
             there = await broker.context.volume.list(names.LOGS)
             assert first not in there
@@ -96,7 +113,8 @@ def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses
 
 @pytest.mark.slow
 def test_a_file_with_nothing_but_open_transactions_stays_with_their_child(tmp_path: Path) -> None:
-    """Their entries are in the sidecar of a topic, which goes where the topic goes; a commit after the split finds them."""
+    """Their entries are in the sidecar of a topic, which goes where the topic goes; a commit
+    after the split finds them."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **QUICK) as broker, open_peer(broker) as peer:
@@ -109,7 +127,8 @@ def test_a_file_with_nothing_but_open_transactions_stays_with_their_child(tmp_pa
             await broker.ownership.split(WHOLE, MIDDLE)
             assert (await listed(broker, LEFT), await listed(broker, RIGHT)) == ([], files)
             await ended(peer, TXN, commit=True, topic=RIGHT_TOPIC)
-            broker.ownership.owned[str(RIGHT)].topics[RIGHT_TOPIC].index.drop_before(1 << 60)  # what is in memory hides nothing
+            # what is in memory hides nothing
+            broker.ownership.owned[str(RIGHT)].topics[RIGHT_TOPIC].index.drop_before(1 << 60)
             assert await stored(broker, RIGHT_TOPIC) == [entry(b"held", 0)]
 
     asyncio.run(scenario())
@@ -117,7 +136,8 @@ def test_a_file_with_nothing_but_open_transactions_stays_with_their_child(tmp_pa
 
 @pytest.mark.slow
 def test_a_file_that_cannot_be_looked_into_stays_with_every_child(tmp_path: Path) -> None:
-    """Neither index nor file is there: it may have had entries of each child, and what is missing is named until it is back."""
+    """Neither index nor file is there: it may have had entries of each child, and what is
+    missing is named until it is back."""
 
     async def scenario() -> None:
         async with inherited(tmp_path) as (broker, (first, second)):
@@ -125,10 +145,22 @@ def test_a_file_that_cannot_be_looked_into_stays_with_every_child(tmp_path: Path
             kept = await volume.read(first)
             for name in (first, first.replace(".log", ".index")):
                 await volume.remove(name)
-            parent.catalog.take(replace(parent.catalog.manifest, generation=parent.catalog.manifest.generation + 1, level0=()))
+            parent.catalog.take(
+                replace(
+                    parent.catalog.manifest,
+                    generation=parent.catalog.manifest.generation + 1,
+                    level0=(),
+                )
+            )
             await broker.ownership.split(WHOLE, MIDDLE)
-            assert (await listed(broker, LEFT), await listed(broker, RIGHT)) == ([first], [first, second])
-            tidier, children = broker.maintenance.tidier, [broker.ownership.owned[str(bundle)] for bundle in (LEFT, RIGHT)]
+            assert (await listed(broker, LEFT), await listed(broker, RIGHT)) == (
+                [first],
+                [first, second],
+            )
+            tidier, children = (
+                broker.maintenance.tidier,
+                [broker.ownership.owned[str(bundle)] for bundle in (LEFT, RIGHT)],
+            )
             for child in children:
                 await tidier.tidy(child)
             assert {found["file"] for found in broker.context.damage.listed()} == {first}

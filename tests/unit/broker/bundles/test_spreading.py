@@ -1,4 +1,5 @@
-"""The leader evens out bundles whatever else does not get on, and leaves what a person has moved."""
+"""The leader evens out bundles whatever else does not get on, and leaves what a person has
+moved."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from magnetar.broker.administration.port import BrokerAdminPort
 from magnetar.broker.process import BrokerProcess
 from magnetar.broker.topics.topic_registry import PLAIN_TOPIC
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, CordonRecord, LogPosition, LogRange, NamespaceRecord
+from magnetar.metadata.records import (
+    BundleRecord,
+    BundleState,
+    CordonRecord,
+    LogPosition,
+    LogRange,
+    NamespaceRecord,
+)
 from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, NamespaceName, TopicName
 from tests.support.brokers import CLOCK
@@ -19,7 +27,8 @@ from tests.unit.broker.bundles.test_ownership import pair, until
 
 
 def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
-    """A Free bundle whose namespace's record was lost, and one that nobody can recover: the others are evened out all the same."""
+    """A Free bundle whose namespace's record was lost, and one that nobody can recover: the
+    others are evened out all the same."""
 
     async def scenario() -> None:
         async with pair(tmp_path, stuck_state_s=10, spread_bundles=1) as cluster:
@@ -31,7 +40,14 @@ def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
             await store.put(keys.bundle(kept), BundleRecord(BundleState.FREE, 2).encode())
             await store.put(keys.namespace(damaged), NamespaceRecord((0, 0xFFFFFFFF), {}).encode())
             missing = LogRange("nobody-1", LogPosition(1, 4096), LogPosition(1, 9000))
-            record = BundleRecord(BundleState.ASSIGNING, 2, first.incarnation, chain=(missing,), epochs=(2,), reason="test")
+            record = BundleRecord(
+                BundleState.ASSIGNING,
+                2,
+                first.incarnation,
+                chain=(missing,),
+                epochs=(2,),
+                reason="test",
+            )
             await store.put(keys.bundle(unreadable), record.encode())
 
             def states() -> list[BundleState]:
@@ -40,18 +56,22 @@ def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
 
             await until(lambda: states() == [BundleState.FREE, BundleState.ASSIGNING])
             many = NamespaceName("public", "many")
-            await store.put(keys.namespace(many), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode())
+            await store.put(
+                keys.namespace(many), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode()
+            )
             for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF)):
                 assigned = BundleRecord(BundleState.ASSIGNING, 2, first.incarnation, reason="test")
                 await store.put(keys.bundle(BundleName(many, low, high)), assigned.encode())
-            await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])  # TOPIC's is one of them
+            # TOPIC's is one of them
+            await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])
             assert states() == [BundleState.FREE, BundleState.ASSIGNING]
 
     asyncio.run(scenario())
 
 
 def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
-    """All four bundles are sent to one broker by hand: no leader takes one away, nor a later one, until their pins are taken back."""
+    """All four bundles are sent to one broker by hand: no leader takes one away, nor a later
+    one, until their pins are taken back."""
 
     async def scenario() -> None:
         async with pair(tmp_path, spread_bundles=1) as cluster:
@@ -59,10 +79,17 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
             port = BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, cluster.first)))
             for broker in brokers:
                 await broker.leader.stop()  # the test patrols itself, as the leader of its choice
-            await cluster.store.put(keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode())
-            bundles = [BundleName(namespace, low, high) for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))]
+            await cluster.store.put(
+                keys.namespace(namespace), NamespaceRecord((0, 1, 2, 3, 0xFFFFFFFF), {}).encode()
+            )
+            bundles = [
+                BundleName(namespace, low, high)
+                for low, high in ((0, 1), (1, 2), (2, 3), (3, 0xFFFFFFFF))
+            ]
             for bundle in bundles:
-                assigned = BundleRecord(BundleState.ASSIGNING, 2, cluster.first.incarnation, reason="test")
+                assigned = BundleRecord(
+                    BundleState.ASSIGNING, 2, cluster.first.incarnation, reason="test"
+                )
                 await cluster.store.put(keys.bundle(bundle), assigned.encode())
             await until(lambda: len(cluster.first.ownership.owned) == 5)  # TOPIC's is one of them
             for bundle in bundles:
@@ -72,17 +99,31 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
             async def patrol() -> None:
                 for broker in brokers:
                     views = broker.views.bundles.items
-                    await until(lambda: all(found.record.state is BundleState.OWNED for found in views.values()))  # noqa: B023
+                    await until(
+                        lambda: all(
+                            found.record.state is BundleState.OWNED
+                            for found in views.values()  # noqa: B023
+                        )
+                    )
                     await broker.leader.patrol(Compare(keys.RESTORE, "version", ">", 0))
 
             await patrol()
             await patrol()
             assert len(cluster.second.ownership.owned) == 4
             found = await port.explain(None, bundles[0])
-            assert any("It is pinned to second for another 2" in sentence for sentence in found["why"]), found["why"]
+            assert any(
+                "It is pinned to second for another 2" in sentence for sentence in found["why"]
+            ), found["why"]
             for bundle in bundles:
                 await cluster.second.ownership.pin(str(bundle), 0)
-            await until(lambda: not any(found.record.pinned_until_ms for found in cluster.first.views.bundles.items.values()))
+            await until(
+                lambda: (
+                    not any(
+                        found.record.pinned_until_ms
+                        for found in cluster.first.views.bundles.items.values()
+                    )
+                )
+            )
             await patrol()
             await until(lambda: sorted(len(broker.ownership.owned) for broker in brokers) == [2, 3])
 
@@ -97,7 +138,9 @@ def test_a_pin_ends_when_its_broker_is_drained(tmp_path: Path) -> None:
             bundle = await cluster.bundle()
             await cluster.first.ownership.pin(str(bundle), CLOCK.wall_ms() + 3_600_000)
             assert (await cluster.record()).pinned_until_ms
-            await cluster.store.put(keys.cordon("first"), CordonRecord(drain=True, reason="test").encode())
+            await cluster.store.put(
+                keys.cordon("first"), CordonRecord(drain=True, reason="test").encode()
+            )
             await until(lambda: str(bundle) in cluster.second.ownership.owned)
             assert not (await cluster.record()).pinned_until_ms
 

@@ -1,4 +1,5 @@
-"""What acknowledgements may take: of time, of memory, of the log; and that none is lost or confirmed too early at its bounds."""
+"""What acknowledgements may take: of time, of memory, of the log; and that none is lost or
+confirmed too early at its bounds."""
 
 from __future__ import annotations
 
@@ -15,13 +16,25 @@ from magnetar.errors import LimitExceeded, StorageFull, WireCode
 from magnetar.names import TopicName
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
-from tests.support.acknowledging import DONE, A, B, C, ack_in, end, pending_of, published, some_of, subscription_of
+from tests.support.acknowledging import (
+    DONE,
+    A,
+    B,
+    C,
+    ack_in,
+    end,
+    pending_of,
+    published,
+    some_of,
+    subscription_of,
+)
 from tests.support.brokers import TOPIC, Peer, Type
 from tests.support.deliveries import acknowledge, play, publish
 
 
 def test_many_long_ack_sets_in_one_command_are_refused(tmp_path: Path) -> None:
-    """Each is of a length that is allowed; together they would take the loop, and the memory, that all connections share."""
+    """Each is of a length that is allowed; together they would take the loop, and the memory,
+    that all connections share."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -37,13 +50,16 @@ def test_many_long_ack_sets_in_one_command_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
-    """Who acknowledges every second message of what was never delivered is told to begin with the oldest, and is taken at its word."""
+    """Who acknowledges every second message of what was never delivered is told to begin with
+    the oldest, and is taken at its word."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         identifiers = [await publish(peer, sequence_id=number) for number in range(12)]
         await peer.subscribe(subType=api.CommandSubscribe.Shared)
-        host = (await broker.service.open_topic(TopicName.parse(TOPIC), create=False)).subscriptions["s"]
+        host = (
+            await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        ).subscriptions["s"]
         host.core.cursor._ranges_max = 2
         for identifier in identifiers[2:9:2]:
             assert not (await acknowledge(peer, identifier)).HasField("error")
@@ -59,7 +75,8 @@ def test_a_subscription_takes_so_many_holes(tmp_path: Path) -> None:
 
 
 def test_transactions_pass_round_no_bound_on_holes(tmp_path: Path) -> None:
-    """What they hold goes into the cursor when they commit: one that would open a hole more is refused before anything is held.
+    """What they hold goes into the cursor when they commit: one that would open a hole more is
+    refused before anything is held.
 
     What fills holes is held, and what a transaction held before may be acknowledged in it again.
     """
@@ -72,13 +89,20 @@ def test_transactions_pass_round_no_bound_on_holes(tmp_path: Path) -> None:
         cursor._ranges_max = 2
         for identifier in identifiers[2:7:2]:
             assert not (await acknowledge(peer, identifier)).HasField("error")
-        assert await ack_in(peer, A, identifiers[8]) == await ack_in(peer, B, identifiers[10]) == DONE
+        assert (
+            await ack_in(peer, A, identifiers[8]) == await ack_in(peer, B, identifiers[10]) == DONE
+        )
         assert await end(broker, A, commit=True) == DONE
         assert (cursor.range_count, cursor.crowded) == (4, True)
         for refused in (identifiers[12], some_of(batch, 0b1101, 4)):
             error, text = await ack_in(peer, C, refused)
-            assert (error, "acknowledge the oldest messages first" in text) == (int(WireCode.NOT_ALLOWED), True)
-        assert list((await pending_of(broker)).open_transactions()) == [B], "nothing is held of what was refused"
+            assert (error, "acknowledge the oldest messages first" in text) == (
+                int(WireCode.NOT_ALLOWED),
+                True,
+            )
+        assert list((await pending_of(broker)).open_transactions()) == [B], (
+            "nothing is held of what was refused"
+        )
         assert await ack_in(peer, B, identifiers[10]) == DONE, "B holds it since before"
         assert await ack_in(peer, C, *identifiers[:2], identifiers[3]) == DONE
         assert await end(broker, C, commit=True) == DONE
@@ -87,8 +111,11 @@ def test_transactions_pass_round_no_bound_on_holes(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_a_cumulative_acknowledgement_in_a_transaction_empties_a_crowded_cursor(tmp_path: Path) -> None:
-    """Though it ends within a batch: everything before that batch is acknowledged when it commits."""
+def test_a_cumulative_acknowledgement_in_a_transaction_empties_a_crowded_cursor(
+    tmp_path: Path,
+) -> None:
+    """Though it ends within a batch: everything before that batch is acknowledged when it
+    commits."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         identifiers = await published(peer, 9)
@@ -107,7 +134,8 @@ def test_a_cumulative_acknowledgement_in_a_transaction_empties_a_crowded_cursor(
 
 
 def test_acknowledgements_wait_in_the_cursor_while_there_is_no_space(tmp_path: Path) -> None:
-    """Each of them in the log's queue would fill it, and then nobody is read any more; with space again one record confirms them all."""
+    """Each of them in the log's queue would fill it, and then nobody is read any more; with
+    space again one record confirms them all."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -129,14 +157,19 @@ def test_acknowledgements_wait_in_the_cursor_while_there_is_no_space(tmp_path: P
         )
         log.space.stalled = None
         answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in identifiers]
-        assert [(answer.request_id, answer.HasField("error")) for answer in answers] == [(100 + n, False) for n in range(4)]
+        assert [(answer.request_id, answer.HasField("error")) for answer in answers] == [
+            (100 + n, False) for n in range(4)
+        ]
         assert append.call_count == 1
 
     play(tmp_path, script)
 
 
-def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """The log refuses one record; what it held is not lost, and others that were due at the same time are written."""
+def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    """The log refuses one record; what it held is not lost, and others that were due at the same
+    time are written."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -154,14 +187,18 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
             if not any(host.core.dirty for host in topic.subscriptions.values()):
                 written.set()
 
-        with mock.patch.object(bundle, "append", append_second), mock.patch.object(bundles, "DIRTY_RETRY_S", 0.01):
+        with (
+            mock.patch.object(bundle, "append", append_second),
+            mock.patch.object(bundles, "DIRTY_RETRY_S", 0.01),
+        ):
             peer.write(requests.ack(1, [identifier]) + requests.ack(2, [identifier]))
             async with asyncio.timeout(30):
                 await written.wait()
             assert refused == []
             following = await publish(peer, sequence_id=1)
             refused.append(LimitExceeded("no room again"))
-            assert not (await acknowledge(peer, following)).HasField("error")  # who waits for it hears of it then
+            # who waits for it hears of it then
+            assert not (await acknowledge(peer, following)).HasField("error")
         assert refused == []
         assert [host.core.cursor.backlog for host in topic.subscriptions.values()] == [0, 1]
 
@@ -171,7 +208,11 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
 @pytest.mark.parametrize(
     ("values", "code", "text"),
     [
-        ({"subscription": "s" * 1025}, WireCode.PRODUCER_BUSY, "1025 characters; choose one of at most 1024"),
+        (
+            {"subscription": "s" * 1025},
+            WireCode.PRODUCER_BUSY,
+            "1025 characters; choose one of at most 1024",
+        ),
         (
             {"subscription_properties": [api.KeyValue(key="k", value="v" * (128 << 10))]},
             WireCode.NOT_ALLOWED,

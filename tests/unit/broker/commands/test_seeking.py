@@ -19,15 +19,28 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, TOPIC, Peer, Type, open_peer
-from tests.support.deliveries import LATEST_ID, NOBODY, SHARED, acknowledge, play, publish, received, redelivery, seek
+from tests.support.deliveries import (
+    LATEST_ID,
+    NOBODY,
+    SHARED,
+    acknowledge,
+    play,
+    publish,
+    received,
+    redelivery,
+    seek,
+)
 from tests.support.transacting import ended, late_commit, send_in
 
-# --- seek ---------------------------------------------------------------------------------------------------------------------
+# --- seek -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("since", "first"), [(0, 0), (1000, 0), (1001, 1), (1500, 5), (1900, 9)])
-def test_seek_by_time_goes_behind_the_last_entry_published_before(tmp_path: Path, since: int, first: int) -> None:
-    """CLOSE_CONSUMER first, SUCCESS when the cursor is durable; the next consumer begins there, whatever was acknowledged."""
+def test_seek_by_time_goes_behind_the_last_entry_published_before(
+    tmp_path: Path, since: int, first: int
+) -> None:
+    """CLOSE_CONSUMER first, SUCCESS when the cursor is durable; the next consumer begins there,
+    whatever was acknowledged."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -61,10 +74,14 @@ def test_seek_beyond_the_last_publish_time_waits_for_new_messages(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("since", "first"), [(900, 0), (1000, 0), (1101, 2), (1500, 5), (1900, 9), (1901, 10), (2000, 10), (2001, 41)]
+    ("since", "first"),
+    [(900, 0), (1000, 0), (1101, 2), (1500, 5), (1900, 9), (1901, 10), (2000, 10), (2001, 41)],
 )
-def test_seek_by_time_is_not_led_astray_by_a_late_commit(tmp_path: Path, since: int, first: int) -> None:
-    """Its entries were sent before those that they lie behind: plain ones decide, and nothing that was published since is passed over."""
+def test_seek_by_time_is_not_led_astray_by_a_late_commit(
+    tmp_path: Path, since: int, first: int
+) -> None:
+    """Its entries were sent before those that they lie behind: plain ones decide, and nothing
+    that was published since is passed over."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -80,18 +97,31 @@ def test_seek_by_time_is_not_led_astray_by_a_late_commit(tmp_path: Path, since: 
 
 
 def test_seek_by_time_where_everything_was_published_in_transactions(tmp_path: Path) -> None:
-    """No plain entry decides: what is known to have been committed before is passed over, no more than that."""
+    """No plain entry decides: what is known to have been committed before is passed over, no
+    more than that."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
-        topic, now_ms = await broker.service.open_topic(TopicName.parse(TOPIC), create=True), CLOCK.wall_ms()
+        topic, now_ms = (
+            await broker.service.open_topic(TopicName.parse(TOPIC), create=True),
+            CLOCK.wall_ms(),
+        )
         began_ms = elapsed_ms(CLOCK)
         for number, age_ms in ((0, 60_000), (1, 30_000)):
             for sequence in range(3):
-                await send_in(peer, TxnId(0, number), b"in", 3 * number + sequence, publish_time=now_ms - 90_000)
+                await send_in(
+                    peer,
+                    TxnId(0, number),
+                    b"in",
+                    3 * number + sequence,
+                    publish_time=now_ms - 90_000,
+                )
             await ended(peer, TxnId(0, number), commit=True)
             topic.core.age(began_ms - age_ms)
-        found = [await first_published_at(topic, now_ms - age_ms) for age_ms in (100_000, 61_000, 59_000, 40_000, 31_000, 20_000)]
+        found = [
+            await first_published_at(topic, now_ms - age_ms)
+            for age_ms in (100_000, 61_000, 59_000, 40_000, 31_000, 20_000)
+        ]
         assert found == [0, 0, 3, 3, 3, 6]
         await send_in(peer, TxnId(0, 2), b"in", 6, publish_time=now_ms)
         await ended(peer, TxnId(0, 2), commit=True)
@@ -115,7 +145,9 @@ def test_a_time_seek_of_an_empty_topic(tmp_path: Path) -> None:
     [(0, 3, 3), (0, 99, 5), (1, 0, 5), (-1, 0, 0), (0, NOBODY, 0)],
     ids=["entry", "behind the last", "a later ledger", "an earlier ledger", "before the first"],
 )
-def test_seek_to_an_id_that_need_not_exist(tmp_path: Path, ledger_offset: int, entry: int, first: int) -> None:
+def test_seek_to_an_id_that_need_not_exist(
+    tmp_path: Path, ledger_offset: int, entry: int, first: int
+) -> None:
     """The next valid position counts; (5 is the end of the topic)."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
@@ -132,7 +164,9 @@ def test_seek_to_an_id_that_need_not_exist(tmp_path: Path, ledger_offset: int, e
     play(tmp_path, script)
 
 
-@pytest.mark.parametrize(("extreme", "first"), [(NOBODY, 0), (LATEST_ID, 4)], ids=["earliest", "latest"])
+@pytest.mark.parametrize(
+    ("extreme", "first"), [(NOBODY, 0), (LATEST_ID, 4)], ids=["earliest", "latest"]
+)
 def test_seek_to_the_ends(tmp_path: Path, extreme: int, first: int) -> None:
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -155,7 +189,9 @@ def test_seek_into_a_batch_delivers_what_the_ack_set_leaves(tmp_path: Path) -> N
         identifier = await publish(peer, num_messages_in_batch=4)
         await publish(peer)
         await peer.subscribe()
-        target = api.MessageIdData(ledgerId=identifier.ledgerId, entryId=0, batch_index=2, ack_set=[0b1100])
+        target = api.MessageIdData(
+            ledgerId=identifier.ledgerId, entryId=0, batch_index=2, ack_set=[0b1100]
+        )
         await seek(peer, message_id=target)
         await peer.subscribe()
         peer.write(requests.flow(1, 3))
@@ -166,7 +202,9 @@ def test_seek_into_a_batch_delivers_what_the_ack_set_leaves(tmp_path: Path) -> N
     play(tmp_path, script)
 
 
-def test_seek_with_several_consumers_disconnects_all_and_forgets_redeliveries(tmp_path: Path) -> None:
+def test_seek_with_several_consumers_disconnects_all_and_forgets_redeliveries(
+    tmp_path: Path,
+) -> None:
     """Shared: everybody comes back with 0 permits; counts begin anew."""
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -193,7 +231,10 @@ def test_seek_says_what_it_lacks(tmp_path: Path) -> None:
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.subscribe()
-        for answer in (await peer.ask("seek", consumer_id=1), await peer.ask("seek", consumer_id=5, message_publish_time=1)):
+        for answer in (
+            await peer.ask("seek", consumer_id=1),
+            await peer.ask("seek", consumer_id=5, message_publish_time=1),
+        ):
             assert (answer.type, answer.error.error) == (Type.ERROR, int(WireCode.METADATA))
 
     play(tmp_path, script)
@@ -201,7 +242,8 @@ def test_seek_says_what_it_lacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_time", [False, True])
 def test_a_reader_keeps_the_place_it_sought(tmp_path: Path, by_time: bool) -> None:
-    """Its subscription outlives the moment without a consumer: a client that seeks by time comes back with a start that means nothing."""
+    """Its subscription outlives the moment without a consumer: a client that seeks by time comes
+    back with a start that means nothing."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -224,7 +266,11 @@ def test_a_reader_that_does_not_come_back_leaves_nothing_behind(tmp_path: Path) 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe(durable=False, subscription="reader-0")
         await seek(peer, message_publish_time=1)
-        topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        topic = next(
+            owned.topics[TOPIC]
+            for owned in broker.ownership.owned.values()
+            if TOPIC in owned.topics
+        )
         assert "reader-0" in topic.subscriptions
         while topic.subscriptions:
             await asyncio.sleep(0.01)
@@ -233,7 +279,8 @@ def test_a_reader_that_does_not_come_back_leaves_nothing_behind(tmp_path: Path) 
 
 
 def test_rollback_begins_with_what_was_published_since(tmp_path: Path) -> None:
-    """`start_message_rollback_duration_sec` counts back from now; it does not disturb consumers that are there."""
+    """`start_message_rollback_duration_sec` counts back from now; it does not disturb consumers
+    that are there."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -258,7 +305,8 @@ def test_rollback_begins_with_what_was_published_since(tmp_path: Path) -> None:
 
 
 def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> None:
-    """Messages of before that reach a client behind its SEEK are those that the sockets held, and no more."""
+    """Messages of before that reach a client behind its SEEK are those that the sockets held,
+    and no more."""
     message_bytes, messages, waiting_bytes_max = 64 << 10, 300, 16 << 20
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -266,16 +314,26 @@ def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> No
         for number in range(messages):
             await peer.send(bytes(message_bytes), number)
         async with open_peer(broker) as slow:
-            slow.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+            )
             await slow.subscribe()
             (connection,) = [found for found in broker._connections._open if found.consumers]
             assert connection._transport is not None
-            connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+            connection._transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10
+            )
             slow.write(requests.flow(1, messages))
             await slow.message()
             while connection.unsent_bytes < waiting_bytes_max // 2:
                 await asyncio.sleep(0.01)
-            slow.write(requests.seek(1, slow.next_request(), message_id=api.MessageIdData(ledgerId=NOBODY, entryId=NOBODY)))
+            slow.write(
+                requests.seek(
+                    1,
+                    slow.next_request(),
+                    message_id=api.MessageIdData(ledgerId=NOBODY, entryId=NOBODY),
+                )
+            )
             late = 0
             while (received := await slow.receive())[0].type != Type.CLOSE_CONSUMER:
                 late += len(received[1])
@@ -289,14 +347,17 @@ def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> No
 
 
 def test_nothing_is_delivered_while_a_seek_looks_for_its_place(tmp_path: Path) -> None:
-    """A SEEK by time reads the log; a client may take what goes out meanwhile for what follows the SEEK."""
+    """A SEEK by time reads the log; a client may take what goes out meanwhile for what follows
+    the SEEK."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         for number in range(5):
             await publish(peer, publish_time=1000 + number)
         await peer.subscribe()
-        host = (await broker.service.open_topic(TopicName.parse(TOPIC), create=False)).subscriptions["s"]
+        host = (
+            await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
+        ).subscriptions["s"]
         found, looking = asyncio.Event(), asyncio.Event()
 
         async def slowly(*_: Any) -> int:

@@ -44,11 +44,12 @@ def error_of(command: api.BaseCommand) -> int:
     return int(command.error.error)
 
 
-# --- publishing ---------------------------------------------------------------------------------------------------------------
+# --- publishing -----------------------------------------------------------------------------------
 
 
 def test_receipts_come_in_order_with_rising_ids(tmp_path: Path) -> None:
-    """Pipelined SENDs of two producers on one connection: each producer's receipts in the order of its SENDs, ids without gaps."""
+    """Pipelined SENDs of two producers on one connection: each producer's receipts in the order
+    of its SENDs, ids without gaps."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce(1)
@@ -59,7 +60,9 @@ def test_receipts_come_in_order_with_rising_ids(tmp_path: Path) -> None:
         assert sorted(receipt.message_id.entryId for receipt in receipts) == list(range(100))
         for producer in (1, 2):
             own = [receipt for receipt in receipts if receipt.producer_id == producer]
-            assert [receipt.sequence_id for receipt in own] == [n for n in range(100) if 1 + n % 3 // 2 == producer]
+            assert [receipt.sequence_id for receipt in own] == [
+                n for n in range(100) if 1 + n % 3 // 2 == producer
+            ]
             assert [r.message_id.entryId for r in own] == sorted(r.message_id.entryId for r in own)
 
     play(tmp_path, script)
@@ -70,37 +73,54 @@ def test_a_stream_of_sends_may_be_split_at_every_byte(tmp_path: Path) -> None:
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
-        stream = b"".join(requests.send(1, sequence, entry(b"payload", sequence)) for sequence in range(3))
+        stream = b"".join(
+            requests.send(1, sequence, entry(b"payload", sequence)) for sequence in range(3)
+        )
         for byte in stream:
             peer.write(bytes([byte]))
             await asyncio.sleep(0)
-        assert [(await peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id for _ in range(3)] == [0, 1, 2]
+        assert [
+            (await peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id for _ in range(3)
+        ] == [0, 1, 2]
         await peer.subscribe()
         peer.write(requests.flow(1, 10))
-        assert [(await peer.message())[1] for _ in range(3)] == [entry(b"payload", sequence) for sequence in range(3)]
+        assert [(await peer.message())[1] for _ in range(3)] == [
+            entry(b"payload", sequence) for sequence in range(3)
+        ]
 
     play(tmp_path, script)
 
 
 def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
-    """SEND_ERROR 9 for the one whose checksum is wrong; those around it are stored, the connection stays."""
+    """SEND_ERROR 9 for the one whose checksum is wrong; those around it are stored, the
+    connection stays."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         good, damaged = entry(b"good"), bytearray(entry(b"damaged"))
         damaged[-1] ^= 1
-        peer.write(requests.send(1, 0, good) + requests.send(1, 1, damaged) + requests.send(1, 2, good))
+        peer.write(
+            requests.send(1, 0, good) + requests.send(1, 1, damaged) + requests.send(1, 2, good)
+        )
         answers = [await peer.answer() for _ in range(3)]
         [refused] = [answer.send_error for answer in answers if answer.type == Type.SEND_ERROR]
-        assert (refused.producer_id, refused.sequence_id, refused.error) == (1, 1, int(WireCode.CHECKSUM))
+        assert (refused.producer_id, refused.sequence_id, refused.error) == (
+            1,
+            1,
+            int(WireCode.CHECKSUM),
+        )
         receipts = [answer.send_receipt for answer in answers if answer.type == Type.SEND_RECEIPT]
-        assert [(receipt.sequence_id, receipt.message_id.entryId) for receipt in receipts] == [(0, 0), (2, 1)]
+        assert [(receipt.sequence_id, receipt.message_id.entryId) for receipt in receipts] == [
+            (0, 0),
+            (2, 1),
+        ]
 
     play(tmp_path, script)
 
 
 def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
-    """A payload of the announced size is taken, whatever its metadata adds; too large by a frame's allowance is SEND_ERROR NotAllowed."""
+    """A payload of the announced size is taken, whatever its metadata adds; too large by a
+    frame's allowance is SEND_ERROR NotAllowed."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -115,7 +135,8 @@ def test_a_message_beyond_the_limit_is_refused_alone(tmp_path: Path) -> None:
 
 
 def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
-    """Its receipt is a position of the topic's sidecar; the topic's own entries go on as if it had not come."""
+    """Its receipt is a position of the topic's sidecar; the topic's own entries go on as if it
+    had not come."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -131,11 +152,15 @@ def test_a_transactional_send_is_no_ordinary_message(tmp_path: Path) -> None:
 
 
 def test_a_producer_is_closed_after_its_last_receipt(tmp_path: Path) -> None:
-    """SUCCESS of CLOSE_PRODUCER comes last; a SEND that was on its way then is dropped without a word."""
+    """SUCCESS of CLOSE_PRODUCER comes last; a SEND that was on its way then is dropped without a
+    word."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
-        peer.write(b"".join(requests.send(1, n, entry(b"x", n)) for n in range(20)) + requests.close_producer(1, 99))
+        peer.write(
+            b"".join(requests.send(1, n, entry(b"x", n)) for n in range(20))
+            + requests.close_producer(1, 99)
+        )
         kinds = [(await peer.answer()).type for _ in range(21)]
         assert kinds == [Type.SEND_RECEIPT] * 20 + [Type.SUCCESS]
         peer.write(requests.send(1, 20, entry(b"x")))
@@ -148,7 +173,9 @@ def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: P
     """The close wins: its name is free for another connection at once."""
 
     async def script(broker: Broker, peer: Peer) -> None:
-        create = command_frame("producer", topic=TOPIC, producer_id=1, producer_name="me", request_id=1)
+        create = command_frame(
+            "producer", topic=TOPIC, producer_id=1, producer_name="me", request_id=1
+        )
         peer.write(create + requests.close_producer(1, 2))
         answer = await peer.answer(Type.SUCCESS)
         assert answer.success.request_id == 2
@@ -158,11 +185,12 @@ def test_a_producer_closed_while_it_is_created_does_not_come_to_life(tmp_path: P
     play(tmp_path, script)
 
 
-# --- consuming ----------------------------------------------------------------------------------------------------------------
+# --- consuming ------------------------------------------------------------------------------------
 
 
 def test_success_comes_before_the_first_message(tmp_path: Path) -> None:
-    """FLOW right behind SUBSCRIBE is of a consumer that is not there yet; after SUCCESS messages follow permits."""
+    """FLOW right behind SUBSCRIBE is of a consumer that is not there yet; after SUCCESS messages
+    follow permits."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -180,7 +208,8 @@ def test_success_comes_before_the_first_message(tmp_path: Path) -> None:
 
 
 def test_permits_count_messages_and_a_batch_is_never_split(tmp_path: Path) -> None:
-    """Two permits get a whole batch of three; the debt is paid by the next FLOW before anything else comes."""
+    """Two permits get a whole batch of three; the debt is paid by the next FLOW before anything
+    else comes."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -201,10 +230,13 @@ def test_permits_count_messages_and_a_batch_is_never_split(tmp_path: Path) -> No
 
 
 def test_a_consumer_closed_while_it_subscribes_does_not_come_to_life(tmp_path: Path) -> None:
-    """A client that gives up sends CLOSE_CONSUMER; an Exclusive subscription must not stay taken by a consumer nobody knows."""
+    """A client that gives up sends CLOSE_CONSUMER; an Exclusive subscription must not stay taken
+    by a consumer nobody knows."""
 
     async def script(broker: Broker, peer: Peer) -> None:
-        subscribe = command_frame("subscribe", topic=TOPIC, subscription="s", subType=0, consumer_id=1, request_id=1)
+        subscribe = command_frame(
+            "subscribe", topic=TOPIC, subscription="s", subType=0, consumer_id=1, request_id=1
+        )
         peer.write(subscribe + requests.close_consumer(1, 2))
         answers = [await peer.answer()]
         if answers[0].type != Type.SUCCESS or answers[0].success.request_id != 2:
@@ -216,12 +248,18 @@ def test_a_consumer_closed_while_it_subscribes_does_not_come_to_life(tmp_path: P
     play(tmp_path, script)
 
 
-def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_final(tmp_path: Path) -> None:
-    """While the first is under way the second is ServiceNotReady (the client tries again), afterwards it is SUCCESS again."""
+def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_final(
+    tmp_path: Path,
+) -> None:
+    """While the first is under way the second is ServiceNotReady (the client tries again),
+    afterwards it is SUCCESS again."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         options = {"topic": TOPIC, "subscription": "s", "subType": 0, "consumer_id": 1}
-        peer.write(command_frame("subscribe", request_id=1, **options) + command_frame("subscribe", request_id=2, **options))
+        peer.write(
+            command_frame("subscribe", request_id=1, **options)
+            + command_frame("subscribe", request_id=2, **options)
+        )
         answers = {}
         for _ in range(2):
             answer = await peer.answer()
@@ -229,7 +267,9 @@ def test_a_second_subscribe_of_the_same_consumer_waits_for_no_refusal_that_is_fi
             answers[body.request_id] = answer
         assert answers[1].type == Type.SUCCESS
         assert error_of(answers[2]) == WireCode.SERVICE_NOT_READY
-        assert "is being unloaded" in answers[2].error.message, "C++ closes the connection on code 6 with other words"
+        assert "is being unloaded" in answers[2].error.message, (
+            "C++ closes the connection on code 6 with other words"
+        )
         peer.write(command_frame("subscribe", request_id=3, **options))
         assert (await peer.answer(Type.SUCCESS)).success.request_id == 3
 
@@ -252,7 +292,10 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"topic": "persistent://public/default/absent", "force_topic_creation": False}, WireCode.TOPIC_NOT_FOUND),
+        (
+            {"topic": "persistent://public/default/absent", "force_topic_creation": False},
+            WireCode.TOPIC_NOT_FOUND,
+        ),
         ({"topic": "persistent://no/where/t"}, WireCode.TOPIC_NOT_FOUND),
         ({"topic": "kafka://public/default/t"}, WireCode.INVALID_TOPIC_NAME),
         ({"subscription": " "}, WireCode.PRODUCER_BUSY),
@@ -260,8 +303,11 @@ def test_exclusive_is_exclusive_until_its_connection_ends(tmp_path: Path) -> Non
         ({"subType": 1, "read_compacted": True}, WireCode.NOT_ALLOWED),
     ],
 )
-def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(tmp_path: Path, options: dict[str, Any], code: int) -> None:
-    """A wrong code shows up as 30 seconds of silence in the C++ client. The connection stays usable, and no consumer is left behind."""
+def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(
+    tmp_path: Path, options: dict[str, Any], code: int
+) -> None:
+    """A wrong code shows up as 30 seconds of silence in the C++ client. The connection stays
+    usable, and no consumer is left behind."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         if options.get("topic", "").startswith("persistent://public"):
@@ -273,7 +319,8 @@ def test_what_cannot_be_subscribed_is_refused_with_a_code_that_fits(tmp_path: Pa
 
 
 def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
-    """ACK_RESPONSE exactly where a request id was given; with ConsumerNotFound for a consumer that is not attached."""
+    """ACK_RESPONSE exactly where a request id was given; with ConsumerNotFound for a consumer
+    that is not attached."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -283,7 +330,11 @@ def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
         assert await peer.is_quiet()
         peer.write(requests.ack(7, [identifier], request_id=1))
         refused = (await peer.answer(Type.ACK_RESPONSE)).ack_response
-        assert (refused.request_id, refused.consumer_id, refused.error) == (1, 7, api.ConsumerNotFound)
+        assert (refused.request_id, refused.consumer_id, refused.error) == (
+            1,
+            7,
+            api.ConsumerNotFound,
+        )
         await peer.subscribe()
         peer.write(requests.ack(1, [identifier]))
         assert await peer.is_quiet()
@@ -295,11 +346,14 @@ def test_an_acknowledgement_is_answered_only_if_asked(tmp_path: Path) -> None:
 
 
 def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> None:
-    """(-1, -1) for an empty topic; batch index -1 for a plain message and the last index for a batch."""
+    """(-1, -1) for an empty topic; batch index -1 for a plain message and the last index for a
+    batch."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         async def last() -> tuple[int, int]:
-            found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response.last_message_id
+            found = (
+                await peer.ask("get_last_message_id", consumer_id=1)
+            ).get_last_message_id_response.last_message_id
             return found.entryId, found.batch_index
 
         await peer.produce()
@@ -316,22 +370,31 @@ def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
-    """A LOOKUP that is parked (nobody may take the bundle) is overtaken by the requests behind it, and refused in the end."""
+    """A LOOKUP that is parked (nobody may take the bundle) is overtaken by the requests behind
+    it, and refused in the end."""
 
     async def script(broker: Broker, peer: Peer) -> None:
-        broker.views.incarnations.items.clear()  # this broker believes that nobody serves: nothing can be assigned
-        peer.write(command_frame("lookup", topic="persistent://pulsar/system/parked", request_id=50))
+        # this broker believes that nobody serves: nothing can be assigned
+        broker.views.incarnations.items.clear()
+        peer.write(
+            command_frame("lookup", topic="persistent://pulsar/system/parked", request_id=50)
+        )
         peer.write(command_frame("partitioned_metadata", topic=TOPIC, request_id=51))
-        assert (await peer.answer(Type.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response.request_id == 51
+        assert (
+            await peer.answer(Type.PARTITIONED_METADATA_RESPONSE)
+        ).partitioned_metadata_response.request_id == 51
         refused = (await peer.answer(Type.LOOKUP_RESPONSE)).lookup_response
         assert (refused.request_id, refused.error) == (50, int(WireCode.SERVICE_NOT_READY))
-        assert "Failed to acquire ownership" in refused.message, "C++ closes the connection on code 6 with other words"
+        assert "Failed to acquire ownership" in refused.message, (
+            "C++ closes the connection on code 6 with other words"
+        )
 
     play(tmp_path, script, park_timeout_s=0.2)
 
 
 def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_path: Path) -> None:
-    """Publishers and whoever says something meanwhile are read no further, and answered afterwards."""
+    """Publishers and whoever says something meanwhile are read no further, and answered
+    afterwards."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         log, gate = broker.context.log, asyncio.Event()
@@ -355,8 +418,15 @@ def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_pat
                 await asyncio.sleep(0.005)
             gate.set()
             answers = [await peer.answer() for _ in range(4)]
-            receipts = [answer.send_receipt.sequence_id for answer in answers if answer.type == Type.SEND_RECEIPT]
-            assert (receipts, [answer.type for answer in answers].count(Type.PONG)) == ([0, 1, 2], 1)
+            receipts = [
+                answer.send_receipt.sequence_id
+                for answer in answers
+                if answer.type == Type.SEND_RECEIPT
+            ]
+            assert (receipts, [answer.type for answer in answers].count(Type.PONG)) == (
+                [0, 1, 2],
+                1,
+            )
             await other.answer(Type.PONG)
 
     play(tmp_path, script, log_pending_bytes_max=LIMIT, max_message_bytes=2 * LIMIT)

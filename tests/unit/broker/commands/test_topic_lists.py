@@ -1,4 +1,5 @@
-"""Topic lists across brokers: whoever is asked, after restarts, outages of the store and lost writes; and what watchers are told."""
+"""Topic lists across brokers: whoever is asked, after restarts, outages of the store and lost
+writes; and what watchers are told."""
 
 from __future__ import annotations
 
@@ -47,36 +48,51 @@ async def topics(peer: Peer, **values: object) -> api.CommandGetTopicsOfNamespac
     return answer.get_topics_of_namespace_response
 
 
-async def create(peer: Peer, producer_id: int, local: str, broker: Broker, others: list[Broker]) -> None:
-    """Create a topic through its owner, which may be another broker than the peer's, and another one than a moment ago."""
+async def create(
+    peer: Peer, producer_id: int, local: str, broker: Broker, others: list[Broker]
+) -> None:
+    """Create a topic through its owner, which may be another broker than the peer's, and another
+    one than a moment ago."""
     while True:
         url = await peer.lookup(full(local))
         [owner] = [known for known in (broker, *others) if known.service_url == url]
         async with open_peer(owner) as there:
-            if (await there.ask("producer", topic=full(local), producer_id=producer_id)).type == Type.PRODUCER_SUCCESS:
+            if (
+                await there.ask("producer", topic=full(local), producer_id=producer_id)
+            ).type == Type.PRODUCER_SUCCESS:
                 return
 
 
 @asynccontextmanager
 async def two_brokers(directory: Path) -> AsyncIterator[tuple[Broker, Broker, MemoryStore]]:
     store = MemoryStore(SystemClock())
-    async with running_broker(directory, store=store, name="a") as one, running_broker(directory, store=store, name="b") as two:
+    async with (
+        running_broker(directory, store=store, name="a") as one,
+        running_broker(directory, store=store, name="b") as two,
+    ):
         yield one, two, store
     await store.close()
 
 
 def test_every_broker_lists_every_topic_as_soon_as_its_creation_is_answered(tmp_path: Path) -> None:
-    """Topics of bundles of both brokers; each list is asked for at the broker that did not create the last one."""
+    """Topics of bundles of both brokers; each list is asked for at the broker that did not
+    create the last one."""
 
     async def scenario() -> None:
-        async with two_brokers(tmp_path) as (one, two, _store), open_peer(one) as here, open_peer(two) as there:
+        async with (
+            two_brokers(tmp_path) as (one, two, _store),
+            open_peer(one) as here,
+            open_peer(two) as there,
+        ):
             created = []
             for number in range(12):
                 await create(here, number, f"t{number}", one, [two])
                 created.append(full(f"t{number}"))
                 for peer in (there, here):
                     assert list((await topics(peer)).topics) == sorted(created)
-            assert len({await here.lookup(name) for name in created}) == 2, "both brokers serve some"
+            assert len({await here.lookup(name) for name in created}) == 2, (
+                "both brokers serve some"
+            )
             assert await two.service.topics_in(NAMESPACE) == sorted(created)
 
     asyncio.run(scenario())
@@ -99,14 +115,17 @@ def test_a_list_survives_a_restart_and_a_move_costs_no_entry(tmp_path: Path) -> 
                 await peer.produce(number, full(f"t{number}"))
             assert len((await topics(peer)).topics) == 4
             after = await store.range(keys.TOPICS)
-            assert [item.mod_revision for item in after.items] == [item.mod_revision for item in before.items]
+            assert [item.mod_revision for item in after.items] == [
+                item.mod_revision for item in before.items
+            ]
         await store.close()
 
     asyncio.run(scenario())
 
 
 def test_whoever_acquires_a_bundle_mends_its_entries(tmp_path: Path) -> None:
-    """An entry that was lost comes back, one of a topic that does not exist goes; partitioned topics are left alone."""
+    """An entry that was lost comes back, one of a topic that does not exist goes; partitioned
+    topics are left alone."""
 
     async def scenario() -> None:
         store = MemoryStore(SystemClock())
@@ -115,14 +134,22 @@ def test_whoever_acquires_a_bundle_mends_its_entries(tmp_path: Path) -> None:
             await peer.produce(1, full("real"))
             await one.service.partitioning.create(TopicName.parse(full("p")), 2)
             bundle = await one.ownership.bundle_of(TopicName.parse(full("real")))
-            ghost = next(name for n in range(200) if bundle.contains(name := TopicName.parse(full(f"ghost{n}"))))
+            ghost = next(
+                name
+                for n in range(200)
+                if bundle.contains(name := TopicName.parse(full(f"ghost{n}")))
+            )
         real = keys.partitioned_topic(TopicName.parse(full("real")))
         await store.transact([], [Delete(real), Put(keys.partitioned_topic(ghost), PLAIN_TOPIC)])
         async with running_broker(tmp_path, store=store, name="b") as two, open_peer(two) as peer:
             await peer.lookup(full("real"))
 
             async def mended() -> bool:
-                return list((await topics(peer)).topics) == [full("p-partition-0"), full("p-partition-1"), full("real")]
+                return list((await topics(peer)).topics) == [
+                    full("p-partition-0"),
+                    full("p-partition-1"),
+                    full("real"),
+                ]
 
             await until(mended)
         await store.close()
@@ -162,7 +189,8 @@ def test_topics_are_created_while_the_store_is_away_and_listed_when_it_is_back(
 
 
 def test_a_former_owners_late_write_changes_nothing(tmp_path: Path) -> None:
-    """An entry is written under the owner's current record only; a former owner finds out and leaves it to the new one."""
+    """An entry is written under the owner's current record only; a former owner finds out and
+    leaves it to the new one."""
 
     async def scenario() -> None:
         async with two_brokers(tmp_path) as (one, two, store), open_peer(one) as peer:
@@ -179,7 +207,8 @@ def test_a_former_owners_late_write_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_filters_hashes_and_modes(tmp_path: Path) -> None:
-    """A good pattern filters; one too long or beyond the dialect is left to the client; an equal hash saves the list."""
+    """A good pattern filters; one too long or beyond the dialect is left to the client; an equal
+    hash saves the list."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -187,12 +216,24 @@ def test_filters_hashes_and_modes(tmp_path: Path) -> None:
                 await peer.lookup(full(local))
                 await peer.produce(number, full(local))
             await broker.service.partitioning.create(TopicName.parse(full("a3")), 2)
-            everything = [full(local) for local in ("a1", "a2", "a3-partition-0", "a3-partition-1", "b")]
+            everything = [
+                full(local) for local in ("a1", "a2", "a3-partition-0", "a3-partition-1", "b")
+            ]
             matching = await topics(peer, topics_pattern=f"persistent://{PUBLIC}/a[23]")
-            assert (list(matching.topics), matching.filtered, matching.changed) == (everything[1:4], True, True)
+            assert (list(matching.topics), matching.filtered, matching.changed) == (
+                everything[1:4],
+                True,
+                True,
+            )
             assert matching.topics_hash == topics_hash(everything[1:4])
-            same = await topics(peer, topics_pattern=f"{PUBLIC}/a[23]", topics_hash=matching.topics_hash)
-            assert (list(same.topics), same.changed, same.topics_hash) == ([], False, matching.topics_hash)
+            same = await topics(
+                peer, topics_pattern=f"{PUBLIC}/a[23]", topics_hash=matching.topics_hash
+            )
+            assert (list(same.topics), same.changed, same.topics_hash) == (
+                [],
+                False,
+                matching.topics_hash,
+            )
             for unknown in ("x" * 51, "(?=a).*"):
                 whole = await topics(peer, topics_pattern=unknown)
                 assert (list(whole.topics), whole.filtered) == (everything, False)
@@ -205,21 +246,40 @@ def test_filters_hashes_and_modes(tmp_path: Path) -> None:
 
 
 def test_a_watcher_hears_success_and_then_every_change_in_order(tmp_path: Path) -> None:
-    """What a client adds up from updates is what the list says at the end; the hash of each update is that of the sum."""
+    """What a client adds up from updates is what the list says at the end; the hash of each
+    update is that of the sum."""
 
     async def scenario() -> None:
-        async with two_brokers(tmp_path) as (one, two, _store), open_peer(one) as peer, open_peer(two) as creator:
+        async with (
+            two_brokers(tmp_path) as (one, two, _store),
+            open_peer(one) as peer,
+            open_peer(two) as creator,
+        ):
             await create(creator, 0, "w0", two, [one])
-            answer = await peer.ask("watch_topic_list", watcher_id=7, namespace=PUBLIC, topics_pattern=f"{PUBLIC}/w.*")
+            answer = await peer.ask(
+                "watch_topic_list", watcher_id=7, namespace=PUBLIC, topics_pattern=f"{PUBLIC}/w.*"
+            )
             held = set(answer.watch_topic_list_success.topic)
             assert held == {full("w0")}
             assert answer.watch_topic_list_success.topics_hash == topics_hash(held)
             for number in range(1, 8):
-                await create(creator, number, f"w{number}" if number % 2 else f"other{number}", two, [one])
+                await create(
+                    creator, number, f"w{number}" if number % 2 else f"other{number}", two, [one]
+                )
             await two.service.partitioning.create(TopicName.parse(full("wp")), 2)
             await two.service.partitioning.grow(TopicName.parse(full("wp")), 3)
             expected = {
-                full(local) for local in ("w0", "w1", "w3", "w5", "w7", "wp-partition-0", "wp-partition-1", "wp-partition-2")
+                full(local)
+                for local in (
+                    "w0",
+                    "w1",
+                    "w3",
+                    "w5",
+                    "w7",
+                    "wp-partition-0",
+                    "wp-partition-1",
+                    "wp-partition-2",
+                )
             }
             while held != expected:
                 update = (await peer.answer(Type.WATCH_TOPIC_UPDATE)).watch_topic_update
@@ -229,7 +289,11 @@ def test_a_watcher_hears_success_and_then_every_change_in_order(tmp_path: Path) 
                 held -= set(update.deleted_topics)
                 assert update.topics_hash == topics_hash(held)
             again = await peer.ask(
-                "watch_topic_list", watcher_id=8, namespace=PUBLIC, topics_pattern=f"{PUBLIC}/w.*", topics_hash=topics_hash(held)
+                "watch_topic_list",
+                watcher_id=8,
+                namespace=PUBLIC,
+                topics_pattern=f"{PUBLIC}/w.*",
+                topics_hash=topics_hash(held),
             )
             assert list(again.watch_topic_list_success.topic) == [], "an equal hash saves the list"
 
@@ -241,13 +305,19 @@ def test_a_closed_watcher_hears_nothing_and_watchers_are_limited(tmp_path: Path)
         async with connected_peer(tmp_path, topic_watchers_per_connection_max=2) as (broker, peer):
             values = {"namespace": PUBLIC, "topics_pattern": f"{PUBLIC}/.*"}
             for watcher in (1, 2):
-                assert (await peer.ask("watch_topic_list", watcher_id=watcher, **values)).type == Type.WATCH_TOPIC_LIST_SUCCESS
+                assert (
+                    await peer.ask("watch_topic_list", watcher_id=watcher, **values)
+                ).type == Type.WATCH_TOPIC_LIST_SUCCESS
             third = await peer.ask("watch_topic_list", watcher_id=3, **values)
             assert (third.type, third.error.error) == (Type.ERROR, 22)
-            long = await peer.ask("watch_topic_list", watcher_id=1, namespace=PUBLIC, topics_pattern="x" * 51)
+            long = await peer.ask(
+                "watch_topic_list", watcher_id=1, namespace=PUBLIC, topics_pattern="x" * 51
+            )
             assert (long.type, long.error.error) == (Type.ERROR, 22)
             for watcher in (1, 2, 2, 99):
-                assert (await peer.ask("watch_topic_list_close", watcher_id=watcher)).type == Type.SUCCESS
+                assert (
+                    await peer.ask("watch_topic_list_close", watcher_id=watcher)
+                ).type == Type.SUCCESS
             await broker.service.partitioning.create(TopicName.parse(full("p")), 1)
             assert await peer.is_quiet()
 
@@ -255,13 +325,18 @@ def test_a_closed_watcher_hears_nothing_and_watchers_are_limited(tmp_path: Path)
 
 
 def test_metadata_of_an_absent_topic_depends_on_whether_it_may_be_created(tmp_path: Path) -> None:
-    """0 for what may be created; TopicNotFound if the request must not create it, but not for what is there."""
+    """0 for what may be created; TopicNotFound if the request must not create it, but not for
+    what is there."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
 
-            async def metadata(local: str, **values: object) -> api.CommandPartitionedTopicMetadataResponse:
-                return (await peer.ask("partitioned_metadata", topic=full(local), **values)).partitioned_metadata_response
+            async def metadata(
+                local: str, **values: object
+            ) -> api.CommandPartitionedTopicMetadataResponse:
+                return (
+                    await peer.ask("partitioned_metadata", topic=full(local), **values)
+                ).partitioned_metadata_response
 
             found = await metadata("absent")
             assert (found.response, found.partitions) == (0, 0)
@@ -273,13 +348,16 @@ def test_metadata_of_an_absent_topic_depends_on_whether_it_may_be_created(tmp_pa
             for local, partitions in (("there", 0), ("p", 3), ("p-partition-2", 0)):
                 found = await metadata(local, metadata_auto_creation_enabled=False)
                 assert (found.response, found.partitions) == (0, partitions), local
-            assert (await metadata("p-partition-3", metadata_auto_creation_enabled=False)).error == 11
+            assert (
+                await metadata("p-partition-3", metadata_auto_creation_enabled=False)
+            ).error == 11
 
     asyncio.run(scenario())
 
 
 def test_partitions_exist_once_created_and_none_beyond(tmp_path: Path) -> None:
-    """A consumer that must not create topics finds a partition nobody has used; a partition beyond the number is refused for good."""
+    """A consumer that must not create topics finds a partition nobody has used; a partition
+    beyond the number is refused for good."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -287,20 +365,26 @@ def test_partitions_exist_once_created_and_none_beyond(tmp_path: Path) -> None:
             await broker.service.partitioning.create(name, 2)
             for index, expected in ((0, Type.SUCCESS), (1, Type.SUCCESS), (2, Type.ERROR)):
                 await peer.lookup(f"{name}-partition-{index}")
-                answer = await peer.subscribe(index, f"{name}-partition-{index}", force_topic_creation=False)
+                answer = await peer.subscribe(
+                    index, f"{name}-partition-{index}", force_topic_creation=False
+                )
                 assert answer.type == expected, answer
             refused = await peer.ask("producer", topic=f"{name}-partition-2", producer_id=9)
             assert (refused.type, refused.error.error) == (Type.ERROR, 22)
             await peer.lookup(str(name))
             refused = await peer.ask("producer", topic=str(name), producer_id=9)
             assert (refused.type, refused.error.error) == (Type.ERROR, 22)
-            assert list((await topics(peer)).topics) == [f"{name}-partition-0", f"{name}-partition-1"]
+            assert list((await topics(peer)).topics) == [
+                f"{name}-partition-0",
+                f"{name}-partition-1",
+            ]
 
     asyncio.run(scenario())
 
 
 def test_grown_partitions_are_born_with_the_subscriptions_of_their_topic(tmp_path: Path) -> None:
-    """What is published to a new partition before its consumer finds it is kept for the subscription."""
+    """What is published to a new partition before its consumer finds it is kept for the
+    subscription."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -319,26 +403,52 @@ def test_grown_partitions_are_born_with_the_subscriptions_of_their_topic(tmp_pat
 
 
 def test_what_the_namespaces_policy_makes_of_absent_topics(tmp_path: Path) -> None:
-    """By default a plain topic, by policy partitions that exist at once, or nothing at all: then look-ups over HTTP say 404, too."""
+    """By default a plain topic, by policy partitions that exist at once, or nothing at all: then
+    look-ups over HTTP say 404, too."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path) as broker, rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
-            base, policy = "/admin/v2/persistent/public/default", "/admin/v2/namespaces/public/default/autoTopicCreation"
+        async with (
+            running_broker(tmp_path) as broker,
+            rest_over(tmp_path, broker) as rest,
+            open_peer(broker) as peer,
+        ):
+            base, policy = (
+                "/admin/v2/persistent/public/default",
+                "/admin/v2/namespaces/public/default/autoTopicCreation",
+            )
 
             async def metadata(local: str) -> tuple[int, int]:
-                found = (await peer.ask("partitioned_metadata", topic=full(local))).partitioned_metadata_response
+                found = (
+                    await peer.ask("partitioned_metadata", topic=full(local))
+                ).partitioned_metadata_response
                 return found.partitions, found.error if found.HasField("error") else 0
 
             assert await metadata("plain") == (0, 0)
-            assert await rest.get(f"{base}/plain/partitions?checkAllowAutoCreation=true") == {"partitions": 0, "deleted": False}
+            assert await rest.get(f"{base}/plain/partitions?checkAllowAutoCreation=true") == {
+                "partitions": 0,
+                "deleted": False,
+            }
             await rest("GET", f"{base}/plain/partitions", status=404)
             await rest.get("/lookup/v2/topic/persistent/public/default/plain")
-            await rest("POST", policy, {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3})
+            await rest(
+                "POST",
+                policy,
+                {
+                    "allowAutoTopicCreation": True,
+                    "topicType": "partitioned",
+                    "defaultNumPartitions": 3,
+                },
+            )
             assert await metadata("many") == (3, 0)
             assert await metadata("many") == (3, 0)
-            assert await metadata("many-partition-7") == (0, 0), "a partition is never partitioned itself"
+            assert await metadata("many-partition-7") == (0, 0), (
+                "a partition is never partitioned itself"
+            )
             assert await metadata("__change_events") == (0, 0), "nor is what the machinery uses"
-            assert await rest.get(f"{base}/more/partitions?checkAllowAutoCreation=true") == {"partitions": 3, "deleted": False}
+            assert await rest.get(f"{base}/more/partitions?checkAllowAutoCreation=true") == {
+                "partitions": 3,
+                "deleted": False,
+            }
             assert len(await rest.get(base)) == 6
             await rest("POST", policy, {"allowAutoTopicCreation": False})
             assert await metadata("absent") == (0, 11)

@@ -1,4 +1,5 @@
-"""One connection, frame by frame through a transport that only remembers: handshake, keep-alive, malformed input, writes."""
+"""One connection, frame by frame through a transport that only remembers: handshake, keep-alive,
+malformed input, writes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ KEEP_ALIVE_S = SETTINGS.keep_alive_s
 
 
 class Disk:
-    """Of the service only what a connection asks before it reads: whether the disk keeps up; commands that reach it are noted."""
+    """Of the service only what a connection asks before it reads: whether the disk keeps up;
+    commands that reach it are noted."""
 
     def __init__(self) -> None:
         self.behind = False
@@ -50,7 +52,8 @@ class Line:
 
     def __init__(self, table: ConnectionTable | None = None, *, ready: bool = True) -> None:
         self.transport = Transport()
-        self.table = table if table is not None else ConnectionTable(SETTINGS)  # an empty table is false
+        # an empty table is false
+        self.table = table if table is not None else ConnectionTable(SETTINGS)
         self.disk = Disk()
         if ready:
             self.table.open_gate()
@@ -70,10 +73,14 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_a_lost_connection_goes_without_a_collection() -> None:
-    """Peers that come and go by the ten thousand leave nothing to the garbage collector, whose turns everybody waits for."""
+    """Peers that come and go by the ten thousand leave nothing to the garbage collector, whose
+    turns everybody waits for."""
 
     async def scenario() -> None:
-        connection, transport = Connection(ConnectionTable(SETTINGS), lambda: cast(BrokerService, Disk())), Transport()
+        connection, transport = (
+            Connection(ConnectionTable(SETTINGS), lambda: cast(BrokerService, Disk())),
+            Transport(),
+        )
         connection.connection_made(transport)
         connection.slow.begin()
         connection.connection_lost(None)
@@ -89,7 +96,8 @@ def test_a_lost_connection_goes_without_a_collection() -> None:
 
 
 def test_connected_announces_the_limit_and_the_lower_version() -> None:
-    """CONNECTED answers CONNECT, with the message size and a protocol version that both sides know."""
+    """CONNECTED answers CONNECT, with the message size and a protocol version that both sides
+    know."""
 
     async def scenario() -> None:
         line = Line()
@@ -117,7 +125,9 @@ def test_ping_before_the_handshake_is_not_answered() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("first", [command_frame("lookup", topic="t", request_id=1), requests.send(1, 0, entry(b"x"))])
+@pytest.mark.parametrize(
+    "first", [command_frame("lookup", topic="t", request_id=1), requests.send(1, 0, entry(b"x"))]
+)
 def test_the_first_command_must_be_connect(first: bytes) -> None:
     """Anything before the handshake ends the connection without an answer."""
 
@@ -147,7 +157,8 @@ def test_the_lower_version_is_agreed_on(theirs: int) -> None:
 
 
 def test_an_unknown_authentication_method_is_anonymous() -> None:
-    """No authentication is configured: whatever a client brings, it is nobody in particular, as with Pulsar."""
+    """No authentication is configured: whatever a client brings, it is nobody in particular, as
+    with Pulsar."""
 
     async def scenario() -> None:
         line = Line()
@@ -158,7 +169,8 @@ def test_an_unknown_authentication_method_is_anonymous() -> None:
 
 
 def test_a_peer_that_does_not_read_is_held_back_and_then_dropped() -> None:
-    """Beyond four full buffers it is not read any more; when it reads it is again; after `slow_peer_s` without reading it is gone."""
+    """Beyond four full buffers it is not read any more; when it reads it is again; after
+    `slow_peer_s` without reading it is gone."""
 
     async def scenario() -> None:
         line = Line()
@@ -220,10 +232,19 @@ def test_ping_is_answered_and_commands_of_the_future_are_passed_over() -> None:
         (SETTINGS.max_message_bytes + (1 << 20)).to_bytes(4, "big"),
         requests.send(7, 0, entry(b"x")),
     ],
-    ids=["http", "size -1", "size 0", "command beyond frame", "no protobuf", "too large", "SEND of no producer"],
+    ids=[
+        "http",
+        "size -1",
+        "size 0",
+        "command beyond frame",
+        "no protobuf",
+        "too large",
+        "SEND of no producer",
+    ],
 )
 def test_malformed_input_closes_only_its_own_connection(damage: bytes) -> None:
-    """What was good before it is answered, nothing after it is read, and the neighbour does not notice."""
+    """What was good before it is answered, nothing after it is read, and the neighbour does not
+    notice."""
 
     async def scenario() -> None:
         table = ConnectionTable(SETTINGS)
@@ -316,7 +337,9 @@ def test_a_silent_peer_is_asked_and_then_dropped() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("sign_of_life", [PONG, PING, command_frame("flow", consumer_id=1, messagePermits=1)])
+@pytest.mark.parametrize(
+    "sign_of_life", [PONG, PING, command_frame("flow", consumer_id=1, messagePermits=1)]
+)
 def test_any_command_is_a_sign_of_life(sign_of_life: bytes) -> None:
     """A peer that answers, or says anything else, stays."""
 
@@ -344,7 +367,8 @@ def test_a_peer_that_never_shakes_hands_is_dropped() -> None:
 
 
 def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
-    """An exclusive consumer that nobody detaches would keep its successors out until the broker ends."""
+    """An exclusive consumer that nobody detaches would keep its successors out until the broker
+    ends."""
 
     class Detached:
         def __init__(self, *, fails: bool = False) -> None:
@@ -364,13 +388,16 @@ def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
         with structlog.testing.capture_logs() as logged:
             line.connection.connection_lost(None)
         assert [(consumer.left, consumer.closed) for consumer in consumers] == [(True, True)] * 3
-        assert [line["event"] for line in logged if line["log_level"] == "error"] == ["connection.session_not_dropped"]
+        assert [line["event"] for line in logged if line["log_level"] == "error"] == [
+            "connection.session_not_dropped"
+        ]
 
     run(scenario)
 
 
 def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
-    """The limit counts what is open: a place that was given up can be taken again. Connections that sent CONNECT make room for nobody."""
+    """The limit counts what is open: a place that was given up can be taken again. Connections
+    that sent CONNECT make room for nobody."""
 
     async def scenario() -> None:
         table = ConnectionTable(replace(SETTINGS, connections_max=2))
@@ -378,7 +405,11 @@ def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
         for line in (first, second):
             await line.feed(CONNECT)
         third = Line(table)
-        assert [line.transport.state for line in (first, second, third)] == ["open", "open", "aborted"]
+        assert [line.transport.state for line in (first, second, third)] == [
+            "open",
+            "open",
+            "aborted",
+        ]
         third.connection.connection_lost(None)
         first.connection.connection_lost(None)
         assert Line(table).transport.state == "open"
@@ -387,12 +418,17 @@ def test_connections_beyond_the_limit_are_dropped_at_once() -> None:
 
 
 def test_silent_connections_make_room_and_have_little_time() -> None:
-    """The oldest that has not sent CONNECT goes for a new one; all of them after `connect_timeout_s`."""
+    """The oldest that has not sent CONNECT goes for a new one; all of them after
+    `connect_timeout_s`."""
 
     async def scenario() -> None:
         table = ConnectionTable(replace(SETTINGS, connections_unauthenticated_max=2))
         first, second, third = Line(table), Line(table), Line(table)
-        assert [line.transport.state for line in (first, second, third)] == ["aborted", "open", "open"]
+        assert [line.transport.state for line in (first, second, third)] == [
+            "aborted",
+            "open",
+            "open",
+        ]
         await third.feed(CONNECT)
         await asyncio.sleep(SETTINGS.connect_timeout_s + 0.1)
         assert [line.transport.state for line in (second, third)] == ["aborted", "open"]
@@ -401,7 +437,8 @@ def test_silent_connections_make_room_and_have_little_time() -> None:
 
 
 def test_frames_before_connect_are_small_and_large_ones_may_follow_it_at_once() -> None:
-    """A peer without credentials announces no 5 MB; what stands behind its CONNECT in one read is judged by the limit of afterwards."""
+    """A peer without credentials announces no 5 MB; what stands behind its CONNECT in one read
+    is judged by the limit of afterwards."""
 
     async def scenario() -> None:
         large = command_frame("lookup", topic="t" * 100_000, request_id=1)
@@ -418,12 +455,15 @@ def test_frames_before_connect_are_small_and_large_ones_may_follow_it_at_once() 
 
 
 def test_requests_wait_until_the_broker_is_ready_but_not_without_limit() -> None:
-    """Before the gate opens a request waits; beyond as many as may wait nothing is read, and nobody is dropped or passed over."""
+    """Before the gate opens a request waits; beyond as many as may wait nothing is read, and
+    nobody is dropped or passed over."""
 
     async def scenario() -> None:
         table = ConnectionTable(replace(SETTINGS, requests_per_connection_max=3))
         line = Line(table, ready=False)
-        lookups = b"".join(command_frame("lookup", topic="t", request_id=number) for number in range(8))
+        lookups = b"".join(
+            command_frame("lookup", topic="t", request_id=number) for number in range(8)
+        )
         await line.feed(CONNECT + lookups + PING)
         assert (line.transport.kinds(), line.transport.state) == ([Type.CONNECTED], "open")
         assert not line.transport.reading
@@ -441,7 +481,8 @@ def test_requests_wait_until_the_broker_is_ready_but_not_without_limit() -> None
 
 
 def test_a_peer_is_not_read_while_the_disk_is_behind() -> None:
-    """What was read already is kept and handled when the disk has caught up, before anything newer, and nothing is lost."""
+    """What was read already is kept and handled when the disk has caught up, before anything
+    newer, and nothing is lost."""
 
     async def scenario() -> None:
         line = Line()
@@ -463,7 +504,8 @@ def test_a_peer_is_not_read_while_the_disk_is_behind() -> None:
 
 
 def test_a_peer_that_is_not_read_is_not_taken_for_dead() -> None:
-    """However long the disk is behind; what it said meanwhile counts when it is read again, and from then on it has to speak."""
+    """However long the disk is behind; what it said meanwhile counts when it is read again, and
+    from then on it has to speak."""
 
     async def scenario() -> None:
         line = Line()

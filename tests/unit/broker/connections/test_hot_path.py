@@ -40,18 +40,24 @@ def damaged(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("cut", [1, 37, 4096])
-def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(tmp_path: Path, cut: int) -> None:
-    """Two producers, gaps, a damaged entry and every size of read: each SEND gets its answer, each intact one its message."""
+def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(
+    tmp_path: Path, cut: int
+) -> None:
+    """Two producers, gaps, a damaged entry and every size of read: each SEND gets its answer,
+    each intact one its message."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce(1)
         await peer.produce(2, topic=TOPIC)
         await peer.subscribe()
         peer.write(command_frame("flow", consumer_id=1, messagePermits=1000))
-        plan = [(1, sequence) for sequence in range(120, 140)] + [(2, sequence) for sequence in range(5)]
+        plan = [(1, sequence) for sequence in range(120, 140)] + [
+            (2, sequence) for sequence in range(5)
+        ]
         plan += [(1, sequence) for sequence in (200, 201, 202, 300)]
         frames = [
-            requests.send(producer, sequence, entry(b"%d/%d" % (producer, sequence), sequence)) for producer, sequence in plan
+            requests.send(producer, sequence, entry(b"%d/%d" % (producer, sequence), sequence))
+            for producer, sequence in plan
         ]
         bad = plan.index((1, 130))
         frames[bad] = damaged(frames[bad])
@@ -63,7 +69,11 @@ def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(tm
         receipts: dict[int, list[int]] = {1: [], 2: []}
         errors: list[tuple[int, int]] = []
         delivered: list[tuple[int, bytes]] = []
-        while len(delivered) < len(plan) - 1 or sum(map(len, receipts.values())) < len(plan) - 1 or not errors:
+        while (
+            len(delivered) < len(plan) - 1
+            or sum(map(len, receipts.values())) < len(plan) - 1
+            or not errors
+        ):
             command, body = await peer.receive()
             if command.type == Type.SEND_RECEIPT:
                 receipts[command.send_receipt.producer_id].append(command.send_receipt.sequence_id)
@@ -77,13 +87,16 @@ def test_sends_of_one_read_are_answered_and_delivered_one_by_one_and_in_order(tm
         for producer, got in receipts.items():
             assert got == [sequence for owner, sequence in intact if owner == producer]
         assert [number for number, _ in delivered] == list(range(len(intact)))
-        assert [body.rpartition(b"/")[2] for _, body in delivered] == [b"%d" % sequence for _, sequence in intact]
+        assert [body.rpartition(b"/")[2] for _, body in delivered] == [
+            b"%d" % sequence for _, sequence in intact
+        ]
 
     play(tmp_path, script)
 
 
 def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path) -> None:
-    """Acknowledged in one group, partly beyond the end: nothing of it comes again, and what follows does."""
+    """Acknowledged in one group, partly beyond the end: nothing of it comes again, and what
+    follows does."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -91,8 +104,13 @@ def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path
         for sequence in range(1, 30):
             await peer.send(b"%d" % sequence, sequence)
         await peer.subscribe()
-        peer.write(requests.ack(1, [message_id_data(Position(ledger, number)) for number in range(40)]))
-        peer.write(requests.ack(7, [message_id_data(Position(ledger, number)) for number in range(40)]))  # nobody's: dropped
+        peer.write(
+            requests.ack(1, [message_id_data(Position(ledger, number)) for number in range(40)])
+        )
+        # nobody's: dropped
+        peer.write(
+            requests.ack(7, [message_id_data(Position(ledger, number)) for number in range(40)])
+        )
         assert await peer.is_quiet()
         await peer.send(b"next", 30)
         peer.write(command_frame("flow", consumer_id=1, messagePermits=10))
@@ -103,7 +121,8 @@ def test_an_ack_of_a_span_moves_the_cursor_over_what_exists_of_it(tmp_path: Path
 
 
 def test_a_consumer_that_does_not_read_is_not_sent_everything_it_may_have(tmp_path: Path) -> None:
-    """Permits for 40 MB, a reader that has stopped: what waits for it is bounded by bytes; all of it comes when it reads again."""
+    """Permits for 40 MB, a reader that has stopped: what waits for it is bounded by bytes; all
+    of it comes when it reads again."""
     count, size = 400, 100_000
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -115,7 +134,9 @@ def test_a_consumer_that_does_not_read_is_not_sent_everything_it_may_have(tmp_pa
             slow.write(command_frame("flow", consumer_id=1, messagePermits=count))
             await until(lambda: broker.metrics.messages_out > 0)
             assert broker.metrics.messages_out < count // 2, "everything was queued in one turn"
-            assert [(await slow.message())[0].message_id.entryId for _ in range(count)] == list(range(count))
+            assert [(await slow.message())[0].message_id.entryId for _ in range(count)] == list(
+                range(count)
+            )
 
     play(tmp_path, script, write_buffer_bytes_max=1 << 20)
 
@@ -134,7 +155,9 @@ def test_a_backlog_of_single_messages_is_read_from_storage_in_order(tmp_path: Pa
         await peer.subscribe()
         peer.write(command_frame("flow", consumer_id=1, messagePermits=1000))
         found = [(await peer.message())[1] for _ in range(100)]
-        assert [body.rstrip(b"\0")[-5:] for body in found] == [b"%05d" % sequence for sequence in range(100)]
+        assert [body.rstrip(b"\0")[-5:] for body in found] == [
+            b"%05d" % sequence for sequence in range(100)
+        ]
         assert broker.metrics.tail_misses > 0
 
     play(tmp_path, script, tail_cache_bytes_max=64 << 10)

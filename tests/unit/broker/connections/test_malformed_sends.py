@@ -1,6 +1,7 @@
 """SENDs that must not be stored, and stored entries that nobody can read: neither stops a topic.
 
-The wire refuses the first; the second stand for foreign or older data, and are put into the log past the wire.
+The wire refuses the first; the second stand for foreign or older data, and are put into the log
+past the wire.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.checksum import CHECKSUM_BYTES
 from magnetar.wire.entries import encode_entry
-from tests.support.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.support.brokers import (
+    CLOCK,
+    TOPIC,
+    Peer,
+    Type,
+    connected_peer,
+    entry,
+    open_peer,
+    running_broker,
+)
 from tests.support.deliveries import acknowledge, play, publish, received, seek
 
 UNREADABLE = [b"", b"\x0e\x01", b"\xff" * 50, b"\0\0\0\2\xff\xff"]
@@ -39,20 +49,26 @@ REFUSED = {
     "a count of SEND alone": (entry(b"x"), 2**31 - 1),
     "a count of the metadata alone": (batch_of(7), 1),
     "both counts beyond the payload": (batch_of(2**31 - 1), 2**31 - 1),
-    "a chunk beyond the last": (entry(b"x", uuid="u", chunk_id=3, num_chunks_from_msg=3, total_chunk_msg_size=3), 1),
+    "a chunk beyond the last": (
+        entry(b"x", uuid="u", chunk_id=3, num_chunks_from_msg=3, total_chunk_msg_size=3),
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_malformed_send_fails_alone(tmp_path: Path, case: str) -> None:
-    """It is refused, in its place; its neighbours are stored and delivered, and cost a consumer one permit each."""
+    """It is refused, in its place; its neighbours are stored and delivered, and cost a consumer
+    one permit each."""
     body, messages = REFUSED[case]
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         await peer.subscribe()
         peer.write(
-            requests.send(1, 0, entry(b"a", 0)) + requests.send(1, 1, body, messages=messages) + requests.send(1, 2, entry(b"b", 2))
+            requests.send(1, 0, entry(b"a", 0))
+            + requests.send(1, 1, body, messages=messages)
+            + requests.send(1, 2, entry(b"b", 2))
         )
         assert (await peer.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 0
         refusal = (await peer.answer(Type.SEND_ERROR)).send_error
@@ -67,7 +83,8 @@ def test_a_malformed_send_fails_alone(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\x0e\x01", b"\0\0\1\0x"])
 def test_a_send_that_is_cut_off_ends_its_connection_alone(tmp_path: Path, body: bytes) -> None:
-    """Nothing of it is stored: the topic's consumer and the producer of another connection notice nothing."""
+    """Nothing of it is stored: the topic's consumer and the producer of another connection
+    notice nothing."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -83,7 +100,8 @@ def test_a_send_that_is_cut_off_ends_its_connection_alone(tmp_path: Path, body: 
 
 
 def test_a_run_of_sends_is_checked_to_its_end(tmp_path: Path) -> None:
-    """SENDs whose commands repeat each other are told apart by their metadata: a malformed one among them is found."""
+    """SENDs whose commands repeat each other are told apart by their metadata: a malformed one
+    among them is found."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -92,21 +110,29 @@ def test_a_run_of_sends_is_checked_to_its_end(tmp_path: Path) -> None:
         broken[CHECKSUM_BYTES + 4] = 0xFF  # the first tag of its metadata
         sends[10] = requests.send(1, 210, bytes(broken[CHECKSUM_BYTES:]))
         sends[15] = requests.send(
-            1, 215, encode_entry(api.MessageMetadata(producer_name="p", sequence_id=215, publish_time=1 << 63), b"x")
+            1,
+            215,
+            encode_entry(
+                api.MessageMetadata(producer_name="p", sequence_id=215, publish_time=1 << 63), b"x"
+            ),
         )
         peer.write(b"".join(sends))
         answers = [await peer.answer() for _ in sends]
-        refused = [answer.send_error.sequence_id for answer in answers if answer.type == Type.SEND_ERROR]
+        refused = [
+            answer.send_error.sequence_id for answer in answers if answer.type == Type.SEND_ERROR
+        ]
         assert refused == [210, 215]
 
     play(tmp_path, script)
 
 
 def numbered(sequence: int) -> bytes:
-    return encode_entry(api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=5), b"x" * 40)
+    return encode_entry(
+        api.MessageMetadata(producer_name="p", sequence_id=sequence, publish_time=5), b"x" * 40
+    )
 
 
-# --- what is stored already -------------------------------------------------------------------------------------------------------
+# --- what is stored already -----------------------------------------------------------------------
 
 
 async def host_of(broker: Broker) -> TopicHost:
@@ -114,7 +140,8 @@ async def host_of(broker: Broker) -> TopicHost:
 
 
 async def store(broker: Broker, peer: Peer, times: list[Any]) -> TopicHost:
-    """Entries published at these times; bytes stand for an entry that is stored as it is, each in a run of its own."""
+    """Entries published at these times; bytes stand for an entry that is stored as it is, each
+    in a run of its own."""
     topic = await host_of(broker)
     await peer.produce()
     (producer,) = topic.core.producers.by_name.values()
@@ -130,15 +157,20 @@ async def store(broker: Broker, peer: Peer, times: list[Any]) -> TopicHost:
 
 
 async def check_all_works(broker: Broker, peer: Peer) -> None:
-    """What every entry of [1000, unreadable, 3000, unreadable, unreadable, 6000] must not prevent."""
+    """What every entry of [1000, unreadable, 3000, unreadable, unreadable, 6000] must not
+    prevent."""
     await peer.subscribe()
     assert await received(peer, 6) == list(range(6))
     for since, first in ((1000, 0), (1001, 1), (3000, 1), (3001, 3), (6000, 3)):
         assert await seek(peer, message_publish_time=since) == [Type.CLOSE_CONSUMER, Type.SUCCESS]
         await peer.subscribe()
         assert await received(peer, 6 - first) == list(range(first, 6)), since
-    for consumer, kind in enumerate((api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared), 2):
-        await peer.subscribe(consumer, subscription=api.CommandSubscribe.SubType.Name(kind), subType=kind)
+    for consumer, kind in enumerate(
+        (api.CommandSubscribe.Shared, api.CommandSubscribe.Key_Shared), 2
+    ):
+        await peer.subscribe(
+            consumer, subscription=api.CommandSubscribe.SubType.Name(kind), subType=kind
+        )
         assert await received(peer, 6, consumer) == list(range(6))
     topic = await host_of(broker)
     assert await expire(topic.subscriptions["Shared"], 0) == 6
@@ -149,16 +181,22 @@ async def check_all_works(broker: Broker, peer: Peer) -> None:
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, ids=range(4))
 def test_unreadable_entries_are_delivered_as_they_are(tmp_path: Path, unreadable: bytes) -> None:
-    """From memory, and from storage in a later incarnation: subscriptions, SEEK by time, expiry and trimming go on."""
+    """From memory, and from storage in a later incarnation: subscriptions, SEEK by time, expiry
+    and trimming go on."""
 
     async def main() -> None:
         store_of_cluster = MemoryStore(CLOCK)
         async with connected_peer(tmp_path, store=store_of_cluster) as (broker, peer):
             await store(broker, peer, [1000, unreadable, 3000, unreadable, unreadable, 6000])
             await peer.subscribe(9, subscription="last")
-            last = (await peer.ask("get_last_message_id", consumer_id=9)).get_last_message_id_response
+            last = (
+                await peer.ask("get_last_message_id", consumer_id=9)
+            ).get_last_message_id_response
             assert last.last_message_id.entryId == 5
-        async with running_broker(tmp_path, store=store_of_cluster) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store_of_cluster) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await check_all_works(broker, peer)
         await store_of_cluster.close()
@@ -173,7 +211,9 @@ def test_an_unreadable_last_entry_is_a_last_message(tmp_path: Path, unreadable: 
     async def script(broker: Broker, peer: Peer) -> None:
         await store(broker, peer, [1000, unreadable])
         await peer.subscribe()
-        last = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response.last_message_id
+        last = (
+            await peer.ask("get_last_message_id", consumer_id=1)
+        ).get_last_message_id_response.last_message_id
         assert (last.entryId, last.batch_index) == (1, -1)
         assert await received(peer, 2) == [0, 1]
         host = (await host_of(broker)).subscriptions["s"]

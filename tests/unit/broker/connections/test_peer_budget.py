@@ -1,4 +1,5 @@
-"""What peers may take: counts by address, who makes room, and how the open files of a process are divided."""
+"""What peers may take: counts by address, who makes room, and how the open files of a process
+are divided."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_a_flood_from_one_address_drops_itself() -> None:
     budget: PeerBudget[str] = PeerBudget("limit", most=100, group_max=100, unknown_max=4)
     assert budget.admit("honest", "a") is None
     dropped = [budget.admit(f"flood {number}", "b") for number in range(10)]
-    assert [name for name in dropped if name is not None] == [f"flood {number}" for number in range(7)]
+    assert [name for name in dropped if name is not None] == [
+        f"flood {number}" for number in range(7)
+    ]
     assert "honest" in budget
 
 
@@ -55,7 +58,9 @@ class Budgets(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.budget: PeerBudget[int] = PeerBudget("limit", most=MOST, group_max=GROUP_MAX, unknown_max=UNKNOWN_MAX)
+        self.budget: PeerBudget[int] = PeerBudget(
+            "limit", most=MOST, group_max=GROUP_MAX, unknown_max=UNKNOWN_MAX
+        )
         self.there: dict[int, str] = {}
         self.kept: set[int] = set()
         self.number = 0

@@ -1,4 +1,5 @@
-"""Sealed data of a bundle as consumers get it: level-0 files, and compacted views written by hand over what a real broker published."""
+"""Sealed data of a bundle as consumers get it: level-0 files, and compacted views written by
+hand over what a real broker published."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata import keys
 from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
-from magnetar.storage.manifest import Compacted, Manifest, SegmentReference, TopicSegments, commit_manifest, load_manifest
+from magnetar.storage.manifest import (
+    Compacted,
+    Manifest,
+    SegmentReference,
+    TopicSegments,
+    commit_manifest,
+    load_manifest,
+)
 from magnetar.storage.segments.format import BLOCK_ROWS_MAX, Row
 from magnetar.storage.segments.segment import SegmentWriter
 from magnetar.topics.dispatch.base import ReadRequest
@@ -30,7 +38,8 @@ NAME = TopicName.parse(TOPIC)
 
 @dataclass
 class World:
-    """A broker whose topic holds `count` messages in one ledger, all in sealed files, the payload of each its number."""
+    """A broker whose topic holds `count` messages in one ledger, all in sealed files, the
+    payload of each its number."""
 
     broker: Broker
     peer: Peer
@@ -61,14 +70,19 @@ class World:
 
     async def compact(self, *segments: Sequence[int], horizon: int, generation: int = 1) -> None:
         """Commit a view whose segments hold the given entries."""
-        written = [await self.segment(f"{generation}-{number}", survivors) for number, survivors in enumerate(segments)]
+        written = [
+            await self.segment(f"{generation}-{number}", survivors)
+            for number, survivors in enumerate(segments)
+        ]
         await self.commit(Compacted(generation, (self.ledger, horizon), tuple(written)))
         await self.host.bundle.catalog.refresh()
 
     async def read_compacted(self, count: int) -> list[int]:
         """What a read-compacted reader gets from the beginning."""
         async with open_peer(self.broker) as reader:
-            answer = await reader.subscribe(subscription="compacted", durable=False, read_compacted=True)
+            answer = await reader.subscribe(
+                subscription="compacted", durable=False, read_compacted=True
+            )
             assert answer.type == Type.SUCCESS, answer
             reader.write(requests.flow(1, 1000))
             got = [number_of(*(await reader.message())) for _ in range(count)]
@@ -78,7 +92,9 @@ class World:
     async def last_entry(self, read_compacted: bool) -> int:
         """Entry id of GET_LAST_MESSAGE_ID (2^64 - 1 for none)."""
         async with open_peer(self.broker) as reader:
-            await reader.subscribe(subscription="last", durable=False, read_compacted=read_compacted)
+            await reader.subscribe(
+                subscription="last", durable=False, read_compacted=read_compacted
+            )
             answer = await reader.ask("get_last_message_id", consumer_id=1)
             return int(answer.get_last_message_id_response.last_message_id.entryId)
 
@@ -101,27 +117,35 @@ async def world(directory: Path, count: int) -> AsyncIterator[World]:
         await peer.produce()
         for number in range(count):
             peer.write(requests.send(1, number, payload(number)))
-        ledgers = {(await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id.ledgerId for _ in range(count)}
+        ledgers = {
+            (await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id.ledgerId
+            for _ in range(count)
+        }
         host = await broker.service.open_topic(NAME, create=False)
         await broker.service.roll(NAME)
         yield World(broker, peer, await broker.ownership.bundle_of(NAME), host, ledgers.pop())
 
 
 def test_entries_are_read_back_from_sealed_files_alone(tmp_path: Path) -> None:
-    """Through the manifest and the level-0 index, without the topic's own index: any start, bounded by entries and by bytes."""
+    """Through the manifest and the level-0 index, without the topic's own index: any start,
+    bounded by entries and by bytes."""
 
     async def scenario() -> None:
         async with world(tmp_path, 30) as found:
             ledgers, catalog = found.host.core.ledgers, found.host.bundle.catalog
             got: list[bytes] = []
             while len(got) < 30:
-                entries, counts = await catalog.read(NAME, ledgers, ReadRequest(len(got), 7), 1 << 20)
+                entries, counts = await catalog.read(
+                    NAME, ledgers, ReadRequest(len(got), 7), 1 << 20
+                )
                 assert 1 <= len(entries) <= 7
                 assert counts == [1] * len(entries)
                 got += map(bytes, entries)
             assert got == [payload(number) for number in range(30)]
             single, _ = await catalog.read(NAME, ledgers, ReadRequest(5, 7), 1)
-            assert [bytes(data) for data in single] == [payload(5)], "at least one entry, however small the budget"
+            assert [bytes(data) for data in single] == [payload(5)], (
+                "at least one entry, however small the budget"
+            )
 
     asyncio.run(scenario())
 
@@ -132,13 +156,16 @@ def test_an_entry_that_no_file_holds_is_an_error_and_never_a_gap(tmp_path: Path)
             last = await found.peer.send(b"not covered", 3)
             assert last[1] == 3
             with pytest.raises(CorruptData, match="is in no file"):
-                await found.host.bundle.catalog.read(NAME, found.host.core.ledgers, ReadRequest(3, 1), 1 << 20)
+                await found.host.bundle.catalog.read(
+                    NAME, found.host.core.ledgers, ReadRequest(3, 1), 1 << 20
+                )
 
     asyncio.run(scenario())
 
 
 def test_nothing_is_written_over_a_store_that_has_forgotten_the_manifest(tmp_path: Path) -> None:
-    """A lost store that begins anew: a manifest made of what it says would look like the newest one to a restore, and lack older files."""
+    """A lost store that begins anew: a manifest made of what it says would look like the newest
+    one to a restore, and lack older files."""
 
     async def scenario() -> None:
         async with world(tmp_path, 3) as found:
@@ -170,8 +197,11 @@ def test_covering_lists_every_file_once_and_says_nothing_new_twice(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_indexes_in_memory_are_bounded_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of single messages has very many: what was not asked for lately goes, and so does what the manifest lists no more."""
+def test_indexes_in_memory_are_bounded_in_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of single messages has very many: what was not asked for lately goes, and so does
+    what the manifest lists no more."""
     monkeypatch.setattr("magnetar.broker.reading.catalog.INDEXED_RUNS_HELD_MAX", 10)
 
     async def scenario() -> None:
@@ -181,26 +211,35 @@ def test_indexes_in_memory_are_bounded_in_runs(tmp_path: Path, monkeypatch: pyte
                     await found.peer.send(b"message", 1 + 4 * turn + number)
                 await found.broker.service.roll(NAME)
             context = found.broker.context
-            catalog = await BundleCatalog.open(context, found.bundle)  # one of our own, which no maintenance uses
+            # one of our own, which no maintenance uses
+            catalog = await BundleCatalog.open(context, found.bundle)
             old, *files = catalog.manifest.level0
             assert len(files) == 4
             held = [await catalog.index(file) for file in files]
             for number, file in enumerate(files):
                 assert await catalog.index(file) is held[number]
                 assert len(held[number].runs(TOPIC)) == held[number].runs_held == 4
-            assert [await catalog.index(file) for file in files[2:]] == held[2:], "the newest are there"
+            assert [await catalog.index(file) for file in files[2:]] == held[2:], (
+                "the newest are there"
+            )
             kept, again = await catalog.index(files[3]), await catalog.index(files[0])
             assert again is not held[0], "others had taken its room"
             assert len(again.runs(TOPIC)) == 4
             assert await catalog.index(files[3]) is kept
             await commit_manifest(
-                context.store, context.volume, CLOCK, found.bundle, lambda manifest: replace(manifest, level0=(old, *files[1:]))
+                context.store,
+                context.volume,
+                CLOCK,
+                found.bundle,
+                lambda manifest: replace(manifest, level0=(old, *files[1:])),
             )
             await catalog.refresh()
             assert await catalog.index(files[3]) is kept
             assert await catalog.index(files[0]) is not again, "nobody needs it any more"
             for ordinal in range(5, 17):
-                entries, _ = await catalog.read(NAME, found.host.core.ledgers, ReadRequest(ordinal, 1), 1 << 20)
+                entries, _ = await catalog.read(
+                    NAME, found.host.core.ledgers, ReadRequest(ordinal, 1), 1 << 20
+                )
                 assert len(entries) == 1, "and all of it is read as before"
 
     asyncio.run(scenario())
@@ -217,15 +256,20 @@ def test_indexes_in_memory_are_bounded_in_runs(tmp_path: Path, monkeypatch: pyte
         ([[2, 5]], 9),
     ],
 )
-def test_a_compacted_reader_gets_survivors_and_then_the_log(tmp_path: Path, segments: list[list[int]], horizon: int) -> None:
-    """Holes are passed over, also across segments; behind the horizon every entry comes; other readers see everything."""
+def test_a_compacted_reader_gets_survivors_and_then_the_log(
+    tmp_path: Path, segments: list[list[int]], horizon: int
+) -> None:
+    """Holes are passed over, also across segments; behind the horizon every entry comes; other
+    readers see everything."""
 
     async def scenario() -> None:
         async with world(tmp_path, 20) as found:
             await found.compact(*segments, horizon=horizon)
             for number in (20, 21):
                 await found.peer.send(str(number).encode(), number)
-            expected = [number for survivors in segments for number in survivors] + list(range(horizon + 1, 22))
+            expected = [number for survivors in segments for number in survivors] + list(
+                range(horizon + 1, 22)
+            )
             assert await found.read_compacted(len(expected)) == expected
             assert await found.last_entry(read_compacted=True) == 21
 
@@ -252,7 +296,8 @@ def test_a_view_of_several_blocks_is_read_through(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_last_id_when_everything_up_to_the_end_is_compacted(tmp_path: Path) -> None:
-    """The last survivor for a compacted reader, the last entry for others; nothing left: none, and nothing is delivered."""
+    """The last survivor for a compacted reader, the last entry for others; nothing left: none,
+    and nothing is delivered."""
 
     async def scenario() -> None:
         async with world(tmp_path, 20) as found:
@@ -269,9 +314,11 @@ def test_the_last_id_when_everything_up_to_the_end_is_compacted(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_what_was_truncated_is_not_the_last_message_of_a_later_view(tmp_path: Path) -> None:
-    """A view is made of the one before, so it keeps what its topic has dropped since: a reader is not told to wait for that.
+    """A view is made of the one before, so it keeps what its topic has dropped since: a reader is
+    not told to wait for that.
 
-    Made anew behind a tombstone, it has nothing but that; of what was published after the truncation it has the last again.
+    Made anew behind a tombstone, it has nothing but that; of what was published after the
+    truncation it has the last again.
     """
 
     async def scenario() -> None:
@@ -303,8 +350,11 @@ def test_a_committed_compaction_is_seen_without_being_asked_for(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_a_manifest_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reader that attaches, and each check of retention, asks whether a job has committed: while none has, the store's answer is enough."""
+def test_a_manifest_that_is_known_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reader that attaches, and each check of retention, asks whether a job has committed:
+    while none has, the store's answer is enough."""
 
     async def scenario() -> None:
         async with world(tmp_path, 20) as found:

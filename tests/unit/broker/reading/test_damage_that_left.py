@@ -1,4 +1,5 @@
-"""What rewriting has found out about files, damage too, is kept for as long as a bundle served here has them listed."""
+"""What rewriting has found out about files, damage too, is kept for as long as a bundle served
+here has them listed."""
 
 from __future__ import annotations
 
@@ -23,22 +24,32 @@ async def damaged(directory: Path) -> AsyncIterator[tuple[World, OwnedBundle]]:
         await found.roll()
         host = await found.host(TOPIC)
         run = host.index.runs[0]
-        flip(directory / names.log_file(found.broker.incarnation, run.file), run.offset + run.bytes - 1)
+        flip(
+            directory / names.log_file(found.broker.incarnation, run.file),
+            run.offset + run.bytes - 1,
+        )
         await found.round()
         assert bundles_named(found) == [str(host.bundle.name)]
         yield found, host.bundle
 
 
 def bundles_named(found: World) -> list[str]:
-    return [damage["bundle"] for damage in found.broker.context.damage.listed() if damage["what"] == "rewriting"]
+    return [
+        damage["bundle"]
+        for damage in found.broker.context.damage.listed()
+        if damage["what"] == "rewriting"
+    ]
 
 
 def test_damage_of_a_bundle_that_has_left_is_named_no_more(tmp_path: Path) -> None:
-    """It was divided: those that it was divided into are served here, and name what they have in the file themselves."""
+    """It was divided: those that it was divided into are served here, and name what they have in
+    the file themselves."""
 
     async def scenario() -> None:
         async with damaged(tmp_path) as (found, bundle):
-            await found.broker.ownership.split(bundle.name, ((bundle.name.low + bundle.name.high) // 2,))
+            await found.broker.ownership.split(
+                bundle.name, ((bundle.name.low + bundle.name.high) // 2,)
+            )
             await found.broker.maintenance.round()
             child = await found.broker.ownership.bundle_of(bundle.topics[TOPIC].name)
             assert child != bundle.name
@@ -75,7 +86,12 @@ def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(tmp_pat
 def remembered(found: World) -> set[tuple[str, str]]:
     """Of which bundles and topics the tidier knows what files have of them."""
     shares = found.broker.maintenance.tidier._shares
-    return {(bundle, topic) for bundle, files in shares.items() for topics in files.values() for topic in topics}
+    return {
+        (bundle, topic)
+        for bundle, files in shares.items()
+        for topics in files.values()
+        for topic in topics
+    }
 
 
 def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path) -> None:
@@ -85,7 +101,11 @@ def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path
         async with damaged(tmp_path) as (found, bundle):
             context = found.broker.context
             result = await commit_manifest(
-                context.store, context.volume, CLOCK, bundle.name, lambda manifest: replace(manifest, level0=())
+                context.store,
+                context.volume,
+                CLOCK,
+                bundle.name,
+                lambda manifest: replace(manifest, level0=()),
             )
             bundle.catalog.take(result.manifest)
             await found.broker.maintenance.tidier.tidy(bundle)

@@ -1,4 +1,5 @@
-"""Entries read back from a log file: what is short or damaged is named exactly, and never delivered."""
+"""Entries read back from a log file: what is short or damaged is named exactly, and never
+delivered."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ def test_entries_come_out_as_they_lie(payloads: list[bytes]) -> None:
 
 
 @given(PAYLOADS, st.data())
-def test_a_changed_byte_of_an_entry_is_found_and_named(payloads: list[bytes], data: st.DataObject) -> None:
-    """Behind its magic number and checksum any byte of any entry: file, offset, topic and position of that entry are told."""
+def test_a_changed_byte_of_an_entry_is_found_and_named(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    """Behind its magic number and checksum any byte of any entry: file, offset, topic and
+    position of that entry are told."""
     entries = [entry(payload, number) for number, payload in enumerate(payloads)]
     bad = data.draw(st.integers(0, len(entries) - 1))
     at = data.draw(st.integers(6, len(entries[bad]) - 1))
@@ -32,12 +36,18 @@ def test_a_changed_byte_of_an_entry_is_found_and_named(payloads: list[bytes], da
     raw[before + at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CorruptData, match="damaged") as found:
         checked_entries(memoryview(raw), list(map(len, entries)), PIECE)
-    assert (found.value.file, found.value.offset, found.value.topic) == (PIECE.file, PIECE.offset + before, PIECE.topic)
+    assert (found.value.file, found.value.offset, found.value.topic) == (
+        PIECE.file,
+        PIECE.offset + before,
+        PIECE.topic,
+    )
     assert found.value.first == found.value.last == (PIECE.ledger, PIECE.entry + bad)
 
 
 @given(PAYLOADS, st.data())
-def test_a_file_that_ends_early_is_named_with_all_that_is_missing(payloads: list[bytes], data: st.DataObject) -> None:
+def test_a_file_that_ends_early_is_named_with_all_that_is_missing(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
     entries = [entry(payload, number) for number, payload in enumerate(payloads)]
     raw = b"".join(entries)
     cut = data.draw(st.integers(0, len(raw) - 1))

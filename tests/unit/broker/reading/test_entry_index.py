@@ -47,7 +47,8 @@ def test_every_ordinal_is_found_where_it_was_put(first: int, runs: list[list[int
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 400))
 def test_the_tail_cache_drops_the_oldest_runs_first(sizes: list[int], limit: int) -> None:
-    """It holds the longest tail of runs within its limit, and always the newest one, however large."""
+    """It holds the longest tail of runs within its limit, and always the newest one, however
+    large."""
     cache, runs = TailCache(limit), []
     for number, size in enumerate(sizes):
         run = Run(number, "broker-0.1", 0, number, [size], [1])
@@ -57,13 +58,23 @@ def test_the_tail_cache_drops_the_oldest_runs_first(sizes: list[int], limit: int
         while kept < len(runs) and total + runs[-kept - 1].bytes <= limit:
             kept += 1
             total += runs[-kept].bytes
-        assert [held.payload is not None for held in runs] == [False] * (len(runs) - kept) + [True] * kept
+        assert [held.payload is not None for held in runs] == [False] * (len(runs) - kept) + [
+            True
+        ] * kept
         assert cache.bytes == total
 
 
-@given(st.lists(st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 60)), min_size=1, max_size=60), st.integers(1, 400))
-def test_the_tail_cache_lets_go_of_what_nobody_will_read(steps: list[tuple[int, bool, int]], limit: int) -> None:
-    """What was released takes no room, at once, and its place goes to others; releasing what is not held changes nothing."""
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 100), st.booleans(), st.integers(0, 60)), min_size=1, max_size=60
+    ),
+    st.integers(1, 400),
+)
+def test_the_tail_cache_lets_go_of_what_nobody_will_read(
+    steps: list[tuple[int, bool, int]], limit: int
+) -> None:
+    """What was released takes no room, at once, and its place goes to others; releasing what is
+    not held changes nothing."""
     cache, runs, released = TailCache(limit), list[Run](), set[int]()
     for number, (size, release, at) in enumerate(steps):
         run = Run(number, "broker-0.1", 0, number, [size], [1])

@@ -47,8 +47,13 @@ async def read_all(volume: CountedVolume, runs: list[Run], bytes_max: int) -> li
     return found
 
 
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), min_size=1, max_size=30), st.integers(0, 2000))
-def test_what_is_read_together_is_what_each_run_holds(layout: list[tuple[int, int]], bytes_max: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), min_size=1, max_size=30),
+    st.integers(0, 2000),
+)
+def test_what_is_read_together_is_what_each_run_holds(
+    layout: list[tuple[int, int]], bytes_max: int
+) -> None:
     """Whatever the gaps are; and no read exceeds what one run needs and the limit."""
     runs = runs_of([gap for gap, _ in layout], [size for _, size in layout])
     data = bytes(number % 251 for number in range(runs[-1].offset + runs[-1].bytes))
@@ -58,8 +63,14 @@ def test_what_is_read_together_is_what_each_run_holds(layout: list[tuple[int, in
     assert volume.longest <= 300 + bytes_max
 
 
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), min_size=1, max_size=30), st.randoms(), st.integers(0, 2000))
-def test_runs_lie_in_any_order(layout: list[tuple[int, int]], random: Random, bytes_max: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 300)), min_size=1, max_size=30),
+    st.randoms(),
+    st.integers(0, 2000),
+)
+def test_runs_lie_in_any_order(
+    layout: list[tuple[int, int]], random: Random, bytes_max: int
+) -> None:
     """What transactions have published lies before what was published before their commit."""
     runs = runs_of([gap for gap, _ in layout], [size for _, size in layout])
     data = bytes(number % 251 for number in range(runs[-1].offset + runs[-1].bytes))

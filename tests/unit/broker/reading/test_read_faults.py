@@ -1,6 +1,8 @@
-"""Reads that fail for a while, on a real broker: an I/O error, or a file that is not there until somebody brings it back.
+"""Reads that fail for a while, on a real broker: an I/O error, or a file that is not there until
+somebody brings it back.
 
-What needs the file is told as damage and tried again, everything else is served, and nothing is lost, skipped or given up meanwhile.
+What needs the file is told as damage and tried again, everything else is served, and nothing is
+lost, skipped or given up meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +35,17 @@ from magnetar.storage.names import claim, index, logs_of, sealed
 from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
 from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.wire import requests
-from tests.support.brokers import CLOCK, SETTINGS, TOPIC, Node, Peer, Type, command_frame, open_peer, volume_in
+from tests.support.brokers import (
+    CLOCK,
+    SETTINGS,
+    TOPIC,
+    Node,
+    Peer,
+    Type,
+    command_frame,
+    open_peer,
+    volume_in,
+)
 
 COUNT = 30
 QUICK: dict[str, Any] = {
@@ -69,7 +81,10 @@ def strike(volume: FaultyVolume, kind: str, names: Callable[[str], bool] = is_da
         volume.missing = names
         return
     turn = itertools.chain([True] * 3, itertools.repeat(kind == "error"))
-    volume.faults, volume.worn = VolumeFaults(read_error=1.0), lambda name: names(name) and next(turn)
+    volume.faults, volume.worn = (
+        VolumeFaults(read_error=1.0),
+        lambda name: names(name) and next(turn),
+    )
 
 
 def heal(volume: FaultyVolume) -> None:
@@ -83,7 +98,9 @@ async def bad_disk(directory: Path) -> AsyncIterator[FaultyVolume]:
 
 
 @asynccontextmanager
-async def broker_on(volume: FaultyVolume, store: MemoryStore, name: str = "broker-0") -> AsyncIterator[Broker]:
+async def broker_on(
+    volume: FaultyVolume, store: MemoryStore, name: str = "broker-0"
+) -> AsyncIterator[Broker]:
     broker = await Node(store, volume, name, replace(SETTINGS, **QUICK)).start()
     try:
         yield broker
@@ -102,7 +119,9 @@ async def until(what: str, reached: Callable[[], bool]) -> None:
 
 
 def host_of(broker: Broker) -> TopicHost:
-    return next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+    return next(
+        owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics
+    )
 
 
 def forget(host: TopicHost) -> None:
@@ -133,7 +152,10 @@ async def stored(host: TopicHost) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < host.core.ledgers.end:
         entries, _ = await host.read(ReadRequest(len(found), 7))
-        found += [bytes(entry)[-len(b"%d" % (len(found) + number)) :] for number, entry in enumerate(entries)]
+        found += [
+            bytes(entry)[-len(b"%d" % (len(found) + number)) :]
+            for number, entry in enumerate(entries)
+        ]
     return found
 
 
@@ -141,17 +163,22 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-# --- delivery -----------------------------------------------------------------------------------------------------------------
+# --- delivery -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> None:
-    """A reader gets every entry once and in order, however often reads fail; whoever publishes meanwhile is served."""
+    """A reader gets every entry once and in order, however often reads fail; whoever publishes
+    meanwhile is served."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with bad_disk(tmp_path) as volume, broker_on(volume, store) as broker, open_peer(broker) as peer:
+        async with (
+            bad_disk(tmp_path) as volume,
+            broker_on(volume, store) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             sent = await publish(peer, 0, COUNT)
@@ -169,8 +196,14 @@ def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> 
             if kind in LASTING:
                 await until("two reads have failed", lambda: damage.met >= 2)
                 [found] = damage.listed()
-                assert (found["what"], found["topic"], found["bundle"]) == ("read", TOPIC, str(host.bundle.name))
-                assert ("missing" if kind == "missing" else "Input/output error") in found["error"], found
+                assert (found["what"], found["topic"], found["bundle"]) == (
+                    "read",
+                    TOPIC,
+                    str(host.bundle.name),
+                )
+                assert ("missing" if kind == "missing" else "Input/output error") in found[
+                    "error"
+                ], found
                 assert b"\nmagnetar_storage_damage 1.0\n" in broker.metrics.exposition()
                 sent += await publish(peer, COUNT, 1)  # nothing has come before its receipt
                 heal(volume)
@@ -184,20 +217,28 @@ def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> 
     asyncio.run(scenario())
 
 
-# --- rewriting ----------------------------------------------------------------------------------------------------------------
+# --- rewriting ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewriting_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A round that cannot read commits nothing and leaves nothing behind; it is told, and a later one rewrites everything.
+def test_rewriting_waits_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A round that cannot read commits nothing and leaves nothing behind; it is told, and a later
+    one rewrites everything.
 
-    A read that failed may do better in the next round. A file that is missing is damage, and left alone for a while.
+    A read that failed may do better in the next round. A file that is missing is damage, and left
+    alone for a while.
     """
     monkeypatch.setattr(tidying, "DAMAGED_RETRY_S", 0.0)
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with bad_disk(tmp_path) as volume, broker_on(volume, store) as broker, open_peer(broker) as peer:
+        async with (
+            bad_disk(tmp_path) as volume,
+            broker_on(volume, store) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             await publish(peer, 0, COUNT)
@@ -210,10 +251,16 @@ def test_rewriting_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
             said = [found for found in told if found.get("about") == (str(host.bundle.name),)]
             if kind == "missing":
                 [found] = broker.context.damage.listed()
-                assert (said, found["what"], found["bundle"]) == ([], "rewriting", str(host.bundle.name))
+                assert (said, found["what"], found["bundle"]) == (
+                    [],
+                    "rewriting",
+                    str(host.bundle.name),
+                )
                 assert ".log is missing" in found["error"]
             else:
-                assert [(found["event"], found["what"]) for found in said] == [("maintenance.delayed", "tidying")]
+                assert [(found["event"], found["what"]) for found in said] == [
+                    ("maintenance.delayed", "tidying")
+                ]
                 assert "Input/output error" in said[0]["error"], said
             assert await manifest_of(broker) == before
             assert (await store.range(keys.INTENTS)).items == ()
@@ -232,7 +279,7 @@ def test_rewriting_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
-# --- recovery -----------------------------------------------------------------------------------------------------------------
+# --- recovery -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,9 +287,11 @@ def test_rewriting_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     [("first", "missing"), *itertools.product(("first", "last", "all"), ("error", "three reads"))],
 )
 def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> None:
-    """A taker that cannot read what a dead broker left serves nothing of the bundle, says why, tries again, and then has every entry.
+    """A taker that cannot read what a dead broker left serves nothing of the bundle, says why,
+    tries again, and then has every entry.
 
-    That the last file of a log is gone altogether is seen by nobody, if its owner had not come to note it: what else tells how far a log reaches?
+    That the last file of a log is gone altogether is seen by nobody, if its owner had not come to
+    note it: what else tells how far a log reaches?
     """
 
     async def scenario() -> None:
@@ -254,11 +303,17 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
                 sent = await publish(peer, 0, COUNT)
                 await dead.context.log.roll("test")
                 sent += await publish(peer, COUNT, COUNT)
-                await volume.remove(claim(dead.incarnation))  # it dies without handing anything over
-            files = sorted(name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log"))
+                # it dies without handing anything over
+                await volume.remove(claim(dead.incarnation))
+            files = sorted(
+                name
+                for name in await volume.list(logs_of(dead.incarnation))
+                if name.endswith(".log")
+            )
             assert len(files) == 2
             for made in (sealed(dead.incarnation, 1), index(dead.incarnation, 1)):
-                assert await volume.remove(made)  # that came of closing it; who is killed leaves none
+                # that came of closing it; who is killed leaves none
+                assert await volume.remove(made)
             hurt = {"first": files[:1], "last": files[1:], "all": files}[which]
             strike(volume, kind, lambda name: name in hurt)
             async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
@@ -269,17 +324,24 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
                     [found] = damage.listed()
                     bundle = await taker.ownership.bundle_of(TopicName.parse(TOPIC))
                     assert (found["what"], found["bundle"]) == ("recovery", str(bundle))
-                    assert "missing" in found["error"] or "Input/output error" in found["error"], found
+                    assert "missing" in found["error"] or "Input/output error" in found["error"], (
+                        found
+                    )
                     assert b"\nmagnetar_storage_damage 1.0\n" in taker.metrics.exposition()
                     assert str(bundle) not in taker.ownership.owned
                     heal(volume)
                     await peer.answer(Type.LOOKUP_RESPONSE)
-                await until("the bundle is served", lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()))
+                await until(
+                    "the bundle is served",
+                    lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
+                )
                 heal(volume)
                 assert damage.listed() == []
                 host = host_of(taker)
                 assert await stored(host) == numbers(2 * COUNT)
-                assert [tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)] == sent
+                assert [
+                    tuple(host.core.ledgers.position(ordinal)) for ordinal in range(2 * COUNT)
+                ] == sent
         await store.close()
 
     asyncio.run(scenario())
@@ -287,7 +349,8 @@ def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> N
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
-    """Its owner has noted a file, and died; that one and what was begun behind it are away, or the latter alone: too short a log is not whole."""
+    """Its owner has noted a file, and died; that one and what was begun behind it are away, or
+    the latter alone: too short a log is not whole."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -299,12 +362,19 @@ def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
                 await dead.service.roll(TopicName.parse(TOPIC))
                 await publish(peer, COUNT, COUNT)
                 await dead.service.roll(TopicName.parse(TOPIC))
-                noted = [item.key for item in (await store.range(keys.logs_of(dead.incarnation))).items]
+                noted = [
+                    item.key for item in (await store.range(keys.logs_of(dead.incarnation))).items
+                ]
                 assert len(noted) == 2
                 await publish(peer, 2 * COUNT, 1)
                 await volume.remove(claim(dead.incarnation))
-            await store.delete(keys.log_file(dead.incarnation, 2))  # which whoever dies does not write any more
-            files = sorted(name for name in await volume.list(logs_of(dead.incarnation)) if name.endswith(".log"))
+            # which whoever dies does not write any more
+            await store.delete(keys.log_file(dead.incarnation, 2))
+            files = sorted(
+                name
+                for name in await volume.list(logs_of(dead.incarnation))
+                if name.endswith(".log")
+            )
             assert len(files) == 3
             strike(volume, "missing", lambda name: name in files[lost:])
             async with broker_on(volume, store, "broker-1") as taker, open_peer(taker) as peer:
@@ -314,7 +384,10 @@ def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
                 assert f"{files[lost]} is missing" in found["error"]
                 heal(volume)
                 await peer.answer(Type.LOOKUP_RESPONSE)
-                await until("the bundle is served", lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()))
+                await until(
+                    "the bundle is served",
+                    lambda: any(TOPIC in owned.topics for owned in taker.ownership.owned.values()),
+                )
                 assert await stored(host_of(taker)) == numbers(2 * COUNT + 1)
         await store.close()
 
@@ -333,8 +406,11 @@ def test_a_lost_end_of_a_log_is_noticed(tmp_path: Path, lost: int) -> None:
         (LogPosition(3, 4096), {0: 9_999, 1: 9_999}, None),
     ],
 )
-def test_what_is_known_of_a_log_is_looked_for(start: LogPosition, noted: dict[int, int], said: str | None) -> None:
-    """Files noted as sealed and what was durable when the term began, whole; not what lies before the term, nor a file that was only begun."""
+def test_what_is_known_of_a_log_is_looked_for(
+    start: LogPosition, noted: dict[int, int], said: str | None
+) -> None:
+    """Files noted as sealed and what was durable when the term began, whole; not what lies
+    before the term, nor a file that was only begun."""
     span, found = LogRange("b.1", start, None), [SealedFile(1, 8_000), SealedFile(2, 4_096)]
     if said is None:
         recovery._check_whole(span, found, noted)

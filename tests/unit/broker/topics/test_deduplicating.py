@@ -1,4 +1,5 @@
-"""Deduplication, encryption, size and termination, seen by a producer: what is stored, what is answered, and what a new owner remembers."""
+"""Deduplication, encryption, size and termination, seen by a producer: what is stored, what is
+answered, and what a new owner remembers."""
 
 from __future__ import annotations
 
@@ -22,18 +23,34 @@ from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.sent_entries import BATCHED_MESSAGE_BYTES_MIN
-from tests.support.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.support.brokers import (
+    CLOCK,
+    TOPIC,
+    Peer,
+    Type,
+    connected_peer,
+    entry,
+    open_peer,
+    running_broker,
+)
 
 NAMESPACE = NamespaceName("public", "default")
-SMALL_FILES: dict[str, Any] = {"max_message_bytes": 256 << 10, "log_file_bytes": 1 << 20, "checkpoint_files_max": 1}
+SMALL_FILES: dict[str, Any] = {
+    "max_message_bytes": 256 << 10,
+    "log_file_bytes": 1 << 20,
+    "checkpoint_files_max": 1,
+}
 DEDUPLICATED = {"deduplicationEnabled": True}
 NO_POSITION = (1 << 64) - 1
 STORED, DUPLICATE, UNKNOWN = "stored", "duplicate", "unknown"
 Script = Callable[[Broker, Peer], Coroutine[Any, Any, None]]
 
 
-def play(directory: Path, script: Script, policies: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Run `script` with a broker that owns TOPIC's bundle, in a namespace with `policies`, and one peer."""
+def play(
+    directory: Path, script: Script, policies: dict[str, Any] | None = None, **settings: Any
+) -> None:
+    """Run `script` with a broker that owns TOPIC's bundle, in a namespace with `policies`, and
+    one peer."""
 
     async def main() -> None:
         async with connected_peer(directory, **settings) as (broker, peer):
@@ -51,7 +68,9 @@ async def set_policies(broker: Broker, policies: dict[str, Any]) -> None:
     record = replace(NamespaceRecord.decode(item.value), policies=policies)
     outcome = await store.transact((), (Put(key, record.encode()),))
     assert outcome.succeeded
-    while (viewed := broker.views.namespaces.get(str(NAMESPACE))) is None or viewed.record.policies != policies:
+    while (
+        viewed := broker.views.namespaces.get(str(NAMESPACE))
+    ) is None or viewed.record.policies != policies:
         await asyncio.sleep(0.001)
 
 
@@ -79,7 +98,9 @@ async def answers(peer: Peer, count: int) -> list[tuple[int, str]]:
             found.append((receipt.sequence_id, DUPLICATE if duplicate else STORED))
         else:
             assert answer.type == Type.SEND_ERROR, answer
-            found.append((answer.send_error.sequence_id, WireCode(answer.send_error.error).name.lower()))
+            found.append(
+                (answer.send_error.sequence_id, WireCode(answer.send_error.error).name.lower())
+            )
     return found
 
 
@@ -92,7 +113,10 @@ async def count(broker: Broker) -> int:
 @asynccontextmanager
 async def incarnation(directory: Path, store: MemoryStore) -> AsyncIterator[tuple[Broker, Peer]]:
     """The next life of a broker with small log files, and a peer that has looked the topic up."""
-    async with running_broker(directory, store=store, **SMALL_FILES) as broker, open_peer(broker) as peer:
+    async with (
+        running_broker(directory, store=store, **SMALL_FILES) as broker,
+        open_peer(broker) as peer,
+    ):
         await peer.lookup()
         yield broker, peer
 
@@ -101,7 +125,9 @@ async def fill_until_checkpoint(broker: Broker, peer: Peer) -> None:
     """Publish to another topic of the bundle until the bundle's chain is worth a checkpoint."""
     bundle = str((await host_of(broker)).bundle.name)
     names = [f"persistent://public/default/other-{number}" for number in range(100)]
-    neighbour = next(name for name in names if BundleName.parse(bundle).contains(TopicName.parse(name)))
+    neighbour = next(
+        name for name in names if BundleName.parse(bundle).contains(TopicName.parse(name))
+    )
     await peer.produce(7, neighbour)
     sequence = 0
     while (viewed := broker.views.bundles.get(bundle)) is None or viewed.record.checkpoint is None:
@@ -109,7 +135,7 @@ async def fill_until_checkpoint(broker: Broker, peer: Peer) -> None:
         sequence += 1
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def test_without_the_policy_nothing_is_tested_or_remembered(tmp_path: Path) -> None:
@@ -120,7 +146,11 @@ def test_without_the_policy_nothing_is_tested_or_remembered(tmp_path: Path) -> N
         peer.write(send(5) + send(5))
         assert await answers(peer, 2) == [(5, STORED), (5, STORED)]
         topic = await host_of(broker)
-        assert (topic.core.deduplication, topic.publishing.guarded, await count(broker)) == (None, False, 2)
+        assert (topic.core.deduplication, topic.publishing.guarded, await count(broker)) == (
+            None,
+            False,
+            2,
+        )
         peer.write(requests.close_producer(1, 9))
         await peer.answer(Type.SUCCESS)
         assert (await peer.produce(producer_name="p")).last_sequence_id == -1
@@ -129,21 +159,29 @@ def test_without_the_policy_nothing_is_tested_or_remembered(tmp_path: Path) -> N
 
 
 def test_a_repetition_is_a_success_with_no_position(tmp_path: Path) -> None:
-    """Above the highest durable id: stored. Up to it: a receipt with (-1, -1), in its place among the others."""
+    """Above the highest durable id: stored. Up to it: a receipt with (-1, -1), in its place
+    among the others."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
         peer.write(send(3) + send(4))
         assert await answers(peer, 2) == [(3, STORED), (4, STORED)]
         peer.write(send(5) + send(4) + send(6) + send(0) + send(7))
-        assert await answers(peer, 5) == [(5, STORED), (4, DUPLICATE), (6, STORED), (0, DUPLICATE), (7, STORED)]
+        assert await answers(peer, 5) == [
+            (5, STORED),
+            (4, DUPLICATE),
+            (6, STORED),
+            (0, DUPLICATE),
+            (7, STORED),
+        ]
         assert await count(broker) == 5
 
     play(tmp_path, script, DEDUPLICATED)
 
 
 def test_a_repetition_of_what_is_on_its_way_is_an_error_to_try_again(tmp_path: Path) -> None:
-    """PersistenceError behind the receipt of the first: nobody may be told that it is stored before it is."""
+    """PersistenceError behind the receipt of the first: nobody may be told that it is stored
+    before it is."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
@@ -171,10 +209,13 @@ def test_a_batch_is_judged_by_its_lowest_id_and_remembered_by_its_highest(tmp_pa
 
 
 def test_of_a_chunked_message_each_chunk_counts_once(tmp_path: Path) -> None:
-    """Chunks share a sequence id; each that is sent again is answered with its place, and stored once."""
+    """Chunks share a sequence id; each that is sent again is answered with its place, and stored
+    once."""
 
     def chunk(number: int) -> bytes:
-        body = entry(b"x", 4, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3)
+        body = entry(
+            b"x", 4, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3
+        )
         return send(4, body)
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -183,7 +224,9 @@ def test_of_a_chunked_message_each_chunk_counts_once(tmp_path: Path) -> None:
         assert await answers(peer, 2) == [(4, STORED)] * 2
         peer.write(requests.close_producer(1, 9))
         await peer.answer(Type.SUCCESS)
-        assert (await peer.produce(producer_name="p")).last_sequence_id == -1, "the message is not there yet"
+        assert (await peer.produce(producer_name="p")).last_sequence_id == -1, (
+            "the message is not there yet"
+        )
         peer.write(chunk(0) + chunk(1) + chunk(2))
         assert await answers(peer, 3) == [(4, STORED)] * 3
         peer.write(chunk(0) + chunk(1) + chunk(2) + send(5))
@@ -194,7 +237,8 @@ def test_of_a_chunked_message_each_chunk_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_policy_acts_at_once_on_topics_that_are_open(tmp_path: Path) -> None:
-    """Switched on it begins with nothing known, switched off it forgets; what was sent in between does not count afterwards."""
+    """Switched on it begins with nothing known, switched off it forgets; what was sent in
+    between does not count afterwards."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
@@ -236,12 +280,15 @@ def test_a_producer_that_stayed_away_for_too_long_begins_anew(tmp_path: Path) ->
     play(tmp_path, script, DEDUPLICATED, deduplication_inactive_s=1)
 
 
-# --- new owners ---------------------------------------------------------------------------------------------------------------
+# --- new owners -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["from the log", "from a checkpoint and the log"])
+@pytest.mark.parametrize(
+    "checkpoint", [False, True], ids=["from the log", "from a checkpoint and the log"]
+)
 def test_what_was_stored_is_known_to_the_next_incarnation(tmp_path: Path, checkpoint: bool) -> None:
-    """Batches, a switch of the policy, a lone message in a run of batches: the next owner's last sequence ids are the same."""
+    """Batches, a switch of the policy, a lone message in a run of batches: the next owner's last
+    sequence ids are the same."""
 
     async def main() -> None:
         store = MemoryStore(CLOCK)
@@ -285,7 +332,8 @@ def test_half_a_chunked_message_is_not_known_to_the_next_incarnation(tmp_path: P
 
 
 def test_what_was_forgotten_on_purpose_stays_forgotten(tmp_path: Path) -> None:
-    """Sequence ids from before the policy was switched off and on again must not make a duplicate of what is new."""
+    """Sequence ids from before the policy was switched off and on again must not make a
+    duplicate of what is new."""
 
     async def main() -> None:
         store = MemoryStore(CLOCK)
@@ -308,17 +356,20 @@ def test_what_was_forgotten_on_purpose_stays_forgotten(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# --- other tests of a SEND ----------------------------------------------------------------------------------------------------
+# --- other tests of a SEND ------------------------------------------------------------------------
 
 
 def test_where_encryption_is_required_plain_messages_are_refused(tmp_path: Path) -> None:
-    """MetadataError for the producer that says so, and for the message of one that lied; encrypted ones pass unread."""
+    """MetadataError for the producer that says so, and for the message of one that lied;
+    encrypted ones pass unread."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         refused = await peer.ask("producer", topic=TOPIC, producer_id=1)
         assert (refused.type, refused.error.error) == (Type.ERROR, int(WireCode.METADATA))
         await peer.produce(encrypted=True)
-        secret = entry(b"\x00 not for us", 1, encryption_keys=[api.EncryptionKeys(key="k", value=b"v")])
+        secret = entry(
+            b"\x00 not for us", 1, encryption_keys=[api.EncryptionKeys(key="k", value=b"v")]
+        )
         peer.write(send(0) + send(1, secret) + send(2, entry(b"lies", 2)))
         assert await answers(peer, 3) == [(0, "metadata"), (1, STORED), (2, "metadata")]
         await peer.subscribe()
@@ -336,7 +387,9 @@ def test_a_topic_may_have_a_limit_of_its_own_on_messages(tmp_path: Path) -> None
         await (await host_of(broker)).update_properties({"policies": '{"max_message_size": 100}'})
         await peer.produce()
         room = 100 - len(entry(b"", 0))
-        chunk = entry(bytes(200), 2, uuid="u", chunk_id=1, num_chunks_from_msg=2, total_chunk_msg_size=300)
+        chunk = entry(
+            bytes(200), 2, uuid="u", chunk_id=1, num_chunks_from_msg=2, total_chunk_msg_size=300
+        )
         peer.write(send(0, entry(bytes(room))) + send(1, entry(bytes(room + 1))) + send(2, chunk))
         assert await answers(peer, 3) == [(0, STORED), (1, "not_allowed"), (2, STORED)]
 
@@ -345,7 +398,8 @@ def test_a_topic_may_have_a_limit_of_its_own_on_messages(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("policies", [{}, DEDUPLICATED], ids=["plain", "deduplicated"])
 def test_nothing_is_stored_in_a_terminated_topic(tmp_path: Path, policies: dict[str, Any]) -> None:
-    """TopicTerminated behind the receipts of what came before; a repetition of that is still a success."""
+    """TopicTerminated behind the receipts of what came before; a repetition of that is still a
+    success."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -353,7 +407,11 @@ def test_nothing_is_stored_in_a_terminated_topic(tmp_path: Path, policies: dict[
         assert await answers(peer, 1) == [(0, STORED)]
         await (await host_of(broker)).update_properties({"terminated": "1:0"})
         peer.write(send(1) + send(0) + send(1))
-        terminated = [(1, "topic_terminated"), (0, DUPLICATE if policies else "topic_terminated"), (1, "topic_terminated")]
+        terminated = [
+            (1, "topic_terminated"),
+            (0, DUPLICATE if policies else "topic_terminated"),
+            (1, "topic_terminated"),
+        ]
         assert await answers(peer, 3) == terminated
         assert await count(broker) == 1
 
@@ -378,11 +436,19 @@ def test_an_initial_subscription_needs_leave_to_be_created(tmp_path: Path) -> No
     """NotAllowed where clients may not create subscriptions, unless it is there."""
 
     async def script(broker: Broker, peer: Peer) -> None:
-        refused = await peer.ask("producer", topic=TOPIC, producer_id=1, initial_subscription_name="s")
+        refused = await peer.ask(
+            "producer", topic=TOPIC, producer_id=1, initial_subscription_name="s"
+        )
         assert (refused.type, refused.error.error) == (Type.ERROR, int(WireCode.NOT_ALLOWED))
         await set_policies(broker, {})
         await peer.produce(1, initial_subscription_name="s")
-        await set_policies(broker, {"autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False}})
+        await set_policies(
+            broker, {"autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False}}
+        )
         await peer.produce(2, initial_subscription_name="s")
 
-    play(tmp_path, script, {"autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False}})
+    play(
+        tmp_path,
+        script,
+        {"autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": False}},
+    )

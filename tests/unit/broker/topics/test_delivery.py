@@ -1,4 +1,5 @@
-"""Delivery seen from the other end of a real socket: delays, chunks, readers, acknowledgements, statistics."""
+"""Delivery seen from the other end of a real socket: delays, chunks, readers, acknowledgements,
+statistics."""
 
 from __future__ import annotations
 
@@ -33,16 +34,22 @@ from tests.support.deliveries import (
     seek,
 )
 
-# --- readers ------------------------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("start", "expected"),
-    [((0, 1), [1, 2]), ((0, NOBODY), [0, 1, 2]), ((NOBODY, NOBODY), [0, 1, 2]), ((LATEST_ID, LATEST_ID), [])],
+    [
+        ((0, 1), [1, 2]),
+        ((0, NOBODY), [0, 1, 2]),
+        ((NOBODY, NOBODY), [0, 1, 2]),
+        ((LATEST_ID, LATEST_ID), []),
+    ],
     ids=["an entry", "before the first", "earliest", "latest"],
 )
 def test_where_a_reader_starts(tmp_path: Path, start: tuple[int, int], expected: list[int]) -> None:
-    """At the entry itself, whole (the client leaves out what it has seen); whatever the initial position says."""
+    """At the entry itself, whole (the client leaves out what it has seen); whatever the initial
+    position says."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -50,7 +57,13 @@ def test_where_a_reader_starts(tmp_path: Path, start: tuple[int, int], expected:
             identifier = await publish(peer)
         ledger = start[0] or identifier.ledgerId
         request = api.CommandSubscribe(
-            topic=TOPIC, subscription="reader-1", subType=EXCLUSIVE, consumer_id=1, request_id=5, consumer_name="", durable=False
+            topic=TOPIC,
+            subscription="reader-1",
+            subType=EXCLUSIVE,
+            consumer_id=1,
+            request_id=5,
+            consumer_name="",
+            durable=False,
         )
         request.start_message_id.CopyFrom(api.MessageIdData(ledgerId=ledger, entryId=start[1]))
         (answer,) = await ask(peer, "subscribe", request)
@@ -68,8 +81,15 @@ def test_a_reader_starts_with_the_first_chunk_of_a_message(tmp_path: Path) -> No
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
         await publish(peer)
-        ids = [await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3) for number in range(3)]
-        start = api.MessageIdData(ledgerId=ids[2].ledgerId, entryId=ids[2].entryId, first_chunk_message_id=ids[0])
+        ids = [
+            await publish(
+                peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3
+            )
+            for number in range(3)
+        ]
+        start = api.MessageIdData(
+            ledgerId=ids[2].ledgerId, entryId=ids[2].entryId, first_chunk_message_id=ids[0]
+        )
         request = api.CommandSubscribe(
             topic=TOPIC,
             subscription="reader-1",
@@ -98,11 +118,12 @@ def test_durable_and_not_durable_do_not_mix(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-# --- acknowledgements ---------------------------------------------------------------------------------------------------------
+# --- acknowledgements -----------------------------------------------------------------------------
 
 
 def test_an_acknowledgement_that_can_do_nothing_is_answered_too(tmp_path: Path) -> None:
-    """Foreign ids, ids not delivered or not there yet, no ids, several cumulative ones, before the consumer is there and after it was closed."""
+    """Foreign ids, ids not delivered or not there yet, no ids, several cumulative ones, before
+    the consumer is there and after it was closed."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -120,7 +141,11 @@ def test_an_acknowledgement_that_can_do_nothing_is_answered_too(tmp_path: Path) 
             ((real, real), True),
         ):
             response = await acknowledge(peer, *identifiers, cumulative=cumulative)
-            assert (response.consumer_id, response.request_id, response.HasField("error")) == (1, 9, False)
+            assert (response.consumer_id, response.request_id, response.HasField("error")) == (
+                1,
+                9,
+                False,
+            )
         assert await received(peer, 1) == [0], "nothing of that acknowledged it"
         await peer.ask("close_consumer", consumer_id=1)
         refused = await acknowledge(peer, real)
@@ -144,19 +169,28 @@ def test_what_was_not_delivered_may_be_acknowledged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_batch_index_acknowledgements_survive_a_restart(tmp_path: Path, packed: bool) -> None:
-    """Packed or not, ANDed; a new incarnation shows what is left, and an entry of which nothing is left never comes again."""
+    """Packed or not, ANDed; a new incarnation shows what is left, and an entry of which nothing
+    is left never comes again."""
 
     def frame(identifier: api.MessageIdData, mask: int) -> bytes:
-        entry = api.MessageIdData(ledgerId=identifier.ledgerId, entryId=identifier.entryId, ack_set=[mask])
+        entry = api.MessageIdData(
+            ledgerId=identifier.ledgerId, entryId=identifier.entryId, ack_set=[mask]
+        )
         plain = encode_command(
             api.BaseCommand(
                 type=Type.ACK,
-                ack=api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[entry], request_id=3),
+                ack=api.CommandAck(
+                    consumer_id=1,
+                    ack_type=api.CommandAck.Individual,
+                    message_id=[entry],
+                    request_id=3,
+                ),
             )
         )
         if not packed:
             return plain
-        # A single small word: the unpacked field is tag 0x28 and the word; packed it is tag 0x2a, length and the word. Lengths around it grow.
+        # A single small word: the unpacked field is tag 0x28 and the word; packed it is tag 0x2a,
+        # length and the word. Lengths around it grow.
         encoded = bytearray(entry.SerializeToString())
         at = len(encoded) - 2
         assert encoded[at] == 0x28
@@ -174,7 +208,12 @@ def test_batch_index_acknowledgements_survive_a_restart(tmp_path: Path, packed: 
             await peer.produce()
             ids = [await publish(peer, num_messages_in_batch=4) for _ in range(2)]
             await peer.subscribe(subType=SHARED)
-            for identifier, mask in ((ids[0], 0b1110), (ids[0], 0b0111), (ids[1], 0b0011), (ids[1], 0b1100)):
+            for identifier, mask in (
+                (ids[0], 0b1110),
+                (ids[0], 0b0111),
+                (ids[1], 0b0011),
+                (ids[1], 0b1100),
+            ):
                 peer.write(frame(identifier, mask))
                 assert not (await peer.answer(Type.ACK_RESPONSE)).ack_response.HasField("error")
         await broker.close()
@@ -240,7 +279,10 @@ def test_cumulative_into_a_batch(tmp_path: Path) -> None:
         await peer.subscribe()
         peer.write(requests.flow(1, 10))
         left = [(await peer.message())[0] for _ in range(2)]
-        assert [(message.message_id.entryId, list(message.ack_set)) for message in left] == [(1, [0b100]), (2, [])]
+        assert [(message.message_id.entryId, list(message.ack_set)) for message in left] == [
+            (1, [0b100]),
+            (2, []),
+        ]
 
     play(tmp_path, script)
 
@@ -253,10 +295,16 @@ def test_the_last_message_id_of_a_trimmed_topic(tmp_path: Path) -> None:
         for _ in range(3):
             await publish(peer)
         await peer.subscribe()
-        topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        topic = next(
+            owned.topics[TOPIC]
+            for owned in broker.ownership.owned.values()
+            if TOPIC in owned.topics
+        )
         for kept, expected in ((2, 2), (3, NOBODY)):
             topic.core.ledgers.drop_before(kept)
-            found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
+            found = (
+                await peer.ask("get_last_message_id", consumer_id=1)
+            ).get_last_message_id_response
             assert found.last_message_id.entryId == expected
         await publish(peer)
         found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
@@ -270,7 +318,9 @@ def test_the_last_message_id_comes_with_the_mark_delete_position(tmp_path: Path)
 
     async def script(_broker: Broker, peer: Peer) -> None:
         async def positions() -> tuple[int, int]:
-            found = (await peer.ask("get_last_message_id", consumer_id=1)).get_last_message_id_response
+            found = (
+                await peer.ask("get_last_message_id", consumer_id=1)
+            ).get_last_message_id_response
             assert found.HasField("consumer_mark_delete_position")
             return found.last_message_id.entryId, found.consumer_mark_delete_position.entryId
 
@@ -284,16 +334,19 @@ def test_the_last_message_id_comes_with_the_mark_delete_position(tmp_path: Path)
         await seek(peer, message_id=ids[1])
         await peer.subscribe()
         assert await positions() == (3, 0)
-        assert (await peer.ask("get_last_message_id", consumer_id=9)).error.error == int(WireCode.METADATA)
+        assert (await peer.ask("get_last_message_id", consumer_id=9)).error.error == int(
+            WireCode.METADATA
+        )
 
     play(tmp_path, script)
 
 
-# --- delays and chunks --------------------------------------------------------------------------------------------------------
+# --- delays and chunks ----------------------------------------------------------------------------
 
 
 def test_delayed_messages_wait_on_shared_and_nowhere_else(tmp_path: Path) -> None:
-    """Those behind them do not wait; they count as backlog; a subscription of another type gets them at once."""
+    """Those behind them do not wait; they count as backlog; a subscription of another type gets
+    them at once."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -304,14 +357,18 @@ def test_delayed_messages_wait_on_shared_and_nowhere_else(tmp_path: Path) -> Non
         await peer.subscribe(subType=SHARED)
         assert await received(peer, 2) == [1, 2], "the last one when its time has come"
         assert CLOCK.wall_ms() >= soon - 1
-        assert (await peer.ask("consumer_stats", consumer_id=1)).consumer_stats_response.msgBacklog == 3
+        assert (
+            await peer.ask("consumer_stats", consumer_id=1)
+        ).consumer_stats_response.msgBacklog == 3
         await peer.subscribe(consumer_id=2, subscription="exclusive")
         assert await received(peer, 3, consumer_id=2) == [0, 1, 2]
 
     play(tmp_path, script)
 
 
-def test_a_message_whose_time_comes_just_as_it_is_put_aside_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_whose_time_comes_just_as_it_is_put_aside_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing else happens to the subscription that would have it look again."""
     ahead_ms, wall_ms, dispatch = 0, SystemClock.wall_ms, SharedDispatcher.dispatch
 
@@ -349,7 +406,8 @@ def test_filtered_entries_cost_no_permits(tmp_path: Path) -> None:
 
 
 def test_the_chunks_of_a_message_go_to_one_consumer_in_order(tmp_path: Path) -> None:
-    """Also when that consumer has no permits for a while: others get what is theirs, the chunks wait."""
+    """Also when that consumer has no permits for a while: others get what is theirs, the chunks
+    wait."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe(subType=SHARED)
@@ -361,7 +419,9 @@ def test_the_chunks_of_a_message_go_to_one_consumer_in_order(tmp_path: Path) -> 
             assert (await peer.message())[0].message_id.entryId == 0
             other.write(requests.flow(2, 10))
             for number in (1, 2):
-                await publish(peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3)
+                await publish(
+                    peer, uuid="u", chunk_id=number, num_chunks_from_msg=3, total_chunk_msg_size=3
+                )
             await publish(peer)
             assert (await other.message())[0].message_id.entryId == 3
             assert await other.is_quiet()
@@ -372,7 +432,7 @@ def test_the_chunks_of_a_message_go_to_one_consumer_in_order(tmp_path: Path) -> 
     play(tmp_path, script)
 
 
-# --- consumers ----------------------------------------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 def test_consumer_statistics(tmp_path: Path) -> None:
@@ -389,7 +449,13 @@ def test_consumer_statistics(tmp_path: Path) -> None:
         assert (await peer.message())[0].redelivery_count == 1
         await acknowledge(peer, ids[0])
         found = (await peer.ask("consumer_stats", consumer_id=1)).consumer_stats_response
-        assert (found.type, found.consumerName, found.availablePermits, found.unackedMessages, found.msgBacklog) == (
+        assert (
+            found.type,
+            found.consumerName,
+            found.availablePermits,
+            found.unackedMessages,
+            found.msgBacklog,
+        ) == (
             "Shared",
             "me",
             5,
@@ -434,39 +500,55 @@ def test_properties_of_a_subscription_are_set_by_who_brings_them_first(tmp_path:
         topic = None
         for consumer_id, properties in ((1, {}), (2, {"a": "1"}), (3, {"a": "2"})):
             request = api.CommandSubscribe(
-                topic=TOPIC, subscription="s", subType=SHARED, consumer_id=consumer_id, request_id=consumer_id
+                topic=TOPIC,
+                subscription="s",
+                subType=SHARED,
+                consumer_id=consumer_id,
+                request_id=consumer_id,
             )
             for key, value in properties.items():
                 request.subscription_properties.add(key=key, value=value)
             (answer,) = await ask(peer, "subscribe", request)
             assert answer.type == Type.SUCCESS
-        topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        topic = next(
+            owned.topics[TOPIC]
+            for owned in broker.ownership.owned.values()
+            if TOPIC in owned.topics
+        )
         assert topic.core.subscription("s").properties == {"a": "1"}
 
     play(tmp_path, script)
 
 
 def test_a_dead_exclusive_consumer_does_not_keep_its_successor_out(tmp_path: Path) -> None:
-    """A connection that answers no PING within the time limit is evicted; one that lives keeps its place."""
+    """A connection that answers no PING within the time limit is evicted; one that lives keeps
+    its place."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         async with open_peer(broker) as alive:
             await alive.subscribe()
             async with alive.alive():
-                assert (await peer.subscribe(consumer_id=2)).error.error == int(WireCode.CONSUMER_BUSY)
+                assert (await peer.subscribe(consumer_id=2)).error.error == int(
+                    WireCode.CONSUMER_BUSY
+                )
             assert (await peer.subscribe(consumer_id=3)).type == Type.SUCCESS
 
     play(tmp_path, script, liveness_check_s=2.0)
 
 
 def test_the_end_of_a_terminated_topic_is_told_once_all_is_acknowledged(tmp_path: Path) -> None:
-    """Not to C++ and Go clients, which would close the connection; to those who come later at once."""
+    """Not to C++ and Go clients, which would close the connection; to those who come later at
+    once."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         identifier = await publish(peer)
         await peer.subscribe()
-        topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        topic = next(
+            owned.topics[TOPIC]
+            for owned in broker.ownership.owned.values()
+            if TOPIC in owned.topics
+        )
         await topic.update_properties({"terminated": f"{identifier.ledgerId}:0"})
         for host in topic.subscriptions.values():
             host.end_of_topic()

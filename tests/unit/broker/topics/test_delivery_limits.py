@@ -16,7 +16,9 @@ from tests.support.deliveries import SHARED, play, publish, received
 
 
 async def set_policies(broker: Broker, policies: dict[str, Any]) -> None:
-    topic = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+    topic = next(
+        owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics
+    )
     await topic.update_properties({"policies": json.dumps(policies)})
 
 
@@ -35,7 +37,11 @@ def test_a_consumer_at_its_limit_goes_on_at_half_of_it(tmp_path: Path) -> None:
         peer.write(requests.flow(1, 2))
         assert await peer.is_quiet()
         stats = (await peer.ask("consumer_stats", consumer_id=1)).consumer_stats_response
-        assert (stats.blockedConsumerOnUnackedMsgs, stats.unackedMessages, stats.availablePermits) == (True, 4, 4)
+        assert (
+            stats.blockedConsumerOnUnackedMsgs,
+            stats.unackedMessages,
+            stats.availablePermits,
+        ) == (True, 4, 4)
         peer.write(requests.ack(1, ids[:1]))
         assert await peer.is_quiet()
         peer.write(requests.ack(1, ids[1:2]))
@@ -73,7 +79,9 @@ def test_delays_can_be_switched_off(tmp_path: Path) -> None:
         peer.write(requests.flow(1, 10))
         await publish(peer, deliver_at_time=CLOCK.wall_ms() + 600_000)
         assert await peer.is_quiet()
-        await set_policies(broker, {"delayed_delivery_policies": {"active": False, "tickTime": 1000}})
+        await set_policies(
+            broker, {"delayed_delivery_policies": {"active": False, "tickTime": 1000}}
+        )
         await peer.message()
 
     play(tmp_path, script)
@@ -93,8 +101,11 @@ def test_delays_can_be_switched_off(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_policies_forbid(tmp_path: Path, policies: dict[str, Any], options: dict[str, Any], code: int) -> None:
-    """A second consumer is refused, with the code of which clients know what to do; the first one stays."""
+def test_what_policies_forbid(
+    tmp_path: Path, policies: dict[str, Any], options: dict[str, Any], code: int
+) -> None:
+    """A second consumer is refused, with the code of which clients know what to do; the first
+    one stays."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.subscribe(subType=SHARED)

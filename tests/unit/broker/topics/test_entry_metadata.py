@@ -1,4 +1,5 @@
-"""Index and broker time of messages: each has the number of messages before it in its topic, wherever its entry lies and whoever serves it."""
+"""Index and broker time of messages: each has the number of messages before it in its topic,
+wherever its entry lies and whoever serves it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from tests.support.brokers import CLOCK, TOPIC, Type, command_frame, open_peer, 
 from tests.support.rest import TOPICS, broker_with_rest
 from tests.support.transacting import ended, send_in
 from tests.unit.broker.bundles.test_ownership import LOADED, pair, until
-from tests.unit.broker.transactions.test_transactional_moves import WAYS, A, B, C, begin, change_owner, has_left
+from tests.unit.broker.transactions.test_transactional_moves import (
+    WAYS,
+    A,
+    B,
+    C,
+    begin,
+    change_owner,
+    has_left,
+)
 from tests.unit.broker.upkeep.test_manifest_compaction import world
 
 ON = {"broker_entry_index": 1, "broker_entry_timestamp": 1, "broker_entry_metadata_to_clients": 1}
@@ -33,7 +42,9 @@ async def publish(broker: Broker, singles: int, batches: int, size: int = 10) ->
         plain = await client.create_producer(TOPIC)
         for _ in range(singles):
             await plain.send(b"x" * size)
-        batched = await client.create_producer(TOPIC, batching=Batching(messages_max=3, linger_s=60))
+        batched = await client.create_producer(
+            TOPIC, batching=Batching(messages_max=3, linger_s=60)
+        )
         for _ in range(batches):
             await asyncio.gather(*(batched.send(b"x" * size) for _ in range(3)))
         for _ in range(singles):
@@ -62,7 +73,8 @@ async def forget_what_is_in_memory(broker: Broker) -> None:
 
 
 def test_messages_are_numbered_over_batches_and_timed_by_the_broker(tmp_path: Path) -> None:
-    """From memory and from storage; a subscription that began before, one after, and one that skips what others have."""
+    """From memory and from storage; a subscription that began before, one after, and one that
+    skips what others have."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **ON) as broker:
@@ -75,10 +87,15 @@ def test_messages_are_numbered_over_batches_and_timed_by_the_broker(tmp_path: Pa
             assert begun_ms <= times[0] <= times[-1] <= CLOCK.wall_ms()
             assert times == sorted(times)
             await forget_what_is_in_memory(broker)
-            assert [(message.index, message.broker_publish_time_ms) for message in await read(broker)] == list(enumerate(times))
+            assert [
+                (message.index, message.broker_publish_time_ms) for message in await read(broker)
+            ] == list(enumerate(times))
             async with Client(broker.service_url) as client:
                 several = [
-                    await client.subscribe(TOPIC, "s", type=SubscriptionType.SHARED, initial_position="Earliest") for _ in range(2)
+                    await client.subscribe(
+                        TOPIC, "s", type=SubscriptionType.SHARED, initial_position="Earliest"
+                    )
+                    for _ in range(2)
                 ]
                 seen = {}
                 while len(seen) < 22:
@@ -91,7 +108,8 @@ def test_messages_are_numbered_over_batches_and_timed_by_the_broker(tmp_path: Pa
 
 
 def test_what_was_published_before_the_setting_is_numbered_as_well(tmp_path: Path) -> None:
-    """Nothing is stored with entries: a broker with the setting knows of all, one without shows nothing."""
+    """Nothing is stored with entries: a broker with the setting knows of all, one without shows
+    nothing."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -99,7 +117,9 @@ def test_what_was_published_before_the_setting_is_numbered_as_well(tmp_path: Pat
             async with running_broker(tmp_path, store=store, **settings) as broker:
                 await publish(broker, 2, 1)
                 messages = 7 * (number + 1)
-                assert await indexes(broker) == (list(range(messages)) if settings else [None] * messages)
+                assert await indexes(broker) == (
+                    list(range(messages)) if settings else [None] * messages
+                )
 
     asyncio.run(scenario())
 
@@ -108,7 +128,10 @@ def test_a_client_that_does_not_know_of_it_gets_the_bytes_that_were_sent(tmp_pat
     """And so does everybody where it is not to be shown to clients."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path, **ON) as broker, open_peer(broker, handshake=False) as peer:
+        async with (
+            running_broker(tmp_path, **ON) as broker,
+            open_peer(broker, handshake=False) as peer,
+        ):
             peer.write(command_frame("connect", client_version="old", protocol_version=21))
             await peer.answer(Type.CONNECTED)
             await peer.lookup()
@@ -118,7 +141,9 @@ def test_a_client_that_does_not_know_of_it_gets_the_bytes_that_were_sent(tmp_pat
             peer.write(requests.flow(1, 10))
             assert (await peer.message())[1][:2] == b"\x0e\x01"
             assert await indexes(broker) == [0]
-        async with running_broker(tmp_path / "hidden", **{**ON, "broker_entry_metadata_to_clients": 0}) as broker:
+        async with running_broker(
+            tmp_path / "hidden", **{**ON, "broker_entry_metadata_to_clients": 0}
+        ) as broker:
             await publish(broker, 1, 1)
             assert await indexes(broker) == [None] * 5
 
@@ -139,7 +164,8 @@ def test_either_comes_alone(tmp_path: Path, setting: str) -> None:
 
 @pytest.mark.parametrize("how", WAYS)
 def test_numbers_go_on_at_a_new_owner_also_over_transactions(tmp_path: Path, how: str) -> None:
-    """One transaction is committed before, one is open over the change, one is void; what commits is numbered where it appears."""
+    """One transaction is committed before, one is open over the change, one is void; what
+    commits is numbered where it appears."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **LOADED, **ON) as cluster:
@@ -206,8 +232,11 @@ def test_numbers_go_on_in_the_children_of_a_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_entries_in_segments_and_behind_a_trim_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewritten into segments, read after a restart that knows nothing of them, from the middle, and with the beginning dropped.
+def test_entries_in_segments_and_behind_a_trim_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewritten into segments, read after a restart that knows nothing of them, from the middle,
+    and with the beginning dropped.
 
     Counting goes on from what earlier reads have found, and forgets all but a few of these.
     """
@@ -232,7 +261,9 @@ def test_entries_in_segments_and_behind_a_trim_keep_their_numbers(tmp_path: Path
             host = await found.host(TOPIC)
             await host.trim(host.core.ledgers.first + 37)
             left = await read(found.broker)
-            assert [message.index for message in left] == [message.index for message in read_before[-len(left) :]]
+            assert [message.index for message in left] == [
+                message.index for message in read_before[-len(left) :]
+            ]
             assert len(left) < 105 - 37
             await publish(found.broker, 1, 0)
             assert (await indexes(found.broker))[-3:] == [104, 105, 106]
@@ -243,19 +274,28 @@ def test_entries_in_segments_and_behind_a_trim_keep_their_numbers(tmp_path: Path
 
 
 def test_administrators_see_them_as_headers(tmp_path: Path) -> None:
-    """As pulsar-admin reads them, also where clients are not shown them; without the setting there are none."""
+    """As pulsar-admin reads them, also where clients are not shown them; without the setting
+    there are none."""
 
     async def seen(settings: dict[str, Any], directory: Path) -> dict[str, str]:
         async with broker_with_rest(directory, **settings) as (broker, rest, _):
             await publish(broker, 2, 1)
             name = TOPIC.rpartition("/")[2]
-            answer = await rest.ask("GET", f"{TOPICS}/{name}/examinemessage?initialPosition=earliest&messagePosition=3")
+            answer = await rest.ask(
+                "GET", f"{TOPICS}/{name}/examinemessage?initialPosition=earliest&messagePosition=3"
+            )
             assert answer.status_code == 200, answer.text
-            return {key.lower(): value for key, value in answer.headers.items() if "broker-entry" in key.lower()}
+            return {
+                key.lower(): value
+                for key, value in answer.headers.items()
+                if "broker-entry" in key.lower()
+            }
 
     async def scenario() -> None:
         found = await seen({**ON, "broker_entry_metadata_to_clients": 0}, tmp_path / "on")
-        assert found["x-pulsar-broker-entry-metadata-index"] == "4", "of the last message of the batch"
+        assert found["x-pulsar-broker-entry-metadata-index"] == "4", (
+            "of the last message of the batch"
+        )
         assert found["x-pulsar-broker-entry-metadata-timestamp"].startswith("20")
         assert await seen({}, tmp_path / "off") == {}
 

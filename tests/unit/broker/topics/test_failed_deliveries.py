@@ -1,4 +1,5 @@
-"""Deliveries that go wrong in a way that nobody foresaw: told, tried again, and nothing is skipped."""
+"""Deliveries that go wrong in a way that nobody foresaw: told, tried again, and nothing is
+skipped."""
 
 from __future__ import annotations
 
@@ -51,13 +52,20 @@ async def until(reached: Callable[[], bool]) -> None:
 def test_a_surprise_on_the_way_to_a_consumer_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Though nothing else happens on the topic; while it lasts it is listed as damage, and what else wakes the subscription waits."""
-    monkeypatch.setattr(subscription_host, "traits_of", failing(subscription_host.traits_of, FAILURES))
+    """Though nothing else happens on the topic; while it lasts it is listed as damage, and what
+    else wakes the subscription waits."""
+    monkeypatch.setattr(
+        subscription_host, "traits_of", failing(subscription_host.traits_of, FAILURES)
+    )
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
         sent = [await peer.send(b"x", number) for number in range(3)]
-        topic: TopicHost = next(owned.topics[TOPIC] for owned in broker.ownership.owned.values() if TOPIC in owned.topics)
+        topic: TopicHost = next(
+            owned.topics[TOPIC]
+            for owned in broker.ownership.owned.values()
+            if TOPIC in owned.topics
+        )
         if where == "storage":
             for run in topic.index.runs:
                 topic.bundle.tail_cache.release(run)
@@ -75,11 +83,15 @@ def test_a_surprise_on_the_way_to_a_consumer_is_told_and_tried_again(
     play(tmp_path, script)
 
 
-@pytest.mark.parametrize("values", [{"subType": EXCLUSIVE}, {"subType": SHARED}, {"subType": EXCLUSIVE, "durable": False}])
+@pytest.mark.parametrize(
+    "values",
+    [{"subType": EXCLUSIVE}, {"subType": SHARED}, {"subType": EXCLUSIVE, "durable": False}],
+)
 def test_what_was_handed_out_and_could_not_be_sent_is_delivered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any]
 ) -> None:
-    """By then delivery has passed it by: its consumer is sent away, comes back and gets it; a reader finds its subscription."""
+    """By then delivery has passed it by: its consumer is sent away, comes back and gets it; a
+    reader finds its subscription."""
     monkeypatch.setattr(SubscriptionHost, "_send", failing(SubscriptionHost._send, 1))
 
     async def script(broker: Broker, peer: Peer) -> None:
@@ -100,9 +112,13 @@ def test_what_was_handed_out_and_could_not_be_sent_is_delivered_again(
     play(tmp_path, script)
 
 
-def test_only_whom_something_could_not_be_sent_to_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_whom_something_could_not_be_sent_to_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others keep what they got, and get what was meant for that one."""
-    monkeypatch.setattr(SubscriptionHost, "_send", later(SubscriptionHost._send, failing(SubscriptionHost._send, 1)))
+    monkeypatch.setattr(
+        SubscriptionHost, "_send", later(SubscriptionHost._send, failing(SubscriptionHost._send, 1))
+    )
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -115,9 +131,9 @@ def test_only_whom_something_could_not_be_sent_to_is_sent_away(tmp_path: Path, m
         assert (await peer.answer(Type.CLOSE_CONSUMER)).close_consumer.consumer_id == 2
         peer.write(requests.flow(1, 10))
         others = [(await peer.message())[0] for _ in sent[1:]]
-        assert [(one.consumer_id, one.message_id.ledgerId, one.message_id.entryId) for one in others] == [
-            (1, *at) for at in sent[1:]
-        ]
+        assert [
+            (one.consumer_id, one.message_id.ledgerId, one.message_id.entryId) for one in others
+        ] == [(1, *at) for at in sent[1:]]
         assert await peer.is_quiet()
 
     play(tmp_path, script)

@@ -1,4 +1,5 @@
-"""Failover and Key_Shared on the wire: what each of several consumers on real sockets is told, and in which order."""
+"""Failover and Key_Shared on the wire: what each of several consumers on real sockets is told,
+and in which order."""
 
 from __future__ import annotations
 
@@ -38,8 +39,11 @@ async def told(peer: Peer) -> tuple[int, bool]:
     return change.consumer_id, change.is_active
 
 
-def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(tmp_path: Path) -> None:
-    """SUCCESS, then the news, then messages; the one that takes over begins at what is not acknowledged."""
+def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(
+    tmp_path: Path,
+) -> None:
+    """SUCCESS, then the news, then messages; the one that takes over begins at what is not
+    acknowledged."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -58,7 +62,10 @@ def test_failover_tells_everybody_after_success_and_delivers_to_the_active_one(t
         assert [await told(peer) for _ in range(3)] == [(1, False), (2, False), (3, True)]
         peer.write(command_frame("flow", consumer_id=3, messagePermits=100))
         again = [(await peer.message())[0] for _ in range(2)]
-        assert [(message.consumer_id, message.message_id.entryId) for message in again] == [(3, 2), (3, 3)]
+        assert [(message.consumer_id, message.message_id.entryId) for message in again] == [
+            (3, 2),
+            (3, 3),
+        ]
         assert {message.redelivery_count for message in again} == {0}
 
     play(tmp_path, script, failover_delay_ms=50)
@@ -77,22 +84,33 @@ def test_a_seek_disconnects_only_the_active_consumer(tmp_path: Path) -> None:
             peer.write(command_frame("flow", consumer_id=consumer, messagePermits=100))
         for _ in range(4):
             await peer.message()
-        peer.write(requests.seek(1, peer.next_request(), message_id=message_id_data(Position(*positions[2]))))
+        peer.write(
+            requests.seek(
+                1, peer.next_request(), message_id=message_id_data(Position(*positions[2]))
+            )
+        )
         closed = await peer.answer(Type.CLOSE_CONSUMER)
         assert closed.close_consumer.consumer_id == 1
-        # The seek is confirmed once it is durable; whoever takes over may have its messages by then.
+        # The seek is confirmed once it is durable; whoever takes over may have its messages by
+        # then.
         answers = [await peer.answer() for _ in range(4)]
         assert sorted(found.type for found in answers) == sorted(
             [Type.SUCCESS, Type.ACTIVE_CONSUMER_CHANGE, Type.MESSAGE, Type.MESSAGE]
         )
-        assert [found.message.message_id.entryId for found in answers if found.type == Type.MESSAGE] == [2, 3]
+        assert [
+            found.message.message_id.entryId for found in answers if found.type == Type.MESSAGE
+        ] == [2, 3]
 
     play(tmp_path, script, failover_delay_ms=50)
 
 
-async def subscribe_by_key(peer: Peer, consumer: int, ranges: tuple[tuple[int, int], ...] = (), *, unordered: bool = False) -> int:
+async def subscribe_by_key(
+    peer: Peer, consumer: int, ranges: tuple[tuple[int, int], ...] = (), *, unordered: bool = False
+) -> int:
     """SUBSCRIBE as Key_Shared, sticky if ranges are given, and FLOW; the error code, or -1."""
-    meta = api.KeySharedMeta(keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, allowOutOfOrderDelivery=unordered)
+    meta = api.KeySharedMeta(
+        keySharedMode=api.STICKY if ranges else api.AUTO_SPLIT, allowOutOfOrderDelivery=unordered
+    )
     for start, end in ranges:
         meta.hashRanges.add(start=start, end=end)
     request = api.CommandSubscribe(
@@ -120,7 +138,8 @@ def slot(key: str) -> int:
 
 
 def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> None:
-    """Three consumers between them get everything once; by the hashes the clients' suites compute themselves."""
+    """Three consumers between them get everything once; by the hashes the clients' suites
+    compute themselves."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         keys = [f"key-{number % 23}" for number in range(300)]
@@ -132,21 +151,26 @@ def test_key_shared_sends_every_key_to_one_consumer_in_order(tmp_path: Path) -> 
         given: dict[str, list[tuple[int, int]]] = {}
         for _ in keys:
             message, body = await peer.message()
-            given.setdefault(keys[message.message_id.entryId], []).append((message.consumer_id, message.message_id.entryId))
+            given.setdefault(keys[message.message_id.entryId], []).append(
+                (message.consumer_id, message.message_id.entryId)
+            )
             assert parse_entry(body).payload == keys[message.message_id.entryId].encode()
         for key, found in given.items():
             (consumer,) = {consumer for consumer, _ in found}
             # The second halves the first's range, the third takes the lower half of the lower half.
             expected = 3 if slot(key) <= 16384 else 2 if slot(key) <= 32768 else 1
             assert consumer == expected
-            assert [number for _, number in found] == [number for number, known in enumerate(keys) if known == key]
+            assert [number for _, number in found] == [
+                number for number, known in enumerate(keys) if known == key
+            ]
         assert await peer.is_quiet()
 
     play(tmp_path, script, key_shared_consistent_hashing=0)
 
 
 def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
-    """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait until somebody does."""
+    """Overlap is ConsumerAssignError, another policy ConsumerBusy; keys that nobody serves wait
+    until somebody does."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         keys = [f"key-{number}" for number in range(60)]
@@ -156,16 +180,23 @@ def test_sticky_ranges_on_the_wire(tmp_path: Path) -> None:
         host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
         (shown,) = topic_stats(host)["subscriptions"]["s"]["consumers"]
         assert shown["keyHashRanges"] == ["[0, 9999]", "[30000, 39999]"]
-        served = [n for n, key in enumerate(keys) if slot(key) <= 9999 or 30000 <= slot(key) <= 39999]
+        served = [
+            n for n, key in enumerate(keys) if slot(key) <= 9999 or 30000 <= slot(key) <= 39999
+        ]
         assert [(await peer.message())[0].message_id.entryId for _ in served] == served
         assert await subscribe_by_key(peer, 2, ((39999, 50000),)) == WireCode.CONSUMER_ASSIGN
-        assert await subscribe_by_key(peer, 2, ((40000, 50000),), unordered=True) == WireCode.CONSUMER_BUSY
+        assert (
+            await subscribe_by_key(peer, 2, ((40000, 50000),), unordered=True)
+            == WireCode.CONSUMER_BUSY
+        )
         assert await subscribe_by_key(peer, 2) == WireCode.CONSUMER_BUSY
         assert await peer.is_quiet()
         assert await subscribe_by_key(peer, 2, ((10000, 29999), (40000, 65535))) == -1
         others = [number for number in range(60) if number not in served]
         found = [(await peer.message())[0] for _ in others]
-        assert [(message.consumer_id, message.message_id.entryId) for message in found] == [(2, number) for number in others]
+        assert [(message.consumer_id, message.message_id.entryId) for message in found] == [
+            (2, number) for number in others
+        ]
 
     play(tmp_path, script)
 
@@ -187,7 +218,10 @@ def test_a_key_that_moves_waits_for_its_acknowledgements(tmp_path: Path) -> None
         assert await peer.is_quiet()
         peer.write(requests.ack(1, [held[1].message_id]))
         moved = [(await peer.message())[0] for _ in range(2)]
-        assert [(message.consumer_id, message.message_id.entryId) for message in moved] == [(2, 2), (2, 3)]
+        assert [(message.consumer_id, message.message_id.entryId) for message in moved] == [
+            (2, 2),
+            (2, 3),
+        ]
 
     play(tmp_path, script, key_shared_consistent_hashing=0)
 

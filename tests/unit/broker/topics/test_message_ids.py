@@ -1,4 +1,5 @@
-"""Message ids over a real broker: an id names one message of all topics, whatever becomes of the topics and of their bundle."""
+"""Message ids over a real broker: an id names one message of all topics, whatever becomes of the
+topics and of their bundle."""
 
 from __future__ import annotations
 
@@ -16,17 +17,34 @@ from magnetar.topics import ledger_ids
 from magnetar.topics.ledger_ids import epoch_of, is_sidecar, sidecar_ledger
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
-from tests.support.brokers import CLOCK, SETTINGS, Node, Peer, Type, entry, open_peer, running_broker, volume_in
+from tests.support.brokers import (
+    CLOCK,
+    SETTINGS,
+    Node,
+    Peer,
+    Type,
+    entry,
+    open_peer,
+    running_broker,
+    volume_in,
+)
 from tests.support.transacting import ended, send_in
 from tests.unit.broker.bundles.test_ownership import until
-from tests.unit.broker.bundles.test_splitting import LEFT_TOPIC, MIDDLE, RIGHT_TOPIC, WHOLE, topics_in
+from tests.unit.broker.bundles.test_splitting import (
+    LEFT_TOPIC,
+    MIDDLE,
+    RIGHT_TOPIC,
+    WHOLE,
+    topics_in,
+)
 
 Id = tuple[int, int]
 TXN = TxnId(0, 5)
 
 
 class Ids:
-    """Every id that was given, by topic: those of a topic rise, and no two topics share a ledger."""
+    """Every id that was given, by topic: those of a topic rise, and no two topics share a
+    ledger."""
 
     def __init__(self) -> None:
         self.given: dict[Id, str] = {}
@@ -54,7 +72,8 @@ async def bundle_of(broker: Broker, topic: str) -> OwnedBundle:
 
 
 async def publish_everywhere(peer: Peer, topics: list[str], count: int, ids: Ids) -> None:
-    """New producers of all the topics, messages of each one by one, and one in a transaction that commits last."""
+    """New producers of all the topics, messages of each one by one, and one in a transaction
+    that commits last."""
     for number, topic in enumerate(topics):
         await peer.lookup(topic)
         await peer.produce(number, topic)
@@ -69,7 +88,8 @@ async def publish_everywhere(peer: Peer, topics: list[str], count: int, ids: Ids
 
 
 def test_the_topics_of_a_bundle_share_no_id(tmp_path: Path) -> None:
-    """Forty topics of one bundle: as many ledgers as topics, with their sidecars twice as many, all of one term."""
+    """Forty topics of one bundle: as many ledgers as topics, with their sidecars twice as many,
+    all of one term."""
 
     async def scenario() -> None:
         topics, ids = topics_in(WHOLE, 40), Ids()
@@ -79,13 +99,16 @@ def test_the_topics_of_a_bundle_share_no_id(tmp_path: Path) -> None:
         assert len(ids.given) == 40 * 4
         assert len(ids.ledgers) == 40 * 2
         assert {epoch_of(ledger) for ledger in ids.ledgers} == {owned.epoch}
-        assert {sidecar_ledger(ledger) for ledger in ids.ledgers} == {ledger for ledger in ids.ledgers if is_sidecar((ledger, 0))}
+        assert {sidecar_ledger(ledger) for ledger in ids.ledgers} == {
+            ledger for ledger in ids.ledgers if is_sidecar((ledger, 0))
+        }
 
     asyncio.run(scenario())
 
 
 def test_a_topic_without_entries_takes_no_number(tmp_path: Path) -> None:
-    """Producers and consumers alone need no id: the numbers of a term are for what is published to in it."""
+    """Producers and consumers alone need no id: the numbers of a term are for what is published
+    to in it."""
 
     async def scenario() -> None:
         topics = topics_in(WHOLE, 20)
@@ -103,10 +126,15 @@ def test_a_topic_without_entries_takes_no_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["crash", "shutdown"])
 def test_ids_stay_single_over_splits_deletions_and_terms(tmp_path: Path, ending: str) -> None:
-    """Of the same topics, published to before and after each: a split, a deletion and a new creation, the next owner, a split again."""
+    """Of the same topics, published to before and after each: a split, a deletion and a new
+    creation, the next owner, a split again."""
 
     async def scenario() -> None:
-        store, topics, ids = MemoryStore(CLOCK), [LEFT_TOPIC, RIGHT_TOPIC, *topics_in(WHOLE, 8)[2:]], Ids()
+        store, topics, ids = (
+            MemoryStore(CLOCK),
+            [LEFT_TOPIC, RIGHT_TOPIC, *topics_in(WHOLE, 8)[2:]],
+            Ids(),
+        )
         async with volume_in(tmp_path) as volume:
             node = Node(store, volume, "broker-0", SETTINGS)
             for life in range(2):
@@ -117,7 +145,9 @@ def test_ids_stay_single_over_splits_deletions_and_terms(tmp_path: Path, ending:
                     await broker.ownership.split(WHOLE, MIDDLE)
                 else:
                     left = BundleName(WHOLE.namespace, WHOLE.low, MIDDLE[0])
-                    quarters = tuple(left.low + (left.high - left.low) * quarter // 4 for quarter in (1, 2, 3))
+                    quarters = tuple(
+                        left.low + (left.high - left.low) * quarter // 4 for quarter in (1, 2, 3)
+                    )
                     assert len(await broker.ownership.split(left, quarters)) == 4
                 async with open_peer(broker) as peer:
                     await publish_everywhere(peer, topics, 1, ids)
@@ -142,7 +172,10 @@ def test_the_children_of_a_split_go_their_own_ways(tmp_path: Path) -> None:
             async with open_peer(broker) as peer:
                 await publish_everywhere(peer, [LEFT_TOPIC, RIGHT_TOPIC], 1, ids)
             left, _ = await broker.ownership.split(WHOLE, MIDDLE)
-            lefts, rights = (topics_in(child, 4) for child in (left, BundleName(WHOLE.namespace, MIDDLE[0], WHOLE.high)))
+            lefts, rights = (
+                topics_in(child, 4)
+                for child in (left, BundleName(WHOLE.namespace, MIDDLE[0], WHOLE.high))
+            )
             async with open_peer(broker) as peer:
                 await publish_everywhere(peer, [lefts[0], rights[0]], 1, ids)
             await broker.ownership.move(str(left), "", "test")
@@ -153,8 +186,11 @@ def test_the_children_of_a_split_go_their_own_ways(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_bundle_that_runs_out_of_numbers_gets_a_new_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it has to refuse anything: topic after topic is published to, many times as many as a term has numbers."""
+def test_a_bundle_that_runs_out_of_numbers_gets_a_new_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has to refuse anything: topic after topic is published to, many times as many as
+    a term has numbers."""
     monkeypatch.setattr(ledger_ids, "NUMBERS_MAX", 16)
 
     async def scenario() -> None:
@@ -167,7 +203,8 @@ def test_a_bundle_that_runs_out_of_numbers_gets_a_new_epoch(tmp_path: Path, monk
                     await peer.produce(1, topic)
                     peer.write(requests.send(1, 0, entry(b"x", 0)))
                     while (answer := await peer.answer()).type != Type.SEND_RECEIPT:
-                        assert answer.type == Type.CLOSE_PRODUCER, answer  # its bundle has left since: as clients do, come again
+                        # its bundle has left since: as clients do, come again
+                        assert answer.type == Type.CLOSE_PRODUCER, answer
                         await peer.lookup(topic)
                         await peer.produce(1, topic)
                         peer.write(requests.send(1, 0, entry(b"x", 0)))
@@ -182,7 +219,8 @@ def test_a_bundle_that_runs_out_of_numbers_gets_a_new_epoch(tmp_path: Path, monk
 def test_without_a_number_a_topic_is_refused_to_come_again_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one read: the third topic of a term of two numbers is refused, with storage, without and in a transaction; then all have a new epoch."""
+    """In one read: the third topic of a term of two numbers is refused, with storage, without
+    and in a transaction; then all have a new epoch."""
     monkeypatch.setattr(ledger_ids, "NUMBERS_MAX", 2)
 
     async def scenario() -> None:
@@ -198,7 +236,12 @@ def test_without_a_number_a_topic_is_refused_to_come_again_and_others_go_on(
                 await peer.produce(number, topic)
             [owned] = broker.ownership.owned.values()
             sends = [(0, None), (1, None), (2, None), (2, TXN), (3, None), (0, None), (1, TXN)]
-            peer.write(b"".join(requests.send(number, at, entry(b"x", at), txn=txn) for at, (number, txn) in enumerate(sends)))
+            peer.write(
+                b"".join(
+                    requests.send(number, at, entry(b"x", at), txn=txn)
+                    for at, (number, txn) in enumerate(sends)
+                )
+            )
             refused, receipts = list[int](), list[int]()
             while len(refused) + len(receipts) < len(sends):
                 answer = await peer.answer()
@@ -219,7 +262,8 @@ def test_without_a_number_a_topic_is_refused_to_come_again_and_others_go_on(
 
 
 def test_a_commit_waits_for_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sent in an earlier term needs one when it is committed: refused to be asked for again, and done in the next term."""
+    """What was sent in an earlier term needs one when it is committed: refused to be asked for
+    again, and done in the next term."""
 
     async def scenario() -> None:
         topics = topics_in(WHOLE, 2)
@@ -234,8 +278,14 @@ def test_a_commit_waits_for_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 await peer.lookup(topics[1])
                 await peer.produce(1, topics[1])
                 peer.write(requests.send(1, 0, entry(b"x", 0)))
-                peer.write(requests.end_txn_on_partition(peer.next_request(), TXN, topics[0], commit=True, low_watermark=-1))
-                answers = {answer.type: answer for answer in [await peer.answer() for _ in range(2)]}
+                peer.write(
+                    requests.end_txn_on_partition(
+                        peer.next_request(), TXN, topics[0], commit=True, low_watermark=-1
+                    )
+                )
+                answers = {
+                    answer.type: answer for answer in [await peer.answer() for _ in range(2)]
+                }
                 refused = answers[Type.END_TXN_ON_PARTITION_RESPONSE].end_txn_on_partition_response
                 assert refused.error == WireCode.SERVICE_NOT_READY
             monkeypatch.setattr(ledger_ids, "NUMBERS_MAX", 8)

@@ -1,4 +1,5 @@
-"""Non-persistent topics, frame by frame: who gets what, what is dropped, and that nothing of it is kept."""
+"""Non-persistent topics, frame by frame: who gets what, what is dropped, and that nothing of it
+is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ Mode = api.CommandGetTopicsOfNamespace.Mode
 async def publish(peer: Peer, first: int, count: int, **metadata: object) -> list[tuple[int, int]]:
     """Send messages in one write; the ids of their receipts."""
     peer.write(
-        b"".join(requests.send(1, number, entry(b"%d" % number, number, **metadata)) for number in range(first, first + count))
+        b"".join(
+            requests.send(1, number, entry(b"%d" % number, number, **metadata))
+            for number in range(first, first + count)
+        )
     )
     ids = []
     for number in range(first, first + count):
@@ -36,7 +40,9 @@ async def publish(peer: Peer, first: int, count: int, **metadata: object) -> lis
     return ids
 
 
-async def subscribe(peer: Peer, consumer_id: int, kind: SubscriptionType, permits: int, name: str = "s") -> None:
+async def subscribe(
+    peer: Peer, consumer_id: int, kind: SubscriptionType, permits: int, name: str = "s"
+) -> None:
     answer = await peer.subscribe(consumer_id, TOPIC, subType=int(kind), subscription=name)
     assert answer.type == Type.SUCCESS, answer
     peer.write(requests.flow(consumer_id, permits))
@@ -45,7 +51,8 @@ async def subscribe(peer: Peer, consumer_id: int, kind: SubscriptionType, permit
 
 
 def test_messages_go_to_whoever_has_permits_and_are_gone(tmp_path: Path) -> None:
-    """Without a consumer, without permits, and beyond them messages are lost without a word; receipts say 0:0 all the same."""
+    """Without a consumer, without permits, and beyond them messages are lost without a word;
+    receipts say 0:0 all the same."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, producer), open_peer(broker) as consumer:
@@ -73,7 +80,11 @@ def test_types_share_as_their_names_say(tmp_path: Path) -> None:
     """Shared: each message to one of two, and another type is refused."""
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path) as (broker, producer), open_peer(broker) as one, open_peer(broker) as two:
+        async with (
+            connected_peer(tmp_path) as (broker, producer),
+            open_peer(broker) as one,
+            open_peer(broker) as two,
+        ):
             await producer.lookup(TOPIC)
             await producer.produce(1, TOPIC)
             for peer in (one, two):
@@ -88,7 +99,9 @@ def test_types_share_as_their_names_say(tmp_path: Path) -> None:
                     if sum(got) == 50:
                         enough.set()
 
-            readers = [asyncio.create_task(count(index, peer)) for index, peer in enumerate((one, two))]
+            readers = [
+                asyncio.create_task(count(index, peer)) for index, peer in enumerate((one, two))
+            ]
             await publish(producer, 0, 50)
             async with asyncio.timeout(120):
                 await enough.wait()
@@ -103,7 +116,8 @@ def test_types_share_as_their_names_say(tmp_path: Path) -> None:
 
 
 def test_what_policies_forbid_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """Of one write: entries without keys where encryption is required, and larger ones than the policy allows, are answered in their places."""
+    """Of one write: entries without keys where encryption is required, and larger ones than the
+    policy allows, are answered in their places."""
 
     async def scenario() -> None:
         async with (
@@ -131,9 +145,17 @@ def test_what_policies_forbid_is_refused_and_the_rest_goes_on(tmp_path: Path) ->
             ]
             peer.write(b"".join(requests.send(1, number, data) for number, data in enumerate(sent)))
             answers = [await peer.answer() for _ in sent]
-            refused = {found.send_error.sequence_id: found.send_error.error for found in answers if found.type == Type.SEND_ERROR}
+            refused = {
+                found.send_error.sequence_id: found.send_error.error
+                for found in answers
+                if found.type == Type.SEND_ERROR
+            }
             assert refused == {1: WireCode.METADATA, 3: WireCode.NOT_ALLOWED, 5: WireCode.METADATA}
-            taken = [found.send_receipt.sequence_id for found in answers if found.type == Type.SEND_RECEIPT]
+            taken = [
+                found.send_receipt.sequence_id
+                for found in answers
+                if found.type == Type.SEND_RECEIPT
+            ]
             assert taken == [0, 2, 4]
             assert [(await consumer.message())[1][-1:] for _ in taken] == [b"0", b"2", b"4"]
             assert await consumer.is_quiet()
@@ -154,11 +176,17 @@ def test_too_many_at_once_are_dropped_with_a_receipt_that_says_so(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer(tmp_path: Path) -> None:
-    """No record is appended for topic, messages or cursors, nor for deduplication; lists show it by mode, until nobody has used it for a while."""
+def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer(
+    tmp_path: Path,
+) -> None:
+    """No record is appended for topic, messages or cursors, nor for deduplication; lists show it
+    by mode, until nobody has used it for a while."""
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path, inactive_topic_s=2) as (broker, producer), open_peer(broker) as consumer:
+        async with (
+            connected_peer(tmp_path, inactive_topic_s=2) as (broker, producer),
+            open_peer(broker) as consumer,
+        ):
             await producer.lookup(TOPIC)
             async with rest_over(tmp_path, broker) as rest:
                 await rest("POST", f"/admin/v2/namespaces/{NAMESPACE}/deduplication", True)
@@ -172,7 +200,9 @@ def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer
             await publish(producer, 0, 5)
             received = [(await consumer.message())[0] for _ in range(5)]
             for message in received:
-                consumer.write(requests.ack(1, [message.message_id], cumulative=False, request_id=5))
+                consumer.write(
+                    requests.ack(1, [message.message_id], cumulative=False, request_id=5)
+                )
                 assert (await consumer.answer()).type == Type.ACK_RESPONSE
             await broker.context.log.barrier()
             assert broker.context.log.position == before
@@ -186,7 +216,10 @@ def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer
             assert not topic.subscriptions
             assert (await producer.ask("close_producer", producer_id=1)).type == Type.SUCCESS
             async with asyncio.timeout(120):
-                while await broker.context.store.get(keys.partitioned_topic(TopicName.parse(TOPIC))) is not None:
+                while (
+                    await broker.context.store.get(keys.partitioned_topic(TopicName.parse(TOPIC)))
+                    is not None
+                ):
                     await asyncio.sleep(0.05)
             assert await broker.service.topics_in(NAMESPACE, Mode.ALL) == []
 
@@ -194,13 +227,18 @@ def test_nothing_of_it_is_in_the_log_and_the_subscription_goes_with_its_consumer
 
 
 def test_what_cannot_be_asked_of_it_is_answered(tmp_path: Path) -> None:
-    """SEEK is a success that does nothing, the last message id is not allowed, unsubscribing works."""
+    """SEEK is a success that does nothing, the last message id is not allowed, unsubscribing
+    works."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (_broker, peer):
             await peer.lookup(TOPIC)
             await subscribe(peer, 1, SubscriptionType.EXCLUSIVE, 1)
-            peer.write(requests.seek(1, peer.next_request(), message_id=api.MessageIdData(ledgerId=0, entryId=0)))
+            peer.write(
+                requests.seek(
+                    1, peer.next_request(), message_id=api.MessageIdData(ledgerId=0, entryId=0)
+                )
+            )
             assert (await peer.answer()).type == Type.SUCCESS
             last = await peer.ask("get_last_message_id", consumer_id=1)
             assert (last.type, last.error.error) == (Type.ERROR, 22)
@@ -209,12 +247,18 @@ def test_what_cannot_be_asked_of_it_is_answered(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topic_again(tmp_path: Path) -> None:
-    """Producers and consumers are told to come back; the entry of the old owner goes, that of the new one comes with them."""
+def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topic_again(
+    tmp_path: Path,
+) -> None:
+    """Producers and consumers are told to come back; the entry of the old owner goes, that of
+    the new one comes with them."""
 
     async def scenario() -> None:
         store = MemoryStore(SystemClock())
-        async with running_broker(tmp_path, store=store, name="a") as one, running_broker(tmp_path, store=store, name="b") as two:
+        async with (
+            running_broker(tmp_path, store=store, name="a") as one,
+            running_broker(tmp_path, store=store, name="b") as two,
+        ):
             async with open_peer(one) as first:
                 url = await first.lookup(TOPIC)
             owner, other = (one, two) if url == one.service_url else (two, one)
@@ -238,11 +282,16 @@ def test_a_move_sends_clients_to_the_new_owner_and_its_list_shows_the_topic_agai
 
 
 def test_it_is_created_listed_counted_and_deleted_over_rest(tmp_path: Path) -> None:
-    """As any topic: 409 for a second creation, 412 while somebody uses it, and by force it is gone with its clients sent away."""
+    """As any topic: 409 for a second creation, 412 while somebody uses it, and by force it is
+    gone with its clients sent away."""
 
     async def scenario() -> None:
         path = "/admin/v2/non-persistent/public/default"
-        async with running_broker(tmp_path) as broker, rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path) as broker,
+            rest_over(tmp_path, broker) as rest,
+            open_peer(broker) as peer,
+        ):
             await rest("PUT", f"{path}/n")
             await rest("PUT", f"{path}/n", status=409)
             assert await rest.get(path) == [TOPIC]
@@ -252,13 +301,22 @@ def test_it_is_created_listed_counted_and_deleted_over_rest(tmp_path: Path) -> N
             await publish(peer, 0, 1)
             await peer.message()
             stats = await rest.get(f"{path}/n/stats")
-            assert (stats["msgInCounter"], stats["msgOutCounter"], list(stats["subscriptions"])) == (1, 1, ["s"])
+            assert (
+                stats["msgInCounter"],
+                stats["msgOutCounter"],
+                list(stats["subscriptions"]),
+            ) == (1, 1, ["s"])
             await rest("DELETE", f"{path}/n", status=412)
             await rest("DELETE", f"{path}/n?force=true")
-            assert {(await peer.answer()).type for _ in range(2)} == {Type.CLOSE_PRODUCER, Type.CLOSE_CONSUMER}
+            assert {(await peer.answer()).type for _ in range(2)} == {
+                Type.CLOSE_PRODUCER,
+                Type.CLOSE_CONSUMER,
+            }
             assert await rest.get(path) == []
             await rest("PUT", f"{path}/many/partitions", 2)
-            assert await rest.get(path) == [f"non-persistent://public/default/many-partition-{index}" for index in range(2)]
+            assert await rest.get(path) == [
+                f"non-persistent://public/default/many-partition-{index}" for index in range(2)
+            ]
             assert await rest.get(f"{path}/partitioned") == ["non-persistent://public/default/many"]
             assert await rest.get("/admin/v2/persistent/public/default/partitioned") == []
 

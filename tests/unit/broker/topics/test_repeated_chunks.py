@@ -1,6 +1,8 @@
-"""A producer that sends chunks again is answered with where they lie, and the topic has each of them once.
+"""A producer that sends chunks again is answered with where they lie, and the topic has each of
+them once.
 
-Without deduplication: it is consumers that cannot put a message together whose first chunks come twice.
+Without deduplication: it is consumers that cannot put a message together whose first chunks come
+twice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from magnetar.names import TopicName
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.support.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.support.brokers import (
+    CLOCK,
+    TOPIC,
+    Peer,
+    Type,
+    connected_peer,
+    entry,
+    open_peer,
+    running_broker,
+)
 from tests.support.deliveries import play, received
 from tests.support.transacting import ended, signed
 
@@ -32,7 +43,12 @@ def chunk(number: int, sequence: int = 0, payload: bytes = b"part") -> bytes:
 
 async def send(peer: Peer, *chunks: tuple[int, int], payload: bytes = b"part") -> list[int]:
     """Chunks (sequence, number) in one write; the entry ids of their receipts, in order."""
-    peer.write(b"".join(requests.send(1, sequence, chunk(number, sequence, payload)) for sequence, number in chunks))
+    peer.write(
+        b"".join(
+            requests.send(1, sequence, chunk(number, sequence, payload))
+            for sequence, number in chunks
+        )
+    )
     receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt for _ in chunks]
     assert [receipt.sequence_id for receipt in receipts] == [sequence for sequence, _ in chunks]
     return [signed(receipt.message_id)[1] for receipt in receipts]
@@ -43,9 +59,16 @@ async def stored(broker: Broker) -> int:
     return topic.core.ledgers.end
 
 
-@pytest.mark.parametrize("again", [[(0, 0), (0, 1), (0, 2)], [(0, 1), (0, 2)]], ids=["from the first on", "from the second on"])
-def test_chunks_that_come_again_on_another_connection_are_stored_once(tmp_path: Path, again: list[tuple[int, int]]) -> None:
-    """The first two were stored when the connection ended; the consumer gets each chunk once, in order."""
+@pytest.mark.parametrize(
+    "again",
+    [[(0, 0), (0, 1), (0, 2)], [(0, 1), (0, 2)]],
+    ids=["from the first on", "from the second on"],
+)
+def test_chunks_that_come_again_on_another_connection_are_stored_once(
+    tmp_path: Path, again: list[tuple[int, int]]
+) -> None:
+    """The first two were stored when the connection ended; the consumer gets each chunk once, in
+    order."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
@@ -75,7 +98,8 @@ def test_a_producer_of_the_same_name_that_begins_again_is_no_repetition(tmp_path
 
 
 def test_chunks_among_others_keep_the_order_of_their_answers(tmp_path: Path) -> None:
-    """Ordinary messages before and behind a repetition in one read; chunks of two messages; with deduplication and without."""
+    """Ordinary messages before and behind a repetition in one read; chunks of two messages; with
+    deduplication and without."""
 
     async def script(_broker: Broker, peer: Peer) -> None:
         await peer.produce(producer_name="p")
@@ -101,7 +125,8 @@ def test_chunks_among_others_keep_the_order_of_their_answers(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("way", ["log", "checkpoint", "checkpoint and log"])
 def test_the_next_incarnation_knows_what_is_stored(tmp_path: Path, way: str) -> None:
-    """By the log, by a checkpoint, and by both: chunks of a killed broker's time are answered with their places."""
+    """By the log, by a checkpoint, and by both: chunks of a killed broker's time are answered
+    with their places."""
 
     async def main() -> None:
         store = MemoryStore(CLOCK)
@@ -118,8 +143,13 @@ def test_the_next_incarnation_knows_what_is_stored(tmp_path: Path, way: str) -> 
             await peer.lookup()
             await peer.produce(producer_name="p", epoch=1)
             peer.write(b"".join(requests.send(1, 0, chunk(number)) for number in range(COUNT)))
-            receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(COUNT)]
-            old = {(receipt.ledgerId, receipt.entryId) for receipt in receipts[: 1 if way == "checkpoint" else 2]}
+            receipts = [
+                (await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id for _ in range(COUNT)
+            ]
+            old = {
+                (receipt.ledgerId, receipt.entryId)
+                for receipt in receipts[: 1 if way == "checkpoint" else 2]
+            }
             assert len({ledger for ledger, _ in old}) == 1
             assert receipts[-1].ledgerId > receipts[0].ledgerId
             assert await stored(broker) == COUNT
@@ -141,15 +171,24 @@ def _metadata(number: int) -> bytes:
 
 
 def test_chunks_in_transactions_are_stored_once(tmp_path: Path) -> None:
-    """Repeated in an open one and after its commit they are answered with a place; after an abort they are refused."""
+    """Repeated in an open one and after its commit they are answered with a place; after an
+    abort they are refused."""
 
     async def main() -> None:
         store = MemoryStore(CLOCK)
         async with connected_peer(tmp_path, store=store) as (broker, peer):
             await peer.produce(producer_name="p")
             for txn in (A, B):
-                peer.write(b"".join(requests.send(1, txn.least, chunk(number, txn.least), txn=txn) for number in (0, 1, 0, 1, 2)))
-                places = [signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id) for _ in range(5)]
+                peer.write(
+                    b"".join(
+                        requests.send(1, txn.least, chunk(number, txn.least), txn=txn)
+                        for number in (0, 1, 0, 1, 2)
+                    )
+                )
+                places = [
+                    signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)
+                    for _ in range(5)
+                ]
                 assert places[:2] == places[2:4]
                 assert len(set(places)) == COUNT
             broker.fail("killed")
@@ -157,7 +196,9 @@ def test_chunks_in_transactions_are_stored_once(tmp_path: Path) -> None:
             await peer.lookup()
             await peer.produce(producer_name="p", epoch=1)
             peer.write(requests.send(1, 0, chunk(1), txn=A))
-            assert signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)[0] % 2 == 0
+            assert (
+                signed((await peer.answer(Type.SEND_RECEIPT)).send_receipt.message_id)[0] % 2 == 0
+            )
             await ended(peer, A, commit=True)
             await ended(peer, B, commit=False)
             assert await stored(broker) == COUNT

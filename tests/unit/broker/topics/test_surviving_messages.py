@@ -10,12 +10,20 @@ from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 
 def _metadata(count: int, removed: list[int]) -> MessageMetadata:
     return MessageMetadata(
-        producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=count, compacted_batch_indexes=removed
+        producer_name="p",
+        sequence_id=0,
+        publish_time=0,
+        num_messages_in_batch=count,
+        compacted_batch_indexes=removed,
     )
 
 
-@pytest.mark.parametrize(("count", "removed"), [(1, []), (5, []), (5, [4]), (5, [0, 4]), (5, [3, 4]), (3, [0, 1, 2])])
-def test_the_last_surviving_message_is_the_highest_bit_of_the_mask(count: int, removed: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("count", "removed"), [(1, []), (5, []), (5, [4]), (5, [0, 4]), (5, [3, 4]), (3, [0, 1, 2])]
+)
+def test_the_last_surviving_message_is_the_highest_bit_of_the_mask(
+    count: int, removed: list[int]
+) -> None:
     """Both readings of the field agree."""
     metadata = _metadata(count, removed)
     assert last_surviving_message(metadata) == surviving_messages(metadata).bit_length() - 1

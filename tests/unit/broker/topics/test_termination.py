@@ -18,7 +18,8 @@ from tests.support.deliveries import play, publish
 
 
 def test_an_end_that_is_not_durable_yet_is_told_to_nobody(tmp_path: Path) -> None:
-    """Neither to whoever asks a second time, nor to consumers that have acknowledged everything: after a crash the topic may go on."""
+    """Neither to whoever asks a second time, nor to consumers that have acknowledged everything:
+    after a crash the topic may go on."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -37,18 +38,25 @@ def test_an_end_that_is_not_durable_yet_is_told_to_nobody(tmp_path: Path) -> Non
             peer.write(requests.ack(1, [identifier], request_id=7))
             assert (await peer.answer(Type.ACK_RESPONSE)).ack_response.request_id == 7
             assert await peer.is_quiet()
-            assert (topic.terminated, topic.ended, [task.done() for task in asked]) == (True, False, [False, False])
+            assert (topic.terminated, topic.ended, [task.done() for task in asked]) == (
+                True,
+                False,
+                [False, False],
+            )
             written.set()
             assert [(await task).entry for task in asked] == [identifier.entryId] * 2
             await peer.answer(Type.CLOSE_PRODUCER)
-            assert (await peer.answer(Type.REACHED_END_OF_TOPIC)).reached_end_of_topic.consumer_id == 1
+            assert (
+                await peer.answer(Type.REACHED_END_OF_TOPIC)
+            ).reached_end_of_topic.consumer_id == 1
             await asyncio.gather(*asked)
 
     play(tmp_path, script)
 
 
 def test_an_end_that_cannot_be_written_is_none(tmp_path: Path) -> None:
-    """The log refuses its record: whoever asks is told so, every time, the topic takes messages, and may be terminated later."""
+    """The log refuses its record: whoever asks is told so, every time, the topic takes messages,
+    and may be terminated later."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -67,7 +75,8 @@ def test_an_end_that_cannot_be_written_is_none(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_an_end_may_leave(tmp_path: Path) -> None:
-    """It takes place all the same, producers and consumers hear of it, and the next one who asks is told where it is."""
+    """It takes place all the same, producers and consumers hear of it, and the next one who asks
+    is told where it is."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -84,7 +93,8 @@ def test_who_asks_for_an_end_may_leave(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_topic_comes_before_that_of_its_term(tmp_path: Path) -> None:
-    """A release that was about to begin: behind it, the record of an end would be void, and be confirmed all the same."""
+    """A release that was about to begin: behind it, the record of an end would be void, and be
+    confirmed all the same."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()

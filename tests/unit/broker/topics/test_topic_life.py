@@ -1,4 +1,5 @@
-"""The life of topics over a real broker: what ends them, what they drop, and what of it a restart or a crash in the middle leaves."""
+"""The life of topics over a real broker: what ends them, what they drop, and what of it a
+restart or a crash in the middle leaves."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ from tests.support.transacting import late_commit
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_what_everybody_has_acknowledged_is_dropped_for_good(tmp_path: Path, crash: bool) -> None:
-    """Not before the last subscription has it; the next reader begins at the first entry there is, ids go on, and a restart knows it all."""
+    """Not before the last subscription has it; the next reader begins at the first entry there
+    is, ids go on, and a restart knows it all."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=crash) as life:
             await life.peer.produce()
             for consumer_id, name in ((1, "fast"), (2, "slow")):
-                assert (await life.peer.subscribe(consumer_id, subscription=name)).type == Type.SUCCESS
+                assert (
+                    await life.peer.subscribe(consumer_id, subscription=name)
+                ).type == Type.SUCCESS
             positions = await life.publish(10)
             await life.acknowledge(1, positions)
             await life.acknowledge(2, positions[:4])
@@ -56,11 +60,16 @@ def test_what_everybody_has_acknowledged_is_dropped_for_good(tmp_path: Path, cra
 
 
 def test_retention_and_grace_keep_what_nobody_needs(tmp_path: Path) -> None:
-    """Acknowledged by all: kept as long as the policy says, dropped once it is lifted; unread topics keep what has just come."""
+    """Acknowledged by all: kept as long as the policy says, dropped once it is lifted; unread
+    topics keep what has just come."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
-            await life.rest("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+            await life.rest(
+                "POST",
+                f"{NAMESPACE}/retention",
+                {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+            )
             await life.peer.produce()
             positions = await life.publish(3)
             topic = life.topic()
@@ -69,7 +78,11 @@ def test_retention_and_grace_keep_what_nobody_needs(tmp_path: Path) -> None:
             assert topic.core.ledgers.first == 0
             await life.rest("DELETE", f"{NAMESPACE}/retention")
             await until(lambda: topic.core.ledgers.first == 3)
-            assert await life.rest.get(f"{PATH}/lastMessageId") == {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+            assert await life.rest.get(f"{PATH}/lastMessageId") == {
+                "ledgerId": -1,
+                "entryId": -1,
+                "partitionIndex": -1,
+            }
             assert (await life.publish(1, start=3)) > positions[-1:]
 
     play(tmp_path, script)
@@ -91,7 +104,9 @@ def test_with_a_grace_nothing_young_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("comes", ["a seek back", "a new subscription"])
-def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(tmp_path: Path, comes: str) -> None:
+def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(
+    tmp_path: Path, comes: str
+) -> None:
     """Nothing that a SEEK or a SUBSCRIBE was answered with is dropped by a decision from before."""
 
     async def script(lives: Lives) -> None:
@@ -117,7 +132,10 @@ def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(tmp_pat
             if comes == "a seek back":
                 ledger, number = positions[1]
                 identifier = api.MessageIdData(ledgerId=ledger, entryId=number)
-                assert await seek(life.peer, message_id=identifier) == [Type.CLOSE_CONSUMER, Type.SUCCESS]
+                assert await seek(life.peer, message_id=identifier) == [
+                    Type.CLOSE_CONSUMER,
+                    Type.SUCCESS,
+                ]
                 kept = positions[1:]
             else:
                 assert (await life.peer.subscribe(1, subscription="late")).type == Type.SUCCESS
@@ -137,7 +155,8 @@ def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(tmp_pat
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_terminated_topic_stays_so(tmp_path: Path, crash: bool) -> None:
-    """The last id is answered (twice the same), publishing ends with TopicTerminated, also in the next life."""
+    """The last id is answered (twice the same), publishing ends with TopicTerminated, also in
+    the next life."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=crash) as life:
@@ -164,8 +183,11 @@ def test_a_terminated_topic_stays_so(tmp_path: Path, crash: bool) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(tmp_path: Path, crash: bool) -> None:
-    """Not while it has clients, unless by force; created again it begins empty, behind every id it ever had, in this life and the next."""
+def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(
+    tmp_path: Path, crash: bool
+) -> None:
+    """Not while it has clients, unless by force; created again it begins empty, behind every id
+    it ever had, in this life and the next."""
 
     async def script(lives: Lives) -> None:
         seen: list[tuple[int, int]] = []
@@ -198,17 +220,28 @@ def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(tmp_path: Pat
     play(tmp_path, script, trim_grace_s=600.0)
 
 
-@pytest.mark.parametrize("mode", ["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"])
+@pytest.mark.parametrize(
+    "mode", ["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
+)
 def test_a_topic_that_nobody_uses_is_deleted(tmp_path: Path, mode: str) -> None:
-    """Only when policy and mode say so: not with a producer, not with a subscription that counts, not while it is retained."""
+    """Only when policy and mode say so: not with a producer, not with a subscription that
+    counts, not while it is retained."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
-            policy = {"inactiveTopicDeleteMode": mode, "maxInactiveDurationSeconds": 1, "deleteWhileInactive": True}
+            policy = {
+                "inactiveTopicDeleteMode": mode,
+                "maxInactiveDurationSeconds": 1,
+                "deleteWhileInactive": True,
+            }
             await life.peer.produce()
             [position] = await life.publish(1)
             await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
-            await life.rest("POST", f"{NAMESPACE}/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+            await life.rest(
+                "POST",
+                f"{NAMESPACE}/retention",
+                {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+            )
             await life.rest("POST", f"{NAMESPACE}/inactiveTopicPolicies", policy)
             topic = life.topic()
             assert topic.unused_since_ms is None, "it has a producer"
@@ -232,7 +265,8 @@ def test_a_topic_that_nobody_uses_is_deleted(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_message_beyond_its_time_to_live_is_expired_and_no_other(tmp_path: Path) -> None:
-    """By the periodic look, and by request; what has come a moment ago stays, whatever its client's clock said."""
+    """By the periodic look, and by request; what has come a moment ago stays, whatever its
+    client's clock said."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -255,7 +289,11 @@ def test_a_message_beyond_its_time_to_live_is_expired_and_no_other(tmp_path: Pat
             assert (await life.rest.get(f"{PATH}/stats"))["subscriptions"]["s"]["msgBacklog"] == 1
             await life.rest("POST", f"{PATH}/subscription/s/expireMessages/0", status=400)
             [ledger, number] = life.topic().core.last_confirmed
-            await life.rest("POST", f"{PATH}/subscription/s/expireMessages", {"ledgerId": ledger, "entryId": number})
+            await life.rest(
+                "POST",
+                f"{PATH}/subscription/s/expireMessages",
+                {"ledgerId": ledger, "entryId": number},
+            )
             assert cursor.mark_delete == 2
 
     play(tmp_path, script, retention_check_s=1000.0)
@@ -270,21 +308,32 @@ def test_a_late_commit_expires_nothing_that_is_younger_than_it_looks(tmp_path: P
             assert (await life.peer.subscribe(1)).type == Type.SUCCESS
             await late_commit(life.peer, TxnId(0, 0))
             topic = life.topic()
-            assert [await first_published_at(topic, cutoff) for cutoff in (1500, 1800, 2000)] == [5, 8, 10]
+            assert [await first_published_at(topic, cutoff) for cutoff in (1500, 1800, 2000)] == [
+                5,
+                8,
+                10,
+            ]
 
     play(tmp_path, script, topic_check_s=1000.0)
 
 
-@pytest.mark.parametrize(("policy", "code"), [("producer_request_hold", 7), ("producer_exception", 8)])
-def test_a_backlog_beyond_its_quota_keeps_producers_away(tmp_path: Path, policy: str, code: int) -> None:
-    """Those that are there are disconnected, new ones refused; once the backlog is gone they are welcome."""
+@pytest.mark.parametrize(
+    ("policy", "code"), [("producer_request_hold", 7), ("producer_exception", 8)]
+)
+def test_a_backlog_beyond_its_quota_keeps_producers_away(
+    tmp_path: Path, policy: str, code: int
+) -> None:
+    """Those that are there are disconnected, new ones refused; once the backlog is gone they are
+    welcome."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
             await life.peer.produce()
             await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
             await life.publish(5)
-            await life.rest("POST", f"{NAMESPACE}/backlogQuota", {"limitSize": 4000, "policy": policy})
+            await life.rest(
+                "POST", f"{NAMESPACE}/backlogQuota", {"limitSize": 4000, "policy": policy}
+            )
             await life.peer.answer(Type.CLOSE_PRODUCER)
             refused = await life.peer.ask("producer", topic=TOPIC, producer_id=2)
             assert (refused.type, refused.error.error) == (Type.ERROR, code)
@@ -297,25 +346,42 @@ def test_a_backlog_beyond_its_quota_keeps_producers_away(tmp_path: Path, policy:
 
 
 def test_a_quota_acts_at_the_next_producer_and_when_it_changes(tmp_path: Path) -> None:
-    """Of a namespace and of a topic, without waiting for the periodic look, which never comes here; and it is lifted in the same way."""
+    """Of a namespace and of a topic, without waiting for the periodic look, which never comes
+    here; and it is lifted in the same way."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
             await life.peer.produce()
             await life.rest("PUT", f"{PATH}/subscription/s", {"ledgerId": -1, "entryId": -1})
             await life.publish(3)
-            await life.rest("POST", f"{NAMESPACE}/backlogQuota", {"limitSize": 2000, "policy": "producer_exception"})
+            await life.rest(
+                "POST",
+                f"{NAMESPACE}/backlogQuota",
+                {"limitSize": 2000, "policy": "producer_exception"},
+            )
             await life.peer.answer(Type.CLOSE_PRODUCER)
             refused = await life.peer.ask("producer", topic=TOPIC, producer_id=2)
-            assert (refused.type, refused.error.error) == (Type.ERROR, WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION)
-            await life.rest("POST", f"{PATH}/backlogQuota", {"limitSize": 5000, "policy": "producer_request_hold"})
+            assert (refused.type, refused.error.error) == (
+                Type.ERROR,
+                WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION,
+            )
+            await life.rest(
+                "POST",
+                f"{PATH}/backlogQuota",
+                {"limitSize": 5000, "policy": "producer_request_hold"},
+            )
             await until(lambda: life.topic().publish_block is None)
             await life.peer.produce(producer_id=3)
             for number in range(3):
                 await life.peer.send(PAYLOAD, number, 3)
             sent_away = await life.peer.ask("producer", topic=TOPIC, producer_id=4)
-            assert (sent_away.type, sent_away.close_producer.producer_id) == (Type.CLOSE_PRODUCER, 3)
-            assert (await life.peer.answer(Type.ERROR)).error.error == WireCode.PRODUCER_BLOCKED_QUOTA_ERROR
+            assert (sent_away.type, sent_away.close_producer.producer_id) == (
+                Type.CLOSE_PRODUCER,
+                3,
+            )
+            assert (
+                await life.peer.answer(Type.ERROR)
+            ).error.error == WireCode.PRODUCER_BLOCKED_QUOTA_ERROR
             await life.rest("POST", f"{PATH}/subscription/s/skip/4")
             await life.peer.produce(producer_id=5)
 
@@ -329,10 +395,16 @@ def test_eviction_moves_the_slowest_subscription_on(tmp_path: Path) -> None:
         async with lives.one() as life:
             await life.peer.produce()
             for name in ("slow", "fast"):
-                await life.rest("PUT", f"{PATH}/subscription/{name}", {"ledgerId": -1, "entryId": -1})
+                await life.rest(
+                    "PUT", f"{PATH}/subscription/{name}", {"ledgerId": -1, "entryId": -1}
+                )
             await life.publish(100)
             await life.rest("POST", f"{PATH}/subscription/fast/skip/95")
-            await life.rest("POST", f"{PATH}/backlogQuota", {"limitSize": 50_000, "policy": "consumer_backlog_eviction"})
+            await life.rest(
+                "POST",
+                f"{PATH}/backlogQuota",
+                {"limitSize": 50_000, "policy": "consumer_backlog_eviction"},
+            )
             core = life.topic().core
             slow, fast = core.subscription("slow").cursor, core.subscription("fast").cursor
             await until(lambda: slow.backlog < 50)
@@ -343,7 +415,8 @@ def test_eviction_moves_the_slowest_subscription_on(tmp_path: Path) -> None:
 
 
 def test_a_compacted_topic_keeps_its_entries_until_its_name_begins_again(tmp_path: Path) -> None:
-    """Readers of the view find it by the entries' places; what was compacted in an earlier life of the name holds nothing back."""
+    """Readers of the view find it by the entries' places; what was compacted in an earlier life
+    of the name holds nothing back."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:
@@ -352,7 +425,11 @@ def test_a_compacted_topic_keeps_its_entries_until_its_name_begins_again(tmp_pat
             topic = life.topic()
             context, view = topic.context, TopicSegments(compacted=Compacted(1, horizon, ()))
             await commit_manifest(
-                context.store, context.volume, CLOCK, topic.bundle.name, lambda manifest: manifest.with_topic(TOPIC, view)
+                context.store,
+                context.volume,
+                CLOCK,
+                topic.bundle.name,
+                lambda manifest: manifest.with_topic(TOPIC, view),
             )
             await life.rest("POST", f"{PATH}/trim")
             assert topic.core.ledgers.first == 0

@@ -1,4 +1,5 @@
-"""How many topics a namespace may have: in all of its bundles, by whatever way they come to be, partitions one by one."""
+"""How many topics a namespace may have: in all of its bundles, by whatever way they come to be,
+partitions one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def full(local: str, domain: str = "persistent") -> str:
 async def limited(directory: Path, by: str) -> AsyncIterator[tuple[Broker, Peer, Rest]]:
     """A broker alone, a client of it, and its REST; the namespace may have LIMIT topics."""
     settings = {"topics_per_namespace_max": LIMIT} if by == "setting" else {}
-    async with connected_peer(directory, **settings) as (broker, peer), rest_over(directory, broker) as rest:
+    async with (
+        connected_peer(directory, **settings) as (broker, peer),
+        rest_over(directory, broker) as rest,
+    ):
         if by == "policy":
             await rest("POST", f"{NAMESPACE}/maxTopicsPerNamespace", LIMIT)
         async with asyncio.timeout(120):
@@ -39,22 +43,29 @@ async def limited(directory: Path, by: str) -> AsyncIterator[tuple[Broker, Peer,
 
 
 async def produce(peer: Peer, producer_id: int, topic: str) -> int | None:
-    """Look a topic up and create it by a producer; the code of the refusal, None if it is there now."""
+    """Look a topic up and create it by a producer; the code of the refusal, None if it is there
+    now."""
     await peer.lookup(topic)
     answer = await peer.ask("producer", topic=topic, producer_id=producer_id)
     return int(answer.error.error) if answer.type == Type.ERROR else None
 
 
 @pytest.mark.parametrize("by", LIMITS)
-def test_a_namespace_is_full_for_every_way_in_which_topics_come_to_be(tmp_path: Path, by: str) -> None:
-    """Plain ones in several bundles, without storage, partitioned by an administrator or by a look-up; what is full is not even written."""
+def test_a_namespace_is_full_for_every_way_in_which_topics_come_to_be(
+    tmp_path: Path, by: str
+) -> None:
+    """Plain ones in several bundles, without storage, partitioned by an administrator or by a
+    look-up; what is full is not even written."""
 
     async def scenario() -> None:
         async with limited(tmp_path, by) as (broker, peer, rest):
             plain = [full(f"t{number}") for number in range(LIMIT - 3)]
             for number, topic in enumerate(plain):
                 assert await produce(peer, number, topic) is None
-            assert len({await broker.ownership.bundle_of(TopicName.parse(topic)) for topic in plain}) > 1
+            assert (
+                len({await broker.ownership.bundle_of(TopicName.parse(topic)) for topic in plain})
+                > 1
+            )
             await rest("PUT", f"{TOPICS}/p/partitions", 2)
             assert await produce(peer, 100, full("n", "non-persistent")) is None
             for topic in (full("more"), full("more", "non-persistent")):
@@ -62,7 +73,11 @@ def test_a_namespace_is_full_for_every_way_in_which_topics_come_to_be(tmp_path: 
             await rest("PUT", f"{TOPICS}/more", status=409)
             await rest("PUT", f"{TOPICS}/more/partitions", 1, status=409)
             await rest("POST", f"{TOPICS}/p/partitions", 3, status=409)
-            auto = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}
+            auto = {
+                "allowAutoTopicCreation": True,
+                "topicType": "partitioned",
+                "defaultNumPartitions": 2,
+            }
             await rest("POST", f"{NAMESPACE}/autoTopicCreation", auto)
             async with asyncio.timeout(120):
                 while broker.service.namespace_policies(PUBLIC).auto_topic_creation.partitions != 2:
@@ -70,7 +85,12 @@ def test_a_namespace_is_full_for_every_way_in_which_topics_come_to_be(tmp_path: 
             for _ in range(3):
                 answer = await peer.ask("partitioned_metadata", topic=full("auto"))
                 assert answer.partitioned_metadata_response.error == WireCode.NOT_ALLOWED
-            assert await broker.context.store.get(keys.partitioned_topic(TopicName.parse(full("auto")))) is None
+            assert (
+                await broker.context.store.get(
+                    keys.partitioned_topic(TopicName.parse(full("auto")))
+                )
+                is None
+            )
             # The partitions that there are need no room; what is deleted makes some.
             assert await produce(peer, 102, full("p-partition-1")) is None
             for topic in plain[:2]:
@@ -93,11 +113,16 @@ def test_many_at_once_do_not_pass_the_limit(tmp_path: Path, by: str) -> None:
             for topic in topics:
                 await peer.lookup(topic)
             frames = [
-                command_frame("producer", topic=topic, producer_id=number, request_id=number) for number, topic in enumerate(topics)
+                command_frame("producer", topic=topic, producer_id=number, request_id=number)
+                for number, topic in enumerate(topics)
             ]
             peer.write(b"".join(frames))
             answers = [await peer.answer() for _ in topics]
-            created = {answer.producer_success.request_id for answer in answers if answer.type == Type.PRODUCER_SUCCESS}
+            created = {
+                answer.producer_success.request_id
+                for answer in answers
+                if answer.type == Type.PRODUCER_SUCCESS
+            }
             assert {topics[number] for number in created} == set(topics[:LIMIT])
             refused = {answer.error.error for answer in answers if answer.type == Type.ERROR}
             assert refused == {WireCode.NOT_ALLOWED}
@@ -107,12 +132,15 @@ def test_many_at_once_do_not_pass_the_limit(tmp_path: Path, by: str) -> None:
 
 @pytest.mark.parametrize("by", LIMITS)
 def test_topics_of_the_machinery_count_for_the_broker_alone(tmp_path: Path, by: str) -> None:
-    """The policy, as Pulsar's, does not see them; the setting bounds whatever clients may create."""
+    """The policy, as Pulsar's, does not see them; the setting bounds whatever clients may
+    create."""
 
     async def scenario() -> None:
         async with limited(tmp_path, by) as (_broker, peer, _rest):
             for number in range(LIMIT):
                 assert await produce(peer, number, full(f"__transaction_log_{number}")) is None
-            assert await produce(peer, 100, full("t")) == (None if by == "policy" else WireCode.NOT_ALLOWED)
+            assert await produce(peer, 100, full("t")) == (
+                None if by == "policy" else WireCode.NOT_ALLOWED
+            )
 
     asyncio.run(scenario())

@@ -1,4 +1,5 @@
-"""Traits of entries: what dispatch learns from a client's metadata, and that nothing a client writes stops it."""
+"""Traits of entries: what dispatch learns from a client's metadata, and that nothing a client
+writes stops it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ NONE, SPECIAL, ALL = TraitsWanted.NONE, TraitsWanted.SPECIAL, TraitsWanted.ALL
 
 def entry(**metadata: Any) -> memoryview:
     return memoryview(
-        encode_entry(api.MessageMetadata(producer_name="p", **{"sequence_id": 7, "publish_time": 1, **metadata}), b"x")
+        encode_entry(
+            api.MessageMetadata(
+                producer_name="p", **{"sequence_id": 7, "publish_time": 1, **metadata}
+            ),
+            b"x",
+        )
     )
 
 
@@ -64,7 +70,9 @@ def test_ordering_key_goes_before_partition_key_before_producer_and_sequence() -
     assert hash_of(entry(ordering_key=b"o", partition_key="k")) == murmur3(b"o")
     assert hash_of(entry(partition_key="k")) == murmur3(b"k")
     encoded = base64.b64encode(b"\xff\x00").decode()
-    assert hash_of(entry(partition_key=encoded, partition_key_b64_encoded=True)) == murmur3(b"\xff\x00")
+    assert hash_of(entry(partition_key=encoded, partition_key_b64_encoded=True)) == murmur3(
+        b"\xff\x00"
+    )
     assert hash_of(entry()) == murmur3(b"p-7")
 
 
@@ -74,11 +82,13 @@ def test_a_batch_counts_by_the_key_of_its_entry() -> None:
 
 
 def test_what_cannot_be_read_has_a_hash_all_the_same() -> None:
-    """Broken base64, strings that are not UTF-8 and bytes that are no metadata are dispatched, not refused."""
+    """Broken base64, strings that are not UTF-8 and bytes that are no metadata are dispatched,
+    not refused."""
     assert hash_of(entry(partition_key="k!", partition_key_b64_encoded=True)) == murmur3(b"k!")
     assert hash_of(memoryview(b"\0\0\0\x02\xff\xff")) == murmur3(b"NONE_KEY")
     assert hash_of(memoryview(b"")) == murmur3(b"NONE_KEY")
-    raw = b"\x0a\x01p\x10\x07\x18\x01\x32\x02\xc3\x28\x88\x01\x01"  # partition_key, flagged base64, is not UTF-8
+    # partition_key, flagged base64, is not UTF-8
+    raw = b"\x0a\x01p\x10\x07\x18\x01\x32\x02\xc3\x28\x88\x01\x01"
     assert 0 <= hash_of(memoryview(len(raw).to_bytes(4, "big") + raw)) <= 0x7FFFFFFF
     assert traits_of([memoryview(b""), memoryview(b"\0\0\0\x04\x98\x01\xff\xff")], SPECIAL) is None
 

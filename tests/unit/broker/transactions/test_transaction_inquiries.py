@@ -1,4 +1,5 @@
-"""Transactions end to end in one process, a real coordinator and a real broker, and those whose coordinator does not know of the topic."""
+"""Transactions end to end in one process, a real coordinator and a real broker, and those whose
+coordinator does not know of the topic."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from magnetar.names import RULES, TopicName
 from magnetar.topics import topic
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
-from tests.support.acknowledging import DONE, Lives, ack_in, host_of, pending_of, play_lives, subscription_of
+from tests.support.acknowledging import (
+    DONE,
+    Lives,
+    ack_in,
+    host_of,
+    pending_of,
+    play_lives,
+    subscription_of,
+)
 from tests.support.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
 from tests.support.coordinators import TransactionPeer, running_coordinator, transaction_peer
 from tests.support.deliveries import publish, received
@@ -71,12 +80,18 @@ def test_a_committed_transaction_is_read_and_an_aborted_one_is_not(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_none(tmp_path: Path) -> None:
-    """An open one gets the topic as a participant; what a client invented is void; the absent are waited for."""
+def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_none(
+    tmp_path: Path,
+) -> None:
+    """An open one gets the topic as a participant; what a client invented is void; the absent
+    are waited for."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path / "b", store=store, **QUICK) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path / "b", store=store, **QUICK) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
@@ -101,7 +116,10 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
             await asyncio.sleep(0.06)
             await inquiries.look()
             assert buffer.is_open(unknown), "its coordinator is away"
-            async with running_coordinator(tmp_path / "b", store) as coordinator, transaction_peer(coordinator) as client:
+            async with (
+                running_coordinator(tmp_path / "b", store) as coordinator,
+                transaction_peer(coordinator) as client,
+            ):
                 txn = await client.begin()
                 await send_in(peer, txn, b"open", 2)
                 await until_ended(unknown)
@@ -116,7 +134,8 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
 
 
 def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
-    """What is held for one that has not begun is delivered again; one that is open gets the subscription as a participant, and commits there."""
+    """What is held for one that has not begun is delivered again; one that is open gets the
+    subscription as a participant, and commits there."""
 
     async def scenario() -> None:
         async with stage(tmp_path / "b") as (broker, peer, client):
@@ -124,7 +143,10 @@ def test_subscriptions_ask_as_well(tmp_path: Path) -> None:
             await peer.subscribe()
             assert await received(peer, 2) == [0, 1]
             unknown, txn = TxnId(0, 1_000_000), await client.begin()
-            assert (await ack_in(peer, unknown, ids[0]), await ack_in(peer, txn, ids[1])) == ((0, ""), (0, ""))
+            assert (await ack_in(peer, unknown, ids[0]), await ack_in(peer, txn, ids[1])) == (
+                (0, ""),
+                (0, ""),
+            )
             pending, inquiries = await pending_of(broker), broker.maintenance.inquiries
             await inquiries.look()
             assert [*pending.open_transactions()] == [unknown, txn], "not yet"
@@ -146,19 +168,26 @@ async def until_closed(broker: Broker, *txns: TxnId) -> None:
     used = (await host_of(broker)).transactions
     assert used is not None
     async with asyncio.timeout(60):
-        while any(used.buffer.is_open(txn) or any(part.is_open(txn) for part in used.pending.values()) for txn in txns):
+        while any(
+            used.buffer.is_open(txn) or any(part.is_open(txn) for part in used.pending.values())
+            for txn in txns
+        ):
             await asyncio.sleep(0.06)
             await broker.maintenance.inquiries.look()
         await broker.context.log.barrier()
 
 
 def test_an_id_that_was_named_before_it_was_given_is_as_good_as_any(tmp_path: Path) -> None:
-    """What a peer sent and acknowledged under ids that have not begun is void, without a fence: transactions begin under them, and commit what is
-    theirs; a broker that dies then reads the same from its log.
+    """What a peer sent and acknowledged under ids that have not begun is void, without a fence:
+    transactions begin under them, and commit what is theirs; a broker that dies then reads the same
+    from its log.
     """
 
     async def script(lives: Lives) -> None:
-        async with running_coordinator(tmp_path / "b", lives.store) as coordinator, transaction_peer(coordinator) as client:
+        async with (
+            running_coordinator(tmp_path / "b", lives.store) as coordinator,
+            transaction_peer(coordinator) as client,
+        ):
             async with lives.life() as (broker, peer):
                 await peer.produce()
                 ids = [await publish(peer) for _ in range(2)]
@@ -170,7 +199,10 @@ def test_an_id_that_was_named_before_it_was_given_is_as_good_as_any(tmp_path: Pa
                 await until_closed(broker, TxnId(0, 0), TxnId(0, 1))
                 used = (await host_of(broker)).transactions
                 assert used is not None
-                assert (used.buffer.fences.to_state(), used.pending["s"].fences.to_state()) == ((), ())
+                assert (used.buffer.fences.to_state(), used.pending["s"].fences.to_state()) == (
+                    (),
+                    (),
+                )
                 assert used.buffer.to_state().translations == ()
                 assert len(used.sidecar) == 0
                 assert sorted(await received(peer, 2)) == [0, 1], "given back"
@@ -190,8 +222,11 @@ def test_an_id_that_was_named_before_it_was_given_is_as_good_as_any(tmp_path: Pa
     play_lives(tmp_path / "b", script, **QUICK)
 
 
-def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(tmp_path: Path) -> None:
-    """The answer "it has not begun" is on its way when it begins, and sends: a repetition even, of what somebody sent in its name before."""
+def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(
+    tmp_path: Path,
+) -> None:
+    """The answer "it has not begun" is on its way when it begins, and sends: a repetition even,
+    of what somebody sent in its name before."""
 
     async def scenario() -> None:
         async with stage(tmp_path / "b") as (broker, peer, client):
@@ -215,17 +250,24 @@ def test_a_transaction_that_begins_while_it_is_asked_about_keeps_what_it_sends(t
     asyncio.run(scenario())
 
 
-def test_a_question_that_is_refused_keeps_no_other_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction that takes no more participants and a subscription of earlier times, whose name a coordinator does not take: both come first."""
+def test_a_question_that_is_refused_keeps_no_other_from_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that takes no more participants and a subscription of earlier times, whose
+    name a coordinator does not take: both come first."""
     monkeypatch.setattr(inquiring, "ASKED_AT_ONCE_MAX", 1)
-    monkeypatch.setattr(topic, "RULES", {"subscription": replace(RULES["subscription"], length_max=2_000)})
+    monkeypatch.setattr(
+        topic, "RULES", {"subscription": replace(RULES["subscription"], length_max=2_000)}
+    )
 
     async def scenario() -> None:
         store, long_name = MemoryStore(CLOCK), "s" * 2_000
         async with (
             running_broker(tmp_path / "b", store=store, **QUICK) as broker,
             open_peer(broker) as peer,
-            running_coordinator(tmp_path / "b", store, transaction_participants_max=1) as coordinator,
+            running_coordinator(
+                tmp_path / "b", store, transaction_participants_max=1
+            ) as coordinator,
             transaction_peer(coordinator) as client,
         ):
             await peer.lookup()
@@ -248,8 +290,11 @@ def test_a_question_that_is_refused_keeps_no_other_from_being_asked(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic full of invented ids does not keep another one's from being asked after; the log has a line per topic, not one per id."""
+def test_a_round_is_bounded_and_every_topic_has_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic full of invented ids does not keep another one's from being asked after; the log
+    has a line per topic, not one per id."""
     monkeypatch.setattr(inquiring, "ASKED_PER_ROUND_MAX", 8)
     monkeypatch.setattr(inquiring, "ROUND_S_MAX", 3600.0)
 
@@ -270,7 +315,9 @@ def test_a_round_is_bounded_and_every_topic_has_its_share(tmp_path: Path, monkey
             await asyncio.sleep(0.06)
             with capture_logs() as lines:
                 await broker.maintenance.inquiries.look()
-            told = [(line["topic"], line["unbegun"]) for line in lines if line["log_level"] != "debug"]
+            told = [
+                (line["topic"], line["unbegun"]) for line in lines if line["log_level"] != "debug"
+            ]
             assert sorted(told) == [(OTHER, 3), (TOPIC, 5)]
             await broker.context.log.barrier()
             assert len([*used.buffer.open_transactions()]) == 15

@@ -1,4 +1,5 @@
-"""Recovery of a topic that was used with transactions: from its log, and from any checkpoint and what was written since."""
+"""Recovery of a topic that was used with transactions: from its log, and from any checkpoint and
+what was written since."""
 
 from __future__ import annotations
 
@@ -32,7 +33,15 @@ from magnetar.topics.ledger_ids import LedgerIds, ledger_of, sidecar_ledger
 from magnetar.topics.state import TopicState
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import NOWHERE, Abort, Append, Commit, EndAcks, Outcome, PendingAck
+from magnetar.transactions.participant_records import (
+    NOWHERE,
+    Abort,
+    Append,
+    Commit,
+    EndAcks,
+    Outcome,
+    PendingAck,
+)
 
 TOPIC = "persistent://public/default/t"
 BUNDLE = BundleName.parse("public/default/0x00000000_0xffffffff")
@@ -48,7 +57,8 @@ def messages_of(first: int, count: int) -> list[int]:
 
 
 class Course:
-    """Writes records of one term as a broker would: `records` are (records written together); what they hold is told apart by transaction."""
+    """Writes records of one term as a broker would: `records` are (records written together);
+    what they hold is told apart by transaction."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -59,10 +69,22 @@ class Course:
         self.free: list[int] = []
         self.where: list[bytes] = []
         self.sent: dict[int, bytes] = {}
-        self.write(encode_topic(epoch=EPOCH, topic=TOPIC, operation=TopicOperation.CREATE, properties={"created_ms": "5"}))
+        self.write(
+            encode_topic(
+                epoch=EPOCH,
+                topic=TOPIC,
+                operation=TopicOperation.CREATE,
+                properties={"created_ms": "5"},
+            )
+        )
         self.write(
             encode_cursor(
-                epoch=EPOCH, topic=TOPIC, subscription="s", operation=CursorOperation.RESET, mark_delete=(-1, -1), properties={}
+                epoch=EPOCH,
+                topic=TOPIC,
+                subscription="s",
+                operation=CursorOperation.RESET,
+                mark_delete=(-1, -1),
+                properties={},
             )
         )
 
@@ -127,7 +149,13 @@ class Course:
         txn = self.random.choice(list(self.open))
         spans = self.open.pop(txn)
         count = sum(span[1] for span in spans)
-        change = Commit(txn, 0, (LEDGER, self.next), tuple((SIDECAR, *span) for span in spans), 200 + len(self.records))
+        change = Commit(
+            txn,
+            0,
+            (LEDGER, self.next),
+            tuple((SIDECAR, *span) for span in spans),
+            200 + len(self.records),
+        )
         self.write(encode_transaction(epoch=EPOCH, topic=TOPIC, change=change))
         self.where += [self.sent[first + n] for first, length in spans for n in range(length)]
         self.free += range(self.next, self.next + count)
@@ -137,7 +165,9 @@ class Course:
         if self.open:
             txn = self.random.choice(list(self.open))
             del self.open[txn]
-            floor = self.random.choice((0, min((found.least for found in self.open), default=self.number)))
+            floor = self.random.choice(
+                (0, min((found.least for found in self.open), default=self.number))
+            )
             self.write(encode_transaction(epoch=EPOCH, topic=TOPIC, change=Abort(txn, floor)))
 
     def _hold(self) -> None:
@@ -164,7 +194,14 @@ class Course:
             self.trimmed = self.random.randint(self.trimmed + 1, until)
             text = f"{LEDGER}:{self.trimmed - 1}"
             self.free = [entry for entry in self.free if entry >= self.trimmed]
-            self.write(encode_topic(epoch=EPOCH, topic=TOPIC, operation=TopicOperation.UPDATE, properties={"trimmed": text}))
+            self.write(
+                encode_topic(
+                    epoch=EPOCH,
+                    topic=TOPIC,
+                    operation=TopicOperation.UPDATE,
+                    properties={"trimmed": text},
+                )
+            )
 
     @staticmethod
     def pending(change: PendingAck | EndAcks) -> Encoded:
@@ -182,7 +219,10 @@ class Log:
             base = len(self.data)
             self.data += body
             self.scanned.append(
-                [ScannedRecord(RecordPlace(0, base + at), record, 0) for at, record in decode_records(memoryview(body))]
+                [
+                    ScannedRecord(RecordPlace(0, base + at), record, 0)
+                    for at, record in decode_records(memoryview(body))
+                ]
             )
 
     def replay(self, first: int, end: int, begin: RecoveredTopic | None = None) -> RecoveredTopic:
@@ -196,7 +236,8 @@ class Log:
         return replay.topics[TOPIC]
 
     def bytes_of(self, found: RecoveredTopic) -> dict[int, bytes | None]:
-        """Every entry that the index knows, by its ordinal from the end; None: it lies elsewhere."""
+        """Every entry that the index knows, by its ordinal from the end; None: it lies
+        elsewhere."""
         end, entries = found.core.ledgers.end, {}
         for run in found.index.runs:
             at = run.offset
@@ -224,8 +265,11 @@ def recovered(state: TopicState) -> RecoveredTopic:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=40), st.integers(0, 2**32), st.data())
-def test_a_checkpoint_and_the_log_since_give_what_the_whole_log_gives(steps: list[str], seed: int, data: st.DataObject) -> None:
-    """Whatever prefix of the log is durable, wherever in it the checkpoint was taken and however long before that its position lies."""
+def test_a_checkpoint_and_the_log_since_give_what_the_whole_log_gives(
+    steps: list[str], seed: int, data: st.DataObject
+) -> None:
+    """Whatever prefix of the log is durable, wherever in it the checkpoint was taken and however
+    long before that its position lies."""
     course = Course(seed)
     for step in steps:
         course.step(step)
@@ -239,10 +283,14 @@ def test_a_checkpoint_and_the_log_since_give_what_the_whole_log_gives(steps: lis
     expected = log.bytes_of(whole)
     assert all(entry is not None for entry in expected.values())
     known = log.bytes_of(since)
-    assert all(entry in (None, expected[place]) for place, entry in known.items() if place in expected)
+    assert all(
+        entry in (None, expected[place]) for place, entry in known.items() if place in expected
+    )
     if end == len(log.scanned):
         total = len(course.where)
-        assert [expected[place] for place in range(-total, 0) if place in expected] == course.where[total - len(expected) :]
+        assert [expected[place] for place in range(-total, 0) if place in expected] == course.where[
+            total - len(expected) :
+        ]
 
 
 @settings(max_examples=50, deadline=None)
@@ -272,7 +320,9 @@ def test_a_sidecar_lies_in_its_topics_bundle_whatever_its_name_hashes_to() -> No
 def test_a_commit_without_entries_leaves_a_fence_only() -> None:
     """Nothing is given to the partition, and the transaction is known to have ended."""
     course = Course(0)
-    course.write(encode_transaction(epoch=EPOCH, topic=TOPIC, change=Commit(TxnId(0, 0), 0, NOWHERE, (), 5)))
+    course.write(
+        encode_transaction(epoch=EPOCH, topic=TOPIC, change=Commit(TxnId(0, 0), 0, NOWHERE, (), 5))
+    )
     log = Log(course)
     found = log.replay(0, len(log.scanned))
     assert found.core.ledgers.end == 0

@@ -1,4 +1,5 @@
-"""Acknowledgements in transactions, seen from the other end of a real socket: what is held, refused and ended."""
+"""Acknowledgements in transactions, seen from the other end of a real socket: what is held,
+refused and ended."""
 
 from __future__ import annotations
 
@@ -28,18 +29,27 @@ from tests.support.acknowledging import (
     subscription_of,
 )
 from tests.support.brokers import TOPIC, Peer, Type
-from tests.support.deliveries import EXCLUSIVE, SHARED, acknowledge, play, publish, received, redelivery
+from tests.support.deliveries import (
+    EXCLUSIVE,
+    SHARED,
+    acknowledge,
+    play,
+    publish,
+    received,
+    redelivery,
+)
 
 REFUSED = int(WireCode.NOT_ALLOWED)
 FAILOVER, KEY_SHARED = api.CommandSubscribe.Failover, api.CommandSubscribe.Key_Shared
 
 
-# --- holding and ending -------------------------------------------------------------------------------------------------------
+# --- holding and ending ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind: int) -> None:
-    """On every type; meanwhile nobody gets what is held, whoever asks for it, and nobody else acknowledges it."""
+    """On every type; meanwhile nobody gets what is held, whoever asks for it, and nobody else
+    acknowledges it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 4)
@@ -74,7 +84,8 @@ async def received_whoever_tells(peer: Peer, count: int) -> list[int]:
 
 
 def test_a_cumulative_acknowledgement_holds_all_before_it(tmp_path: Path) -> None:
-    """Up to a message of a batch; an abort brings all of it again, with the epoch that the consumer has by then."""
+    """Up to a message of a batch; an abort brings all of it again, with the epoch that the
+    consumer has by then."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -86,7 +97,11 @@ def test_a_cumulative_acknowledgement_holds_all_before_it(tmp_path: Path) -> Non
         assert await end(broker, A, commit=False) == DONE
         peer.write(requests.flow(1, 5))
         again = [(await peer.message())[0] for _ in range(3)]
-        assert [(found.message_id.entryId, [*found.ack_set]) for found in again] == [(0, []), (1, []), (2, [])]
+        assert [(found.message_id.entryId, [*found.ack_set]) for found in again] == [
+            (0, []),
+            (1, []),
+            (2, []),
+        ]
         assert await ack_in(peer, B, some_of(ids[2], 0b100, 3), cumulative=True) == DONE
         assert await end(broker, B, commit=True) == DONE
         host = await subscription_of(broker)
@@ -152,7 +167,8 @@ def test_the_same_transaction_may_acknowledge_again(tmp_path: Path) -> None:
 
 
 def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> None:
-    """(0,0): the fields are there, though their values are what absent ones have; and so is the last one that there can ever be."""
+    """(0,0): the fields are there, though their values are what absent ones have; and so is the
+    last one that there can ever be."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -169,11 +185,12 @@ def test_the_first_transaction_of_all_is_one_like_any_other(tmp_path: Path) -> N
     play(tmp_path, script)
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
-    """Individual, cumulative, and the end: each is told why, and neither topic nor subscription keeps anything of it."""
+    """Individual, cumulative, and the end: each is told why, and neither topic nor subscription
+    keeps anything of it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -186,7 +203,10 @@ def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Pat
                 await end(broker, forged, commit=True),
             ):
                 assert answer[0] == REFUSED
-                assert f"txnid_most_bits: {most} is no transaction coordinator's number, they are 0..15" in answer[1]
+                assert (
+                    f"txnid_most_bits: {most} is no transaction coordinator's number, they are "
+                    "0..15" in answer[1]
+                )
         assert (await host_of(broker)).transactions is None
 
     play(tmp_path, script)
@@ -219,7 +239,8 @@ def test_conflicts_name_the_holder_and_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_acknowledged_in_a_transaction(tmp_path: Path) -> None:
-    """A reader's subscription, a topic without storage, cumulative ones of Shared or of several messages, batches beyond all bounds."""
+    """A reader's subscription, a topic without storage, cumulative ones of Shared or of several
+    messages, batches beyond all bounds."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         (first, second) = await published(peer, 2)
@@ -229,7 +250,11 @@ def test_what_cannot_be_acknowledged_in_a_transaction(tmp_path: Path) -> None:
             ([first, second], True, "names one message, this one 2"),
             ([], True, "names one message, this one 0"),
             ([some_of(first, 1, 1 << 30)], False, "ack_set_words_max=4096"),
-            ([api.MessageIdData(ledgerId=first.ledgerId, entryId=0, ack_set=[1] * 4097)], False, "ack_set_words_max=4096"),
+            (
+                [api.MessageIdData(ledgerId=first.ledgerId, entryId=0, ack_set=[1] * 4097)],
+                False,
+                "ack_set_words_max=4096",
+            ),
         ):
             code, text = await ack_in(peer, A, *identifiers, cumulative=cumulative)
             assert (code, words in text) == (REFUSED, True), text
@@ -244,13 +269,16 @@ def test_what_cannot_be_acknowledged_in_a_transaction(tmp_path: Path) -> None:
         await peer.subscribe(3, volatile)
         code, text = await ack_in(peer, A, first, consumer_id=3)
         assert (code, "is not persistent" in text) == (REFUSED, True), text
-        assert (await end(broker, A, commit=True, subscription="reader"))[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+        assert (await end(broker, A, commit=True, subscription="reader"))[0] == int(
+            WireCode.SUBSCRIPTION_NOT_FOUND
+        )
 
     play(tmp_path, script)
 
 
 def test_an_ended_transaction_acknowledges_nothing_more(tmp_path: Path) -> None:
-    """Its end left a fence, also where it had held nothing; the same end again is done, the opposite is refused."""
+    """Its end left a fence, also where it had held nothing; the same end again is done, the
+    opposite is refused."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 3)
@@ -275,7 +303,9 @@ def test_what_does_not_exist_is_said_only_where_it_is_certain(tmp_path: Path) ->
         ids = await published(peer, 1)
         await peer.subscribe()
         await ack_in(peer, A, ids[0])
-        assert (await end(broker, A, commit=True, subscription="other"))[0] == int(WireCode.SUBSCRIPTION_NOT_FOUND)
+        assert (await end(broker, A, commit=True, subscription="other"))[0] == int(
+            WireCode.SUBSCRIPTION_NOT_FOUND
+        )
         absent = TOPIC + "-absent"
         await peer.lookup(absent)
         assert (await end(broker, A, commit=True, topic=absent))[0] == int(WireCode.TOPIC_NOT_FOUND)

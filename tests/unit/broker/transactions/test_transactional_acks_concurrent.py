@@ -1,4 +1,5 @@
-"""Acknowledgements in transactions while other things happen: consumers leave, cursors move, nobody ends them, brokers change."""
+"""Acknowledgements in transactions while other things happen: consumers leave, cursors move,
+nobody ends them, brokers change."""
 
 from __future__ import annotations
 
@@ -44,11 +45,12 @@ from tests.support.brokers import Peer, Type, command_frame, open_peer
 from tests.support.deliveries import SHARED, acknowledge, play, publish, received, seek
 from tests.support.transacting import ended, send_in
 
-# --- what others do meanwhile -------------------------------------------------------------------------------------------------
+# --- what others do meanwhile ---------------------------------------------------------------------
 
 
 def test_a_consumer_that_leaves_takes_nothing_of_its_transaction_along(tmp_path: Path) -> None:
-    """What it held and did not acknowledge goes to the next one; what its transaction holds stays where it is."""
+    """What it held and did not acknowledge goes to the next one; what its transaction holds
+    stays where it is."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 3)
@@ -67,7 +69,8 @@ def test_a_consumer_that_leaves_takes_nothing_of_its_transaction_along(tmp_path:
 
 
 def test_a_seek_while_something_is_held(tmp_path: Path) -> None:
-    """Held messages are passed over wherever delivery begins; a commit acknowledges them at the new place as well."""
+    """Held messages are passed over wherever delivery begins; a commit acknowledges them at the
+    new place as well."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 4)
@@ -86,7 +89,9 @@ def test_a_seek_while_something_is_held(tmp_path: Path) -> None:
         assert await received(peer, 1) == [3], "delivery begins behind what has come back"
         await seek(peer, message_id=ids[0])
         await peer.subscribe()
-        assert await received(peer, 4) == [0, 1, 2, 3], "a seek after the commit undoes it, as it undoes any acknowledgement"
+        assert await received(peer, 4) == [0, 1, 2, 3], (
+            "a seek after the commit undoes it, as it undoes any acknowledgement"
+        )
         assert (await subscription_of(broker)).core.backlog == 4
 
     play(tmp_path, script)
@@ -113,7 +118,8 @@ def test_skipping_and_expiry_leave_what_is_held(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_path: Path) -> None:
-    """After a crash before that it would be there again, with what its transaction holds; told that it is gone nobody would end it."""
+    """After a crash before that it would be there again, with what its transaction holds; told
+    that it is gone nobody would end it."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 2)
@@ -143,7 +149,8 @@ def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_
 
 
 def test_unsubscribing_forgets_what_was_held(tmp_path: Path) -> None:
-    """The subscription is gone with it; another one of the same name has a life of its own, before and after a restart."""
+    """The subscription is gone with it; another one of the same name has a life of its own,
+    before and after a restart."""
 
     async def script(lives: Lives) -> None:
         async with lives.life() as (broker, peer):
@@ -165,7 +172,8 @@ def test_unsubscribing_forgets_what_was_held(tmp_path: Path) -> None:
 
 
 def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
-    """Whoever truncates a topic has decided; the ends of transactions find nothing left and succeed."""
+    """Whoever truncates a topic has decided; the ends of transactions find nothing left and
+    succeed."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 3)
@@ -183,7 +191,8 @@ def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
 
 
 def test_an_explanation_names_who_holds_what_is_not_delivered(tmp_path: Path) -> None:
-    """A backlog that nobody gets is no riddle: the topic's explanation names the transaction that has held of it for longest."""
+    """A backlog that nobody gets is no riddle: the topic's explanation names the transaction
+    that has held of it for longest."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 4)
@@ -195,7 +204,10 @@ def test_an_explanation_names_who_holds_what_is_not_delivered(tmp_path: Path) ->
         await ack_in(peer, A, some_of(batch, 0b110, 3))
         held = facts_of(broker, name)["held"]
         assert held == {"entries": 3, "transactions": 2, "longest": "(3,0)"}
-        words = "has not acknowledged 5 entries, 3 of them held by 2 open transactions, the longest by (3,0)"
+        words = (
+            "has not acknowledged 5 entries, 3 of them held by 2 open transactions, the longest by "
+            "(3,0)"
+        )
         assert words in pin_in_words(facts_of(broker, name))
         await end(broker, C, commit=False)
         await end(broker, A, commit=False)
@@ -210,11 +222,12 @@ def facts_of(broker: Broker, name: TopicName) -> dict[str, Any]:
     return pin
 
 
-# --- transactions that nobody ends --------------------------------------------------------------------------------------------
+# --- transactions that nobody ends ----------------------------------------------------------------
 
 
 def test_an_end_releases_transactions_below_the_low_watermark(tmp_path: Path) -> None:
-    """They were never registered with their coordinator; those of other coordinators are none of its business."""
+    """They were never registered with their coordinator; those of other coordinators are none of
+    its business."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 4)
@@ -228,14 +241,17 @@ def test_an_end_releases_transactions_below_the_low_watermark(tmp_path: Path) ->
         assert list((await pending_of(broker)).open_transactions()) == [C, TxnId(0, 7)]
         code, text = await ack_in(peer, A, ids[0])
         assert (code, "has ended" in text) == (ENDED, True)
-        assert await end(broker, A, commit=True, floor=2) == DONE, "below the watermark every end is done"
+        assert await end(broker, A, commit=True, floor=2) == DONE, (
+            "below the watermark every end is done"
+        )
         assert await end(broker, A, commit=False, floor=2) == DONE
 
     play(tmp_path, script)
 
 
 def test_an_orphan_of_another_coordinator_keeps_that_ones_watermark(tmp_path: Path) -> None:
-    """One may be left over, when the broker died before its release was written: releasing it now ends none of its coordinator's others."""
+    """One may be left over, when the broker died before its release was written: releasing it
+    now ends none of its coordinator's others."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 3)
@@ -257,19 +273,24 @@ def test_an_orphan_of_another_coordinator_keeps_that_ones_watermark(tmp_path: Pa
     play(tmp_path, script)
 
 
-# --- later lives --------------------------------------------------------------------------------------------------------------
+# --- later lives ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "while", "after"])
-def test_a_restart_changes_nothing_of_what_is_held_or_ended(tmp_path: Path, checkpoint: str) -> None:
-    """Wherever a checkpoint lies: open ones hold on, ended ones are fenced, confirmed acknowledgements are there."""
+def test_a_restart_changes_nothing_of_what_is_held_or_ended(
+    tmp_path: Path, checkpoint: str
+) -> None:
+    """Wherever a checkpoint lies: open ones hold on, ended ones are fenced, confirmed
+    acknowledgements are there."""
 
     async def script(lives: Lives) -> None:
         async with lives.life() as (broker, peer):
 
             async def take(when: str) -> None:
                 if checkpoint == when:
-                    await broker.ownership.shortener.checkpoint(str((await host_of(broker)).bundle.name))
+                    await broker.ownership.shortener.checkpoint(
+                        str((await host_of(broker)).bundle.name)
+                    )
 
             ids = await published(peer, 5)
             batch = await publish(peer, num_messages_in_batch=3)
@@ -290,7 +311,11 @@ def test_a_restart_changes_nothing_of_what_is_held_or_ended(tmp_path: Path, chec
             await peer.subscribe(subType=SHARED)
             peer.write(requests.flow(1, 100))
             found = [(await peer.message())[0] for _ in range(3)]
-            assert [(one.message_id.entryId, [*one.ack_set]) for one in found] == [(3, []), (4, []), (5, [0b110])]
+            assert [(one.message_id.entryId, [*one.ack_set]) for one in found] == [
+                (3, []),
+                (4, []),
+                (5, [0b110]),
+            ]
             assert await peer.is_quiet()
             for txn, commit, word in ((B, True, "committed"), (C, False, "aborted")):
                 assert await end(broker, txn, commit=commit) == DONE
@@ -301,13 +326,20 @@ def test_a_restart_changes_nothing_of_what_is_held_or_ended(tmp_path: Path, chec
             assert (host.core.cursor.mark_delete, host.core.cursor.partial) == (3, {5: 0b110})
         async with lives.life() as (broker, peer):
             host = await subscription_of(broker)
-            assert (host.core.cursor.mark_delete, host.core.cursor.partial, host.core.withheld) == (3, {5: 0b110}, None)
+            assert (host.core.cursor.mark_delete, host.core.cursor.partial, host.core.withheld) == (
+                3,
+                {5: 0b110},
+                None,
+            )
 
     play_lives(tmp_path, script)
 
 
-def test_an_ordinary_acknowledgement_that_a_cumulative_one_builds_on_is_not_lost(tmp_path: Path) -> None:
-    """A client acknowledges one message without waiting, then everything up to a later one in a transaction: confirmed is confirmed."""
+def test_an_ordinary_acknowledgement_that_a_cumulative_one_builds_on_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    """A client acknowledges one message without waiting, then everything up to a later one in a
+    transaction: confirmed is confirmed."""
 
     async def script(lives: Lives) -> None:
         async with lives.life() as (broker, peer):
@@ -323,7 +355,8 @@ def test_an_ordinary_acknowledgement_that_a_cumulative_one_builds_on_is_not_lost
 
 
 def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> None:
-    """Go sends an ack set alone; the entry says how many messages its batch has, also when only a sealed file knows."""
+    """Go sends an ack set alone; the entry says how many messages its batch has, also when only
+    a sealed file knows."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         (batch,) = await published(peer, 1, num_messages_in_batch=3)
@@ -333,14 +366,17 @@ def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> No
         topic.index.drop_before(1)
         assert topic.index.run_of(0) is None
         assert await ack_in(peer, A, some_of(batch, 0b110)) == DONE
-        (held,) = [found for found in (await pending_of(broker)).to_state().pending if found.txn == A]
+        (held,) = [
+            found for found in (await pending_of(broker)).to_state().pending if found.txn == A
+        ]
         assert held.partial == ((batch.ledgerId, 0, 3, (0b110,)),)
 
     play(tmp_path, script)
 
 
 def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> None:
-    """What comes while the bundle is divided is done in its child; what was held before is held there."""
+    """What comes while the bundle is divided is done in its child; what was held before is held
+    there."""
 
     async def script(lives: Lives) -> None:
         async with lives.life() as (broker, peer):
@@ -349,11 +385,18 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
             assert await ack_in(peer, A, ids[0]) == DONE
             host, bundle = await subscription_of(broker), (await host_of(broker)).bundle
             connection = host.sessions()[0].connection
-            splitting = asyncio.create_task(broker.ownership.split(bundle.name, ((bundle.name.low + bundle.name.high) // 2,)))
+            splitting = asyncio.create_task(
+                broker.ownership.split(bundle.name, ((bundle.name.low + bundle.name.high) // 2,))
+            )
             while bundle.parked is None:
                 await asyncio.sleep(0)
             for number, identifier in ((71, ids[0]), (72, ids[1])):
-                ack = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=[identifier], request_id=number)
+                ack = api.CommandAck(
+                    consumer_id=1,
+                    ack_type=api.CommandAck.Individual,
+                    message_id=[identifier],
+                    request_id=number,
+                )
                 ack.txnid_most_bits, ack.txnid_least_bits = B
                 handle_ack(connection, ack)
             with pytest.raises(ServiceNotReady, match="is being unloaded"):
@@ -361,7 +404,10 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
             assert bundle.parked is not None, "all of that came while the bundle was divided"
             await splitting
             answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in range(2)]
-            assert [(found.request_id, int(found.error)) for found in answers] == [(71, CONFLICT), (72, 0)]
+            assert [(found.request_id, int(found.error)) for found in answers] == [
+                (71, CONFLICT),
+                (72, 0),
+            ]
             assert (await host_of(broker)).bundle is not bundle
             assert await ack_in(peer, A, ids[2]) == DONE
             assert await end(broker, A, commit=True) == DONE
@@ -374,7 +420,8 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
 
 
 def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
-    """A planned end hands the bundle over; the next life has read what the record says, checkpoint and all."""
+    """A planned end hands the bundle over; the next life has read what the record says,
+    checkpoint and all."""
 
     async def script(lives: Lives) -> None:
         broker = await lives.node.start()
@@ -396,11 +443,12 @@ def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
     play_lives(tmp_path, script)
 
 
-# --- ids of receipts ----------------------------------------------------------------------------------------------------------
+# --- ids of receipts ------------------------------------------------------------------------------
 
 
 def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
-    """A receipt in a transaction has an id of the sidecar: after the commit it is the entry behind the marker, in every kind of ACK."""
+    """A receipt in a transaction has an id of the sidecar: after the commit it is the entry
+    behind the marker, in every kind of ACK."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 1)
@@ -409,11 +457,16 @@ def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
             for found in [await send_in(peer, A, b"x", 1 + n) for n in range(6)]
         ]
         ids.append(await publish(peer))
-        lost = [api.MessageIdData(ledgerId=found[0], entryId=found[1]) for found in [await send_in(peer, B, b"x", 7)]]
+        lost = [
+            api.MessageIdData(ledgerId=found[0], entryId=found[1])
+            for found in [await send_in(peer, B, b"x", 7)]
+        ]
         await peer.subscribe()
         host = await subscription_of(broker)
         for named in (receipts[0], lost[0]):
-            assert not (await acknowledge(peer, named)).HasField("error"), "open: nothing is there to acknowledge"
+            assert not (await acknowledge(peer, named)).HasField("error"), (
+                "open: nothing is there to acknowledge"
+            )
             assert (await ack_in(peer, C, named))[0] == CONFLICT
         assert host.core.backlog == 2
         async with open_peer(broker) as coordinator:
@@ -423,16 +476,22 @@ def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
         await acknowledge(peer, receipts[0])
         assert [*host.core.cursor.unacknowledged(0, 8)] == [(0, 2), (3, 8)]
         assert await ack_in(peer, C, receipts[1]) == DONE
-        (held,) = [found for found in (await pending_of(broker)).to_state().pending if found.txn == C]
+        (held,) = [
+            found for found in (await pending_of(broker)).to_state().pending if found.txn == C
+        ]
         assert held.ranges == ((ids[0].ledgerId, 3, 3),)
         assert await ack_in(peer, C, receipts[3], cumulative=True) == DONE
-        assert (await ack_in(peer, TxnId(4, 0), lost[0]))[0] == CONFLICT, "aborted: there is no such message"
+        assert (await ack_in(peer, TxnId(4, 0), lost[0]))[0] == CONFLICT, (
+            "aborted: there is no such message"
+        )
         assert not (await acknowledge(peer, lost[0])).HasField("error")
         await end(broker, C, commit=True)
         assert [*host.core.cursor.unacknowledged(0, 8)] == [(6, 8)]
         await acknowledge(peer, receipts[4], cumulative=True)
         assert [*host.core.cursor.unacknowledged(0, 8)] == [(7, 8)]
-        body = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=receipts)
+        body = api.CommandAck(
+            consumer_id=1, ack_type=api.CommandAck.Individual, message_id=receipts
+        )
         peer.write(encode_command(api.BaseCommand(type=Type.ACK, ack=body)))
         assert await peer.is_quiet()
         assert host.core.backlog == 0
@@ -441,15 +500,20 @@ def test_ids_of_receipts_name_what_became_of_them(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_sidecar_that_nobody_knows_acknowledge_nothing(tmp_path: Path) -> None:
-    """Of a topic that is used with transactions: passed over by ordinary acknowledgements, a conflict in a transaction."""
+    """Of a topic that is used with transactions: passed over by ordinary acknowledgements, a
+    conflict in a transaction."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         ids = await published(peer, 3)
         await peer.subscribe()
         assert await ack_in(peer, A, ids[0]) == DONE
-        unknown = [api.MessageIdData(ledgerId=ids[0].ledgerId - 1, entryId=entry) for entry in range(30)]
+        unknown = [
+            api.MessageIdData(ledgerId=ids[0].ledgerId - 1, entryId=entry) for entry in range(30)
+        ]
         for cumulative in (False, True):
-            assert not (await acknowledge(peer, unknown[1], cumulative=cumulative)).HasField("error")
+            assert not (await acknowledge(peer, unknown[1], cumulative=cumulative)).HasField(
+                "error"
+            )
         body = api.CommandAck(consumer_id=1, ack_type=api.CommandAck.Individual, message_id=unknown)
         peer.write(encode_command(api.BaseCommand(type=Type.ACK, ack=body)))
         assert await peer.is_quiet()

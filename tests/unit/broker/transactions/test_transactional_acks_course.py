@@ -1,4 +1,5 @@
-"""A random course of acknowledgements in transactions on a real log: whenever the broker dies, its successor knows what it knew."""
+"""A random course of acknowledgements in transactions on a real log: whenever the broker dies,
+its successor knows what it knew."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ BATCH = 3
 
 
 class Course:
-    """One broker after the other, one consumer, a few transactions of two coordinators; every step is confirmed before the next."""
+    """One broker after the other, one consumer, a few transactions of two coordinators; every
+    step is confirmed before the next."""
 
     def __init__(self, lives: Lives, seed: int) -> None:
         self.random, self.lives = random.Random(seed), lives
@@ -65,7 +67,7 @@ class Course:
         finally:
             await self.stack.aclose()
 
-    # --- lives -----------------------------------------------------------------------------------------------------------------
+    # --- lives ------------------------------------------------------------------------------------
 
     async def begin_life(self) -> None:
         self.broker, self.peer = await self.stack.enter_async_context(self.lives.life())
@@ -117,19 +119,27 @@ class Course:
         await self.attach()
 
     async def checkpoint(self) -> None:
-        await self.broker.ownership.shortener.checkpoint(str((await host_of(self.broker)).bundle.name))
+        await self.broker.ownership.shortener.checkpoint(
+            str((await host_of(self.broker)).bundle.name)
+        )
 
-    # --- what clients do -------------------------------------------------------------------------------------------------------
+    # --- what clients do --------------------------------------------------------------------------
 
     async def publish(self) -> None:
         for _ in range(self.random.randint(1, 4)):
-            await publish(self.peer, **({"num_messages_in_batch": BATCH} if self.random.random() < 0.4 else {}))
+            await publish(
+                self.peer,
+                **({"num_messages_in_batch": BATCH} if self.random.random() < 0.4 else {}),
+            )
 
     async def some_id(self, *, partly: bool = True) -> api.MessageIdData | None:
         """An entry near those that are not acknowledged, or some messages of it."""
         host = await host_of(self.broker)
         ledgers, cursor = host.core.ledgers, host.subscriptions["s"].core.cursor
-        low, high = max(ledgers.first, cursor.mark_delete - 1), min(ledgers.end, cursor.mark_delete + 12)
+        low, high = (
+            max(ledgers.first, cursor.mark_delete - 1),
+            min(ledgers.end, cursor.mark_delete + 12),
+        )
         if low >= high:
             return None
         found = ledgers.position(self.random.randrange(low, high))
@@ -149,7 +159,9 @@ class Course:
             self.next[most] += 1
             self.open.add(txn)
         cumulative = self.cumulative and self.random.random() < 0.3
-        named = [await self.some_id() for _ in range(1 if cumulative else self.random.randint(1, 3))]
+        named = [
+            await self.some_id() for _ in range(1 if cumulative else self.random.randint(1, 3))
+        ]
         identifiers = [found for found in named if found is not None]
         if identifiers:
             await self.ask_ack(identifiers, cumulative=cumulative, txn=txn)
@@ -157,10 +169,16 @@ class Course:
     async def acknowledge(self) -> None:
         found = await self.some_id()
         if found is not None:
-            await self.ask_ack([found], cumulative=self.cumulative and self.random.random() < 0.2, txn=None)
+            await self.ask_ack(
+                [found], cumulative=self.cumulative and self.random.random() < 0.2, txn=None
+            )
 
-    async def ask_ack(self, identifiers: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None) -> None:
-        self.peer.write(requests.ack(self.consumer, identifiers, cumulative=cumulative, request_id=9, txn=txn))
+    async def ask_ack(
+        self, identifiers: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None
+    ) -> None:
+        self.peer.write(
+            requests.ack(self.consumer, identifiers, cumulative=cumulative, request_id=9, txn=txn)
+        )
         answer = (await self.heard(self.peer, Type.ACK_RESPONSE)).ack_response
         assert int(answer.error) in (0, 23), answer
         self.refused += answer.HasField("error")
@@ -171,14 +189,25 @@ class Course:
             return
         txn = self.random.choice(sorted(self.open))
         self.open.discard(txn)
-        lost = {other for other in self.open if other.most == txn.most and self.random.random() < 0.2}
-        lowest = min((other.least for other in {txn, *self.open} - lost if other.most == txn.most), default=0)
+        lost = {
+            other for other in self.open if other.most == txn.most and self.random.random() < 0.2
+        }
+        lowest = min(
+            (other.least for other in {txn, *self.open} - lost if other.most == txn.most), default=0
+        )
         self.open -= {other for other in lost if other.least < lowest}
         named = requests.end_txn_on_subscription(
-            5, txn, await self.name(), "s", commit=self.random.random() < 0.6, low_watermark=lowest - 1
+            5,
+            txn,
+            await self.name(),
+            "s",
+            commit=self.random.random() < 0.6,
+            low_watermark=lowest - 1,
         )
         self.coordinator.write(named)
-        answer = (await self.heard(self.coordinator, Type.END_TXN_ON_SUBSCRIPTION_RESPONSE)).end_txn_on_subscription_response
+        answer = (
+            await self.heard(self.coordinator, Type.END_TXN_ON_SUBSCRIPTION_RESPONSE)
+        ).end_txn_on_subscription_response
         assert not answer.HasField("error"), answer
         self.ended += 1
 
@@ -187,18 +216,24 @@ class Course:
         host = (await host_of(self.broker)).subscriptions["s"]
         if found is not None:
             mask = self.random.choice([None, 0b101])
-            await reset(host, max(0, host.core.cursor.mark_delete - self.random.randint(-3, 6)), mask)
+            await reset(
+                host, max(0, host.core.cursor.mark_delete - self.random.randint(-3, 6)), mask
+            )
             await self.attach()
 
     async def trim(self) -> None:
         host = await host_of(self.broker)
-        await host.trim(min(host.core.ledgers.end, host.core.ledgers.first + self.random.randint(0, 4)))
+        await host.trim(
+            min(host.core.ledgers.end, host.core.ledgers.first + self.random.randint(0, 4))
+        )
 
     async def skip(self) -> None:
         await skip((await host_of(self.broker)).subscriptions["s"], self.random.randint(1, 3))
 
     async def unsubscribe(self) -> None:
-        body = api.CommandUnsubscribe(consumer_id=self.consumer, request_id=self.peer.next_request())
+        body = api.CommandUnsubscribe(
+            consumer_id=self.consumer, request_id=self.peer.next_request()
+        )
         self.peer.write(encode_command(api.BaseCommand(type=Type.UNSUBSCRIBE, unsubscribe=body)))
         await self.heard(self.peer, Type.SUCCESS)
         self.open.clear()
@@ -208,7 +243,8 @@ class Course:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_every_life_knows_what_the_one_before_knew(tmp_path: Path, seed: int) -> None:
-    """Cursors, what is held and by whom, who has ended: with checkpoints anywhere, seeks, trimming and removals in between."""
+    """Cursors, what is held and by whom, who has ended: with checkpoints anywhere, seeks,
+    trimming and removals in between."""
 
     async def script(lives: Lives) -> None:
         course = Course(lives, seed)
@@ -235,12 +271,19 @@ def _commits_that_name_nothing(change: PendingChange) -> PendingChange | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [_unwritten_acks, _unwritten_ends, _commits_that_name_nothing])
 def test_the_course_finds_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[PendingChange], PendingChange | None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: Callable[[PendingChange], PendingChange | None],
 ) -> None:
-    """The control: with a broken record a later life differs from the one before, within a few seeds."""
+    """The control: with a broken record a later life differs from the one before, within a few
+    seeds."""
     write = SubscriptionTransactions._write
 
-    def write_wrongly(host: SubscriptionTransactions, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
+    def write_wrongly(
+        host: SubscriptionTransactions,
+        change: PendingChange | None,
+        confirmed: Callable[[], None] | None,
+    ) -> None:
         write(host, None if change is None else broken(change), confirmed)
 
     monkeypatch.setattr(SubscriptionTransactions, "_write", write_wrongly)

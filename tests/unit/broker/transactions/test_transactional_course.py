@@ -1,5 +1,5 @@
-"""Any course of a topic's transactions over real storage: what is read is what was committed, and a new owner knows what the old one knew,
-also over a metadata store that was lost."""
+"""Any course of a topic's transactions over real storage: what is read is what was committed,
+and a new owner knows what the old one knew, also over a metadata store that was lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ STEPS = {
 
 
 class Course:
-    """Steps against a model: `wanted` are the partition's entries, the first `trimmed` of which are gone."""
+    """Steps against a model: `wanted` are the partition's entries, the first `trimmed` of which
+    are gone."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory, self.random, self.store = directory, random.Random(seed), MemoryStore(CLOCK)
@@ -41,7 +42,9 @@ class Course:
 
     async def begin(self) -> None:
         self.stack = AsyncExitStack()
-        self.broker = await self.stack.enter_async_context(running_broker(self.directory, store=self.store, **QUICK))
+        self.broker = await self.stack.enter_async_context(
+            running_broker(self.directory, store=self.store, **QUICK)
+        )
         self.peer = await self.stack.enter_async_context(open_peer(self.broker))
         await self.peer.lookup()
         await self.peer.produce(producer_name="p")
@@ -136,7 +139,8 @@ class Course:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_read_is_what_was_committed(tmp_path: Path, seed: int) -> None:
-    """Rolls, checkpoints, rewriting, collection, trimming and new owners between any two steps; in the end everything is the partition's own."""
+    """Rolls, checkpoints, rewriting, collection, trimming and new owners between any two steps;
+    in the end everything is the partition's own."""
 
     async def scenario() -> None:
         course = Course(tmp_path, seed)

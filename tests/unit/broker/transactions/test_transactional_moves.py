@@ -1,4 +1,5 @@
-"""Open and committed transactions when their bundle changes hands: moved, taken over, split, in every state of their files."""
+"""Open and committed transactions when their bundle changes hands: moved, taken over, split, in
+every state of their files."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ OF_B = entries_of((b"1", 1), (b"1", 4))
 
 
 async def finish(broker: Broker) -> None:
-    """At a new owner: what was committed is there, nothing else; what is repeated is; B goes on and commits."""
+    """At a new owner: what was committed is there, nothing else; what is repeated is; B goes on
+    and commits."""
     async with open_peer(broker) as peer:
         await peer.lookup()
         created = await peer.produce(producer_name="p")
@@ -96,7 +98,8 @@ def test_a_new_owner_goes_on_where_the_old_one_was(tmp_path: Path, how: str) -> 
 
 
 def test_moves_back_and_forth_keep_an_open_transaction(tmp_path: Path) -> None:
-    """Each owner adds to it; the last one commits all of it, in the order of the sends, read from files of both."""
+    """Each owner adds to it; the last one commits all of it, in the order of the sends, read
+    from files of both."""
 
     async def scenario() -> None:
         async with pair(tmp_path, **LOADED) as cluster:
@@ -120,7 +123,8 @@ def test_moves_back_and_forth_keep_an_open_transaction(tmp_path: Path) -> None:
 
 
 def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> None:
-    """They get receipts of the child's sidecar, and commit with what was sent to the parent; a taker finds all of it."""
+    """They get receipts of the child's sidecar, and commit with what was sent to the parent; a
+    taker finds all of it."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:
@@ -135,7 +139,9 @@ def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> N
                 return await inner(compares, operations)
 
             cluster.network.transact = late  # type: ignore[method-assign]
-            splitting = asyncio.create_task(cluster.first.ownership.split(bundle, range_equally_divide(bundle)))
+            splitting = asyncio.create_task(
+                cluster.first.ownership.split(bundle, range_equally_divide(bundle))
+            )
             await frozen.wait()
             peer.write(requests.send(1, 10, entry(b"1", 10), txn=B))
             peer.write(requests.send(1, 11, entry(b"plain", 11)))

@@ -1,4 +1,5 @@
-"""Messages of transactions on a real broker: unseen until commit, in order, once, and there after whatever happens to broker and files."""
+"""Messages of transactions on a real broker: unseen until commit, in order, once, and there
+after whatever happens to broker and files."""
 
 from __future__ import annotations
 
@@ -21,7 +22,16 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.frames import encode_command
-from tests.support.brokers import CLOCK, TOPIC, Peer, Type, connected_peer, entry, open_peer, running_broker
+from tests.support.brokers import (
+    CLOCK,
+    TOPIC,
+    Peer,
+    Type,
+    connected_peer,
+    entry,
+    open_peer,
+    running_broker,
+)
 from tests.support.transacting import end, ended, refused_send, send_in, signed
 from tests.unit.broker.upkeep.test_manifest_compaction import QUICK
 
@@ -52,7 +62,8 @@ async def receive(peer: Peer, count: int) -> list[bytes]:
 
 
 def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(tmp_path: Path) -> None:
-    """Ordinary messages meanwhile are delivered at once; ids follow them, and receipts had named the sidecar."""
+    """Ordinary messages meanwhile are delivered at once; ids follow them, and receipts had named
+    the sidecar."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -79,13 +90,16 @@ def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(tmp_path:
             wanted = entries_of((b"a0", 0), (b"a1", 1), (b"a2", 3))
             assert found == [((plain[0], 1 + n), body) for n, body in enumerate(wanted)]
             assert await peer.send(b"next", 4) == (plain[0], 4)
-            assert await stored(broker) == entries_of((b"plain", 2), (b"a0", 0), (b"a1", 1), (b"a2", 3), (b"next", 4))
+            assert await stored(broker) == entries_of(
+                (b"plain", 2), (b"a0", 0), (b"a1", 1), (b"a2", 3), (b"next", 4)
+            )
 
     asyncio.run(scenario())
 
 
 def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
-    """Two producers in it; another one commits beside it; later SENDs of both are answered as DESIGN says."""
+    """Two producers in it; another one commits beside it; later SENDs of both are answered as
+    DESIGN says."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -97,7 +111,9 @@ def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
             cache = next(iter(broker.ownership.owned.values())).tail_cache
             assert cache.bytes == sum(map(len, entries_of((b"a0", 0), (b"b0", 1), (b"a1", 0))))
             await ended(peer, A, commit=False)
-            assert cache.bytes == len(entry(b"b0", 1)), "what nobody will read is not kept in memory"
+            assert cache.bytes == len(entry(b"b0", 1)), (
+                "what nobody will read is not kept in memory"
+            )
             await ended(peer, B, commit=True)
             assert await stored(broker) == entries_of((b"b0", 1))
             error = await refused_send(peer, A, b"a2", 5)
@@ -115,7 +131,8 @@ def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
 
 
 def test_a_late_send_is_an_ordinary_message_where_that_is_set(tmp_path: Path) -> None:
-    """`txn_late_sends_as_ordinary`: after a commit it is published and counted; after an abort it is refused all the same."""
+    """`txn_late_sends_as_ordinary`: after a commit it is published and counted; after an abort
+    it is refused all the same."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path, txn_late_sends_as_ordinary=1) as (broker, peer):
@@ -138,7 +155,9 @@ def test_repetitions_are_stored_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
             await peer.produce(1, producer_name="p")
-            frames = [requests.send(1, number, entry(b"x", number), txn=A) for number in (0, 1, 1, 2, 0)]
+            frames = [
+                requests.send(1, number, entry(b"x", number), txn=A) for number in (0, 1, 1, 2, 0)
+            ]
             peer.write(b"".join(frames))
             receipts = [(await peer.answer(Type.SEND_RECEIPT)).send_receipt for _ in frames]
             assert [receipt.sequence_id for receipt in receipts] == [0, 1, 1, 2, 0]
@@ -150,15 +169,19 @@ def test_repetitions_are_stored_once(tmp_path: Path) -> None:
                 await other.lookup()
                 peer.writer.close()
                 created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
-                while created.type != Type.PRODUCER_SUCCESS:  # until the broker has heard of the end of the first one
-                    created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
+                # until the broker has heard of the end of the first one
+                while created.type != Type.PRODUCER_SUCCESS:
+                    created = await other.ask(
+                        "producer", topic=TOPIC, producer_id=7, producer_name="p"
+                    )
                 assert created.producer_success.last_sequence_id == 2
 
     asyncio.run(scenario())
 
 
 def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Path) -> None:
-    """The SEND fails, in its place among the receipts; its end as well; the topic is one that was never used with transactions."""
+    """The SEND fails, in its place among the receipts; its end as well; the topic is one that
+    was never used with transactions."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -168,7 +191,10 @@ def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Pat
                 forged = TxnId(most, 0)
                 error = await refused_send(peer, forged, b"forged", number)
                 assert error.error == int(WireCode.NOT_ALLOWED)
-                assert f"txnid_most_bits: {most} is no transaction coordinator's number, they are 0..15" in error.message
+                assert (
+                    f"txnid_most_bits: {most} is no transaction coordinator's number, they are "
+                    "0..15" in error.message
+                )
                 assert (await end(peer, forged, commit=True)).error == int(WireCode.NOT_ALLOWED)
             await peer.send(b"after", 3)
             assert await stored(broker) == entries_of((b"before", 0), (b"after", 3))
@@ -179,12 +205,15 @@ def test_a_number_that_no_coordinator_has_is_refused_and_forgotten(tmp_path: Pat
 
 
 def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) -> None:
-    """The Go client's producer is closed behind its receipts; its next PRODUCER tells why, the one after that works; nothing behind the refused
-    SEND was taken.
+    """The Go client's producer is closed behind its receipts; its next PRODUCER tells why, the one
+    after that works; nothing behind the refused SEND was taken.
     """
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path) as (broker, _peer), open_peer(broker, handshake=False) as go:
+        async with (
+            connected_peer(tmp_path) as (broker, _peer),
+            open_peer(broker, handshake=False) as go,
+        ):
             go.write(requests.connect("Pulsar-Go-0.19.0", 21))
             await go.answer(Type.CONNECTED)
             await go.produce(producer_name="p")
@@ -199,7 +228,9 @@ def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) 
             assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
             assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
             assert await go.is_quiet()
-            refused = (await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)).error
+            refused = (
+                await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)
+            ).error
             assert refused.error == int(WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION)
             assert "begin another one" in refused.message
             await go.produce(producer_name="p", epoch=2)
@@ -209,13 +240,23 @@ def test_a_client_that_a_refusal_makes_deaf_comes_again_instead(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("why", ["max_message_bytes", "encryption_required", TERMINATED, "too large for the server"])
-def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(tmp_path: Path, why: str) -> None:
-    """By a policy or at the end of its topic, and nothing behind it is taken, not even what is small enough; other clients are told at once."""
-    late = bytes(1024 + ENTRY_HEAD_BYTES_MAX) if why == "too large for the server" else b"late" * 100
+@pytest.mark.parametrize(
+    "why", ["max_message_bytes", "encryption_required", TERMINATED, "too large for the server"]
+)
+def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(
+    tmp_path: Path, why: str
+) -> None:
+    """By a policy or at the end of its topic, and nothing behind it is taken, not even what is
+    small enough; other clients are told at once."""
+    late = (
+        bytes(1024 + ENTRY_HEAD_BYTES_MAX) if why == "too large for the server" else b"late" * 100
+    )
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path, max_message_bytes=1024) as (broker, peer), open_peer(broker, handshake=False) as go:
+        async with (
+            connected_peer(tmp_path, max_message_bytes=1024) as (broker, peer),
+            open_peer(broker, handshake=False) as go,
+        ):
             go.write(requests.connect("Pulsar-Go-0.19.0", 21))
             await go.answer(Type.CONNECTED)
             await go.produce(producer_name="p")
@@ -235,7 +276,9 @@ def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(tmp_pat
             go.write(requests.send(1, 2, entry(late, 2)) + requests.send(1, 3, entry(b"later", 3)))
             assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
             assert await go.is_quiet()
-            refused = (await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)).error
+            refused = (
+                await go.ask("producer", topic=TOPIC, producer_id=1, producer_name="p", epoch=1)
+            ).error
             assert refused.error == int(WireCode.PRODUCER_BLOCKED_QUOTA_EXCEPTION)
             assert await stored(broker) == entries_of((b"one", 1))
 
@@ -254,16 +297,29 @@ def test_refusals_that_nobody_comes_for_are_bounded(tmp_path: Path) -> None:
             await go.answer(Type.CONNECTED)
             for producer_id in range(4):
                 await go.produce(producer_id)
-                go.write(requests.send(producer_id, 0, entry(b"forged", 0), txn=TxnId(COORDINATORS_MAX, 0)))
+                go.write(
+                    requests.send(
+                        producer_id, 0, entry(b"forged", 0), txn=TxnId(COORDINATORS_MAX, 0)
+                    )
+                )
                 await go.answer(Type.CLOSE_PRODUCER)
-            answers = [await go.ask("producer", topic=TOPIC, producer_id=producer_id) for producer_id in (3, 2, 1, 0)]
-            assert [answer.type for answer in answers] == [Type.ERROR, Type.ERROR, Type.PRODUCER_SUCCESS, Type.PRODUCER_SUCCESS]
+            answers = [
+                await go.ask("producer", topic=TOPIC, producer_id=producer_id)
+                for producer_id in (3, 2, 1, 0)
+            ]
+            assert [answer.type for answer in answers] == [
+                Type.ERROR,
+                Type.ERROR,
+                Type.PRODUCER_SUCCESS,
+                Type.PRODUCER_SUCCESS,
+            ]
 
     asyncio.run(scenario())
 
 
 def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
-    """Without messages too: it leaves a fence. What is below the low watermark has ended, whatever it was."""
+    """Without messages too: it leaves a fence. What is below the low watermark has ended,
+    whatever it was."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):
@@ -288,7 +344,8 @@ def test_an_end_may_come_again_and_not_the_other_way(tmp_path: Path) -> None:
 
 
 def test_the_other_end_is_refused_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
-    """The coordinator takes that refusal for the end: it must not come before the end is durable."""
+    """The coordinator takes that refusal for the end: it must not come before the end is
+    durable."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (_, peer):
@@ -299,14 +356,23 @@ def test_the_other_end_is_refused_behind_the_one_that_is_on_its_way(tmp_path: Pa
                 requests.end_txn_on_partition(abort, A, TOPIC, commit=False, low_watermark=-1)
                 + requests.end_txn_on_partition(commit, A, TOPIC, commit=True, low_watermark=-1)
             )
-            answers = [(await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)).end_txn_on_partition_response for _ in range(2)]
-            assert [(found.request_id, found.HasField("error")) for found in answers] == [(abort, False), (commit, True)]
+            answers = [
+                (
+                    await peer.answer(Type.END_TXN_ON_PARTITION_RESPONSE)
+                ).end_txn_on_partition_response
+                for _ in range(2)
+            ]
+            assert [(found.request_id, found.HasField("error")) for found in answers] == [
+                (abort, False),
+                (commit, True),
+            ]
 
     asyncio.run(scenario())
 
 
 def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
-    """SEEK and a reader's start name what a receipt did: the entry that it has become, or the place where it would have been."""
+    """SEEK and a reader's start name what a receipt did: the entry that it has become, or the
+    place where it would have been."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (_broker, peer):
@@ -319,15 +385,24 @@ def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
             await ended(peer, A, commit=True)
             await ended(peer, B, commit=False)
             await peer.send(b"last", 6)
-            everything = entries_of((b"first", 0), (b"second", 4), (b"a", 1), (b"a", 2), (b"last", 6))
+            everything = entries_of(
+                (b"first", 0), (b"second", 4), (b"a", 1), (b"a", 2), (b"last", 6)
+            )
             assert (await peer.subscribe()).type == Type.SUCCESS
-            for place, begins_with in ((committed[1], 3), (committed[0], 2), (aborted, 1), (waiting, 2)):
+            for place, begins_with in (
+                (committed[1], 3),
+                (committed[0], 2),
+                (aborted, 1),
+                (waiting, 2),
+            ):
                 named = api.MessageIdData(ledgerId=place[0], entryId=place[1])
                 peer.write(requests.seek(1, peer.next_request(), message_id=named))
                 await peer.answer(Type.CLOSE_CONSUMER)
                 await peer.answer(Type.SUCCESS)
                 await peer.subscribe()
-                assert await receive(peer, len(everything) - begins_with) == everything[begins_with:]
+                assert (
+                    await receive(peer, len(everything) - begins_with) == everything[begins_with:]
+                )
                 request = api.CommandSubscribe(
                     topic=TOPIC, subscription="reader", subType=api.CommandSubscribe.Exclusive, consumer_id=2, durable=False,
                     request_id=peer.next_request(),
@@ -343,7 +418,8 @@ def test_receipts_say_where_to_begin(tmp_path: Path) -> None:
 
 
 def test_open_transactions_of_a_topic_are_limited_together(tmp_path: Path) -> None:
-    """By the broker's setting: a SEND that is one entry too much is refused for good, and the end of another transaction makes room."""
+    """By the broker's setting: a SEND that is one entry too much is refused for good, and the
+    end of another transaction makes room."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path, txn_open_entries_per_topic_max=2) as (_, peer):
@@ -351,7 +427,10 @@ def test_open_transactions_of_a_topic_are_limited_together(tmp_path: Path) -> No
             await send_in(peer, A, b"a", 0)
             await send_in(peer, B, b"b", 1)
             error = await refused_send(peer, B, b"b", 2)
-            assert (error.error, "txn_open_entries_per_topic_max=2" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            assert (error.error, "txn_open_entries_per_topic_max=2" in error.message) == (
+                int(WireCode.NOT_ALLOWED),
+                True,
+            )
             await ended(peer, A, commit=True)
             await send_in(peer, B, b"b", 3)
 
@@ -359,17 +438,27 @@ def test_open_transactions_of_a_topic_are_limited_together(tmp_path: Path) -> No
 
 
 def test_limits_and_names(tmp_path: Path) -> None:
-    """What is too much is refused by NotAllowed, which fails a SEND for good; a sidecar's name is nobody's topic."""
+    """What is too much is refused by NotAllowed, which fails a SEND for good; a sidecar's name
+    is nobody's topic."""
 
     async def scenario() -> None:
-        async with connected_peer(tmp_path, txn_open_per_topic_max=1, txn_entries_max=2) as (broker, peer):
+        async with connected_peer(tmp_path, txn_open_per_topic_max=1, txn_entries_max=2) as (
+            broker,
+            peer,
+        ):
             await peer.produce()
             await send_in(peer, A, b"a", 0)
             error = await refused_send(peer, B, b"b", 1)
-            assert (error.error, "txn_open_per_topic_max" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            assert (error.error, "txn_open_per_topic_max" in error.message) == (
+                int(WireCode.NOT_ALLOWED),
+                True,
+            )
             await send_in(peer, A, b"a", 2)
             error = await refused_send(peer, A, b"a", 3)
-            assert (error.error, "txn_entries_max=2" in error.message) == (int(WireCode.NOT_ALLOWED), True)
+            assert (error.error, "txn_entries_max=2" in error.message) == (
+                int(WireCode.NOT_ALLOWED),
+                True,
+            )
             answer = await peer.ask("producer", topic=sidecar_of(TOPIC), producer_id=2)
             assert (answer.type, answer.error.error) == (Type.ERROR, int(WireCode.NOT_ALLOWED))
             await peer.lookup("non-persistent://public/default/n")
@@ -382,8 +471,11 @@ def test_limits_and_names(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_lack_of_use(tmp_path: Path) -> None:
-    """Who is told to commit would say that there is nothing, and its coordinator take that for done."""
+def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_lack_of_use(
+    tmp_path: Path,
+) -> None:
+    """Who is told to commit would say that there is nothing, and its coordinator take that for
+    done."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path, inactive_topic_s=0.001) as (broker, peer):
@@ -407,9 +499,11 @@ def test_a_topic_with_open_transactions_is_neither_terminated_nor_deleted_for_la
     asyncio.run(scenario())
 
 
-def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_alone(tmp_path: Path) -> None:
-    """As with ordinary SENDs: TopicTerminated for what is new, a receipt for what is there. Any code but that and NotAllowed would make clients send
-    again for ever.
+def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_alone(
+    tmp_path: Path,
+) -> None:
+    """As with ordinary SENDs: TopicTerminated for what is new, a receipt for what is there. Any
+    code but that and NotAllowed would make clients send again for ever.
     """
 
     async def scenario() -> None:
@@ -419,7 +513,10 @@ def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_al
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
             host.policies = replace(host.policies, encryption_required=True)
             error = await refused_send(peer, A, b"plain text", 1)
-            assert (error.error, error.message) == (int(WireCode.NOT_ALLOWED), "Messages must be encrypted")
+            assert (error.error, error.message) == (
+                int(WireCode.NOT_ALLOWED),
+                "Messages must be encrypted",
+            )
             host.policies = replace(host.policies, encryption_required=False)
             host.core.properties[TERMINATED] = "as told, and on its way to the log"
             error = await refused_send(peer, A, b"late", 2)
@@ -430,8 +527,11 @@ def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_al
     asyncio.run(scenario())
 
 
-def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_broker(tmp_path: Path) -> None:
-    """Sealed files, checkpoints, rewriting, collection and a new life: in every order the same entries are there, and an open one can commit."""
+def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_broker(
+    tmp_path: Path,
+) -> None:
+    """Sealed files, checkpoints, rewriting, collection and a new life: in every order the same
+    entries are there, and an open one can commit."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -439,7 +539,10 @@ def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_b
         number, held = 0, list[int]()
         waiting = TxnId(1, 0)
         for life in range(3):
-            async with running_broker(tmp_path, store=store, **QUICK) as broker, open_peer(broker) as peer:
+            async with (
+                running_broker(tmp_path, store=store, **QUICK) as broker,
+                open_peer(broker) as peer,
+            ):
                 await peer.lookup()
                 created = await peer.produce(producer_name="p")
                 number = max(number, created.last_sequence_id + 1)
@@ -454,7 +557,9 @@ def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_b
                     bodies = []
                     for _ in range(4):
                         for name in (txn, waiting):
-                            await send_in(peer, name, b"waiting" if name is waiting else b"x", number)
+                            await send_in(
+                                peer, name, b"waiting" if name is waiting else b"x", number
+                            )
                             (held if name is waiting else bodies).append(number)
                             number += 1
                     await peer.send(b"plain", number)
@@ -470,9 +575,13 @@ def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_b
                         await asyncio.sleep(0.06)
                     assert await stored(broker) == wanted
                     host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
-                    host.index.drop_before(host.core.ledgers.end)  # what is still in memory hides nothing
+                    # what is still in memory hides nothing
+                    host.index.drop_before(host.core.ledgers.end)
                     assert await stored(broker) == wanted
-        async with running_broker(tmp_path, store=store, **QUICK) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=store, **QUICK) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await ended(peer, waiting, commit=True)
             wanted += [entry(b"waiting", at) for at in held]
@@ -482,7 +591,8 @@ def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_b
                 await asyncio.sleep(0.06)
             assert await stored(broker) == wanted
             host = await broker.service.open_topic(TopicName.parse(TOPIC), create=False)
-            # All of it has been rewritten as the partition's own, and no file with sidecar entries is listed any more.
+            # All of it has been rewritten as the partition's own, and no file with sidecar entries
+            # is listed any more.
             sidecar = [
                 file
                 for file in host.bundle.catalog.manifest.level0

@@ -1,4 +1,5 @@
-"""The leader's copies of the metadata store: when one is written, and what the store is told of them."""
+"""The leader's copies of the metadata store: when one is written, and what the store is told of
+them."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ async def report_in(store: MemoryStore) -> BackupReportRecord | None:
     return BackupReportRecord.decode(found.value) if found is not None else None
 
 
-def test_each_interval_is_reported_and_a_copy_is_made_only_of_what_has_changed(tmp_path: Path) -> None:
+def test_each_interval_is_reported_and_a_copy_is_made_only_of_what_has_changed(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with running_broker(tmp_path, store=store, maintenance_s=NEVER_S) as broker:
@@ -95,7 +98,11 @@ def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(tmp_path:
                 await backups.keep_up()
             failing = await report_in(store)
             assert failing is not None
-            assert ("no space left" in failing.problem, failing.current_ms, failing.object) == (True, 0, "")
+            assert ("no space left" in failing.problem, failing.current_ms, failing.object) == (
+                True,
+                0,
+                "",
+            )
             with pytest.raises(StorageError, match="no space left"):
                 await backups.keep_up()
             assert await report_in(store) == failing, (
@@ -112,7 +119,8 @@ def test_a_copy_that_fails_is_reported_once_and_over_when_one_succeeds(tmp_path:
 
 
 def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
-    """Others on the leader's loop are served while it is encoded; the bytes are those of a copy made at once."""
+    """Others on the leader's loop are served while it is encoded; the bytes are those of a copy
+    made at once."""
     turns = 0
 
     class Counting(PosixVolume):
@@ -132,7 +140,9 @@ def test_a_large_copy_is_made_in_turns(tmp_path: Path) -> None:
                 turns += 1
 
         store, volume = MemoryStore(CLOCK), Counting(tmp_path)
-        backup = Backup("id", 1, 7, 0, {f"topics/{number:05d}": b"{}" for number in range(20 * PART_ENTRIES)})
+        backup = Backup(
+            "id", 1, 7, 0, {f"topics/{number:05d}": b"{}" for number in range(20 * PART_ENTRIES)}
+        )
         beside = asyncio.create_task(others())
         name = await keep_backup(store, volume, backup, 3)
         beside.cancel()

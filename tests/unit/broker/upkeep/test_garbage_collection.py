@@ -31,23 +31,37 @@ from tests.support.brokers import CLOCK, TOPIC, Peer, open_peer, running_broker
 from tests.support.rest import Process
 from tests.unit.broker.upkeep.test_manifest_compaction import OTHER, World, world
 
-DEAD, CLAIMED, ALSO_DEAD = "broker-7.0000000000000007", "broker-8.0000000000000008", "broker-9.0000000000000009"
+DEAD, CLAIMED, ALSO_DEAD = (
+    "broker-7.0000000000000007",
+    "broker-8.0000000000000008",
+    "broker-9.0000000000000009",
+)
 YEAR_MS = 365 * 24 * 3_600_000
 
 
-def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(tmp_path: Path) -> None:
-    """Only the incarnation that set a file aside may use it: once it has lost its claim, nobody ever will."""
+def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(
+    tmp_path: Path,
+) -> None:
+    """Only the incarnation that set a file aside may use it: once it has lost its claim, nobody
+    ever will."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             volume = broker.context.volume
-            claim = encode_document("claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms()})
+            claim = encode_document(
+                "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms()}
+            )
             assert await volume.put_if_absent(names.claim(CLAIMED), claim)
-            spares = {incarnation: names.spare(incarnation, 3) for incarnation in (DEAD, CLAIMED, broker.incarnation)}
+            spares = {
+                incarnation: names.spare(incarnation, 3)
+                for incarnation in (DEAD, CLAIMED, broker.incarnation)
+            }
             for name in spares.values():
                 assert await volume.put_if_absent(name, b"x")
             await broker.maintenance.collector.collect_dead()
-            left = [name for name in await volume.list(names.LOGS) if name.endswith(names.SPARE_SUFFIX)]
+            left = [
+                name for name in await volume.list(names.LOGS) if name.endswith(names.SPARE_SUFFIX)
+            ]
             assert left == sorted([spares[CLAIMED], spares[broker.incarnation]])
 
     asyncio.run(scenario())
@@ -68,18 +82,24 @@ def manifests_held() -> int:
 
 async def next_generation(broker: Broker, bundle: BundleName) -> None:
     """Commit the bundle's manifest once more, as it is."""
-    await commit_manifest(broker.context.store, broker.context.volume, CLOCK, bundle, lambda manifest: manifest)
+    await commit_manifest(
+        broker.context.store, broker.context.volume, CLOCK, bundle, lambda manifest: manifest
+    )
 
 
 def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_path: Path) -> None:
-    """Its collector reads a manifest per generation for as long as it lives; only the leader collects objects."""
+    """Its collector reads a manifest per generation for as long as it lives; only the leader
+    collects objects."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
             await found.publish(TOPIC, 1)
             await found.roll()
             await noted(found.broker, 1)
-            collector, bundle = found.broker.maintenance.collector, await found.broker.ownership.bundle_of(TopicName.parse(TOPIC))
+            collector, bundle = (
+                found.broker.maintenance.collector,
+                await found.broker.ownership.bundle_of(TopicName.parse(TOPIC)),
+            )
             await collector.collect_own()
             before = manifests_held()
             for _ in range(20):
@@ -92,7 +112,8 @@ def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_p
 
 
 async def rewritten(found: World) -> str:
-    """A log file of the broker's own that the manifest of before lists, and the current one does not; no chain needs it."""
+    """A log file of the broker's own that the manifest of before lists, and the current one does
+    not; no chain needs it."""
     await found.publish(TOPIC, 5)
     await found.roll()
     await noted(found.broker, 1)
@@ -106,7 +127,8 @@ async def rewritten(found: World) -> str:
 
 
 def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Path) -> None:
-    """A restore that begins now may go back to it: nothing tells it that the next generation was committed."""
+    """A restore that begins now may go back to it: nothing tells it that the next generation was
+    committed."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -122,7 +144,8 @@ def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Pat
 
 
 def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
-    """The process that fenced it may need all that was there then (simulation seeds 453 and 528 of restore)."""
+    """The process that fenced it may need all that was there then (simulation seeds 453 and 528
+    of restore)."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -141,12 +164,15 @@ def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
 
 
 async def dead_log(volume: Volume, incarnation: str) -> None:
-    """The log of an incarnation that died before it wrote anything: one file with a header, which is not noted."""
+    """The log of an incarnation that died before it wrote anything: one file with a header,
+    which is not noted."""
     header = encode_file_header(FileHeader(incarnation, 0, CLOCK.wall_ms()))
     await (await volume.create_log(names.log_file(incarnation, 0), 1 << 20, header)).close()
 
 
-def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(tmp_path: Path) -> None:
+def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(
+    tmp_path: Path,
+) -> None:
     """The damaged one, which comes first, stays as it is until it has been restored."""
 
     async def scenario() -> None:
@@ -158,19 +184,24 @@ def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(t
             await collector.collect_dead()
             left = {name.split("/")[1] for name in await volume.list(names.LOGS)}
             assert left == {DEAD, broker.incarnation}
-            assert [damage["file"] for damage in broker.context.damage.listed()] == [names.log_file(DEAD, 0)]
+            assert [damage["file"] for damage in broker.context.damage.listed()] == [
+                names.log_file(DEAD, 0)
+            ]
             await volume.remove(names.sealed(DEAD, 0))
             collector.forget_unmet()
             await collector.collect_dead()
             collector.forget_unmet()
             assert broker.context.damage.listed() == []
-            assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {broker.incarnation}
+            assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {
+                broker.incarnation
+            }
 
     asyncio.run(scenario())
 
 
 def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: Path) -> None:
-    """Its own bundle keeps everything, the manifests of before too: they are what there is to go back to."""
+    """Its own bundle keeps everything, the manifests of before too: they are what there is to go
+    back to."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -179,7 +210,10 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
             await found.roll()
             await noted(found.broker, 1)
             volume, collector = found.broker.context.volume, found.broker.maintenance.collector
-            damaged, sound = [await found.broker.ownership.bundle_of(TopicName.parse(topic)) for topic in (TOPIC, OTHER)]
+            damaged, sound = [
+                await found.broker.ownership.bundle_of(TopicName.parse(topic))
+                for topic in (TOPIC, OTHER)
+            ]
             for bundle in (damaged, sound):
                 await next_generation(found.broker, bundle)
             orphans = [names.segment(damaged, "rewrite-1-0"), names.segment(sound, "rewrite-2-0")]
@@ -194,8 +228,12 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
             await collector.collect_objects()
             assert await volume.list(names.manifests_of(damaged)) == before
             assert len(await volume.list(names.manifests_of(sound))) == 1
-            assert await volume.list(names.SEGMENTS) == sorted(orphans), "which of the namespace's segments it lists, nobody knows"
-            assert [damage["bundle"] for damage in found.broker.context.damage.listed()] == [str(damaged)]
+            assert await volume.list(names.SEGMENTS) == sorted(orphans), (
+                "which of the namespace's segments it lists, nobody knows"
+            )
+            assert [damage["bundle"] for damage in found.broker.context.damage.listed()] == [
+                str(damaged)
+            ]
             current.write_bytes(data)
             collector.forget_unmet()
             await collector.collect_objects()
@@ -207,7 +245,7 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
     asyncio.run(scenario())
 
 
-# --- namespaces that are deleted ---------------------------------------------------------------------------------------------------
+# --- namespaces that are deleted ------------------------------------------------------------------
 
 GONE = NamespaceName("a", "b")
 IN_GONE = f"persistent://{GONE}/t"
@@ -215,8 +253,13 @@ IN_GONE = f"persistent://{GONE}/t"
 
 @asynccontextmanager
 async def with_namespace(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort, Broker, Peer]]:
-    """A broker that leads, with the namespace GONE of one bundle; its maintenance is what a test does, and what was replaced goes at once."""
-    settings: dict[str, Any] = {"replaced_kept_s": 0.0, "rewrite_age_s": 3600.0, "maintenance_s": 3600.0}
+    """A broker that leads, with the namespace GONE of one bundle; its maintenance is what a test
+    does, and what was replaced goes at once."""
+    settings: dict[str, Any] = {
+        "replaced_kept_s": 0.0,
+        "rewrite_age_s": 3600.0,
+        "maintenance_s": 3600.0,
+    }
     async with running_broker(directory, **settings) as broker, open_peer(broker) as peer:
         port = BrokerAdminPort(cast(BrokerProcess, Process(directory, broker)))
         await port.create_namespace(GONE, initial_boundaries(1), {})
@@ -224,7 +267,8 @@ async def with_namespace(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort
 
 
 async def fill(broker: Broker, peer: Peer) -> BundleName:
-    """Publish, list the file, write a checkpoint that is pointed to, and leave an object of each kind; the bundle."""
+    """Publish, list the file, write a checkpoint that is pointed to, and leave an object of each
+    kind; the bundle."""
     await peer.lookup(IN_GONE)
     await peer.produce(1, IN_GONE)
     await peer.send(b"x", 0)
@@ -234,7 +278,12 @@ async def fill(broker: Broker, peer: Peer) -> BundleName:
     await noted(broker, 1)
     await broker.context.volume.put_if_absent(names.segment(bundle, "rewrite-1-0"), b"x")
     volume = broker.context.volume
-    assert all([await volume.list(kind(bundle)) for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)])
+    assert all(
+        [
+            await volume.list(kind(bundle))
+            for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)
+        ]
+    )
     return bundle
 
 
@@ -252,13 +301,22 @@ async def delete(port: BrokerAdminPort, broker: Broker, bundle: BundleName) -> N
 
 
 async def left_of(broker: Broker, bundle: BundleName) -> list[str]:
-    """What storage and store hold of a bundle; of its log, the files that are not the current one."""
+    """What storage and store hold of a bundle; of its log, the files that are not the current
+    one."""
     volume, store = broker.context.volume, broker.context.store
-    objects = [await volume.list(kind(bundle)) for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)]
-    files = [
-        name for name in await volume.list(names.LOGS) if names.log_number(name) not in (None, broker.context.log.position.file)
+    objects = [
+        await volume.list(kind(bundle))
+        for kind in (names.checkpoints_of, names.manifests_of, names.segments_of)
     ]
-    items = [*(await store.range(keys.LOGS)).items, *(await store.range(keys.bundles_in(GONE))).items]
+    files = [
+        name
+        for name in await volume.list(names.LOGS)
+        if names.log_number(name) not in (None, broker.context.log.position.file)
+    ]
+    items = [
+        *(await store.range(keys.LOGS)).items,
+        *(await store.range(keys.bundles_in(GONE))).items,
+    ]
     pointer = await store.get(keys.manifest(bundle))
     return [
         *(name for listed in objects for name in listed),
@@ -286,7 +344,8 @@ def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_path: Path) -> None:
-    """Everything of the earlier life goes though the bundle has the same name; the next one begins with no manifest, and reads what it wrote."""
+    """Everything of the earlier life goes though the bundle has the same name; the next one
+    begins with no manifest, and reads what it wrote."""
 
     async def scenario() -> None:
         async with with_namespace(tmp_path) as (port, broker, peer):
@@ -311,14 +370,25 @@ def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_p
             assert not left & {name for name in before if not name.startswith(keys.BUNDLES)}
             host = await broker.service.open_topic(TopicName.parse(IN_GONE), create=False)
             assert (
-                len((await owned.catalog.read(host.name, host.core.ledgers, ReadRequest(host.core.ledgers.first, 1), 1000))[0]) == 1
+                len(
+                    (
+                        await owned.catalog.read(
+                            host.name,
+                            host.core.ledgers,
+                            ReadRequest(host.core.ledgers.first, 1),
+                            1000,
+                        )
+                    )[0]
+                )
+                == 1
             )
 
     asyncio.run(scenario())
 
 
 def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_path: Path) -> None:
-    """A former owner that stood still while it listed its files: neither when the bundle is over, nor in a next life of it."""
+    """A former owner that stood still while it listed its files: neither when the bundle is
+    over, nor in a next life of it."""
 
     async def scenario() -> None:
         async with with_namespace(tmp_path) as (port, broker, peer):
@@ -326,7 +396,10 @@ def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_pa
             await peer.produce(1, IN_GONE)
             await peer.send(b"x", 0)
             bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
-            owned, record = broker.ownership.owned[str(bundle)], broker.views.bundles.items[str(bundle)].record
+            owned, record = (
+                broker.ownership.owned[str(bundle)],
+                broker.views.bundles.items[str(bundle)].record,
+            )
             await delete(port, broker, bundle)
             with pytest.raises(StoreError, match="is over"):
                 await owned.catalog.cover(record, broker.context.log.position)
@@ -341,12 +414,17 @@ def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_pa
 
 
 def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> None:
-    """That a bundle has no record and its namespace none says nothing: only a Deleted record does."""
+    """That a bundle has no record and its namespace none says nothing: only a Deleted record
+    does."""
 
     async def scenario() -> None:
         async with with_namespace(tmp_path) as (_port, broker, peer):
             bundle = await fill(broker, peer)
-            objects = [name for name in await left_of(broker, bundle) if "/" in name and not name.startswith(("logs", "bundles"))]
+            objects = [
+                name
+                for name in await left_of(broker, bundle)
+                if "/" in name and not name.startswith(("logs", "bundles"))
+            ]
             for prefix in (keys.bundle(bundle), keys.namespace(GONE), keys.manifest(bundle)):
                 await broker.context.store.delete(prefix)
             for _ in range(2):
@@ -361,18 +439,28 @@ def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> 
 def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
 ) -> None:
-    """Neither a job's intent nor a claim is judged by what its writer's clock said, or ours; but by how long they were seen to stand."""
+    """Neither a job's intent nor a claim is judged by what its writer's clock said, or ours; but
+    by how long they were seen to stand."""
     passed_s = 0.0
 
     async def scenario() -> None:
         nonlocal passed_s
         store = MemoryStore(SystemClock())
-        async with running_broker(tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600) as broker:
+        async with running_broker(
+            tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600
+        ) as broker:
             volume, collector = broker.context.volume, broker.maintenance.collector
-            claim = encode_document("claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms})
+            claim = encode_document(
+                "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms}
+            )
             assert await volume.put_if_absent(names.claim(CLAIMED), claim)
             intent = IntentRecord(
-                "compaction", "public/default/0x00000000_0x40000000", TOPIC, "job", "1", CLOCK.wall_ms() + wrong_ms
+                "compaction",
+                "public/default/0x00000000_0x40000000",
+                TOPIC,
+                "job",
+                "1",
+                CLOCK.wall_ms() + wrong_ms,
             )
             await store.put(keys.intent("compact-1-x"), intent.encode())
             for passed_s, stands in ((0.0, True), (3599.0, True), (3601.0, False)):

@@ -1,4 +1,5 @@
-"""Storage that does not only grow, on a real broker: files are rewritten and given up, and every entry stays where its id says."""
+"""Storage that does not only grow, on a real broker: files are rewritten and given up, and every
+entry stays where its id says."""
 
 from __future__ import annotations
 
@@ -34,12 +35,26 @@ from magnetar.storage.manifest import (
 )
 from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.transactions.ids import TxnId
-from tests.support.brokers import CLOCK, TOPIC, Node, Peer, entry, open_peer, running_broker, volume_in
+from tests.support.brokers import (
+    CLOCK,
+    TOPIC,
+    Node,
+    Peer,
+    entry,
+    open_peer,
+    running_broker,
+    volume_in,
+)
 from tests.support.brokers import SETTINGS as BASE
 from tests.support.transacting import ended, send_in
 
 OTHER = "persistent://public/default/other"
-QUICK: dict[str, Any] = {"checkpoint_age_s": 0.05, "rewrite_age_s": 0.0, "replaced_kept_s": 0.0, "maintenance_s": 3600.0}
+QUICK: dict[str, Any] = {
+    "checkpoint_age_s": 0.05,
+    "rewrite_age_s": 0.0,
+    "replaced_kept_s": 0.0,
+    "maintenance_s": 3600.0,
+}
 
 
 @dataclass
@@ -75,17 +90,25 @@ class World:
 
     async def manifest(self, topic: str) -> Manifest:
         bundle = await self.broker.ownership.bundle_of(TopicName.parse(topic))
-        return (await load_manifest(self.broker.context.store, self.broker.context.volume, bundle))[0]
+        return (await load_manifest(self.broker.context.store, self.broker.context.volume, bundle))[
+            0
+        ]
 
     async def files(self) -> list[str]:
         """Log files on disk, ours and others'."""
-        return [name for name in await self.broker.context.volume.list("logs") if name.endswith(".log")]
+        return [
+            name for name in await self.broker.context.volume.list("logs") if name.endswith(".log")
+        ]
 
     async def publish_in(self, bundle: OwnedBundle, count: int, name: str = "also-here") -> str:
         """Publish to another topic of the same bundle; the topic."""
         numbers = itertools.count()
         topic = next(
-            found for n in numbers if bundle.name.contains(TopicName.parse(found := f"persistent://public/default/{name}-{n}"))
+            found
+            for n in numbers
+            if bundle.name.contains(
+                TopicName.parse(found := f"persistent://public/default/{name}-{n}")
+            )
         )
         if topic not in self.extra:
             self.extra[topic] = [10 + len(self.extra), 0]
@@ -110,8 +133,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(directory: Path, store: MemoryStore | None = None, **settings: Any) -> AsyncIterator[World]:
-    async with running_broker(directory, store=store, **{**QUICK, **settings}) as broker, open_peer(broker) as peer:
+async def world(
+    directory: Path, store: MemoryStore | None = None, **settings: Any
+) -> AsyncIterator[World]:
+    async with (
+        running_broker(directory, store=store, **{**QUICK, **settings}) as broker,
+        open_peer(broker) as peer,
+    ):
         for producer, topic in ((1, TOPIC), (2, OTHER)):
             await peer.lookup(topic)
             await peer.produce(producer, topic)
@@ -120,7 +148,8 @@ async def world(directory: Path, store: MemoryStore | None = None, **settings: A
 
 @pytest.mark.slow
 def test_files_are_rewritten_and_go_and_every_entry_is_still_there(tmp_path: Path) -> None:
-    """Log files that are old go into segments; only the current file remains; reads find the same bytes under the same ids."""
+    """Log files that are old go into segments; only the current file remains; reads find the
+    same bytes under the same ids."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -133,7 +162,9 @@ def test_files_are_rewritten_and_go_and_every_entry_is_still_there(tmp_path: Pat
             for topic in (TOPIC, OTHER):
                 manifest = await found.manifest(topic)
                 assert manifest.level0 == ()
-                assert [segment.entries for segment in manifest.topic(topic).level1] == [len(found.sent[topic])]
+                assert [segment.entries for segment in manifest.topic(topic).level1] == [
+                    len(found.sent[topic])
+                ]
                 assert await found.read_all(topic) == found.sent[topic]
             keyed = (await found.broker.context.store.range(keys.LOGS)).items
             assert keyed == ()
@@ -190,7 +221,8 @@ def test_a_file_stays_while_recovery_needs_it_and_goes_with_the_checkpoint(tmp_p
 
 @pytest.mark.slow
 def test_one_unread_topic_pins_nothing_and_young_files_are_left_alone(tmp_path: Path) -> None:
-    """Most of the file is dead: what lives is rewritten though the file is young; a file that is mostly alive is not touched."""
+    """Most of the file is dead: what lives is rewritten though the file is young; a file that is
+    mostly alive is not touched."""
 
     async def scenario() -> None:
         async with world(tmp_path, rewrite_age_s=3600.0) as found:
@@ -230,7 +262,8 @@ def test_a_file_in_which_nothing_lives_goes_without_being_read(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_nothing_is_said_of_a_topic_that_was_trimmed_away_and_then_deleted(tmp_path: Path) -> None:
-    """No file has anything of it any more that would bring it up: up to where it was complete goes with it all the same."""
+    """No file has anything of it any more that would bring it up: up to where it was complete
+    goes with it all the same."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -267,10 +300,18 @@ def test_segments_of_small_topics_share_objects_and_are_merged(tmp_path: Path) -
                 await found.round()
             await found.round()
             manifest = await found.manifest(TOPIC)
-            objects = {segment.object for topic in manifest.topics.values() for segment in topic.level1}
+            objects = {
+                segment.object for topic in manifest.topics.values() for segment in topic.level1
+            }
             assert len(objects) < 8
-            assert any(segment.offset for topic in manifest.topics.values() for segment in topic.level1)
-            segments = [name for name in await found.broker.context.volume.list("segments") if str(bundle.name) in name]
+            assert any(
+                segment.offset for topic in manifest.topics.values() for segment in topic.level1
+            )
+            segments = [
+                name
+                for name in await found.broker.context.volume.list("segments")
+                if str(bundle.name) in name
+            ]
             assert set(segments) == objects
             assert await found.read_all(TOPIC) == found.sent[TOPIC]
             for topic in set(sent):
@@ -280,7 +321,9 @@ def test_segments_of_small_topics_share_objects_and_are_merged(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_compaction_that_commits_first_makes_the_round_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_that_commits_first_makes_the_round_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The round declines, removes its intent and its outputs, and succeeds in the next round."""
 
     async def scenario() -> None:
@@ -315,8 +358,11 @@ def test_a_compaction_that_commits_first_makes_the_round_start_again(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error on the way back does not say that nothing was committed: every entry is where the manifest says."""
+def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error on the way back does not say that nothing was committed: every entry is where the
+    manifest says."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -344,7 +390,8 @@ def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(tmp_path: P
 
 @pytest.mark.slow
 def test_a_job_at_work_keeps_lists_and_files_as_they_are(tmp_path: Path) -> None:
-    """Its inputs must be listed when it commits, and be there while it reads; an intent whose job is over pins nothing."""
+    """Its inputs must be listed when it commits, and be there while it reads; an intent whose
+    job is over pins nothing."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -352,12 +399,16 @@ def test_a_job_at_work_keeps_lists_and_files_as_they_are(tmp_path: Path) -> None
             await found.roll()
             context, bundle = found.broker.context, (await found.host(TOPIC)).bundle
             before = await found.manifest(TOPIC)
-            intent = IntentRecord("compaction", str(bundle.name), TOPIC, "job", "1", CLOCK.wall_ms())
+            intent = IntentRecord(
+                "compaction", str(bundle.name), TOPIC, "job", "1", CLOCK.wall_ms()
+            )
             await context.store.put(keys.intent("compact-1-x"), intent.encode())
             await found.round()
             assert (await found.manifest(TOPIC)).level0 == before.level0
             assert names.log_file(found.broker.incarnation, 0) in await found.files()
-            await context.store.put(keys.job_run("job", "1"), JobRunRecord("compaction", "failed", 0, 0, {}).encode())
+            await context.store.put(
+                keys.job_run("job", "1"), JobRunRecord("compaction", "failed", 0, 0, {}).encode()
+            )
             await found.broker.maintenance.collector.collect_objects()
             await found.round()
             assert (await found.manifest(TOPIC)).level0 == ()
@@ -367,7 +418,8 @@ def test_a_job_at_work_keeps_lists_and_files_as_they_are(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) -> None:
-    """An entry that fails its client's checksum: the file stays listed and readable but for that entry; other files go on."""
+    """An entry that fails its client's checksum: the file stays listed and readable but for that
+    entry; other files go on."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -382,7 +434,9 @@ def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) 
             await found.round()
             await found.round()
             manifest = await found.manifest(TOPIC)
-            assert [names.log_file(file.incarnation, file.file) for file in manifest.level0] == [damaged]
+            assert [names.log_file(file.incarnation, file.file) for file in manifest.level0] == [
+                damaged
+            ]
             assert damaged in await found.files()
             host.index.drop_before(host.core.ledgers.end)  # what is still in memory hides nothing
             with pytest.raises(CorruptData, match="damaged"):
@@ -395,8 +449,11 @@ def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hurt", "whole"), [(TOPIC, OTHER), (OTHER, TOPIC)])
-def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(tmp_path: Path, hurt: str, whole: str) -> None:
-    """Both have entries in one log file: the one whose entries are whole rewrites them and leaves the file, in whichever order they come."""
+def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(
+    tmp_path: Path, hurt: str, whole: str
+) -> None:
+    """Both have entries in one log file: the one whose entries are whole rewrites them and
+    leaves the file, in whichever order they come."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -407,7 +464,10 @@ def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(tmp_p
             run = host.index.runs[4]
             assert run.file == other.index.runs[0].file
             await found.roll()
-            flip(tmp_path / names.log_file(found.broker.incarnation, run.file), run.offset + run.bytes - 1)
+            flip(
+                tmp_path / names.log_file(found.broker.incarnation, run.file),
+                run.offset + run.bytes - 1,
+            )
             await found.round()
             await found.round()
             assert [file.file for file in (await found.manifest(hurt)).level0] == [run.file]
@@ -420,7 +480,8 @@ def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(tmp_p
 
 @pytest.mark.slow
 def test_a_file_that_is_listed_no_more_is_not_taken_for_missing(tmp_path: Path) -> None:
-    """A broker that has not heard of its own commit goes on with the manifest before it, whose files are gone: it looks for a newer one."""
+    """A broker that has not heard of its own commit goes on with the manifest before it, whose
+    files are gone: it looks for a newer one."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -457,7 +518,8 @@ def flip(path: Path, offset: int) -> None:
 
 @pytest.mark.slow
 def test_files_of_an_incarnation_that_died_before_it_noted_them_go_too(tmp_path: Path) -> None:
-    """No seal, no index, no key: the collector of the leader completes what the dead owner did not come to."""
+    """No seal, no index, no key: the collector of the leader completes what the dead owner did
+    not come to."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

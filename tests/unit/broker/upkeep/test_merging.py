@@ -1,4 +1,5 @@
-"""Small segments are merged, on a real broker: rounds end, and damage stops nothing but the object it is in."""
+"""Small segments are merged, on a real broker: rounds end, and damage stops nothing but the
+object it is in."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def small_objects(manifest: Manifest) -> int:
 
 @pytest.mark.usefixtures("small_limits")
 def test_small_stretches_between_large_ones_are_merged_once(tmp_path: Path) -> None:
-    """Together they are not small, and no two of them are neighbours: they share objects all the same, and the next round has nothing to do."""
+    """Together they are not small, and no two of them are neighbours: they share objects all the
+    same, and the next round has nothing to do."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -52,7 +54,9 @@ def test_small_stretches_between_large_ones_are_merged_once(tmp_path: Path) -> N
             assert await found.broker.maintenance.tidier.tidy(host.bundle) is not None
             merged = await found.manifest(TOPIC)
             assert small_objects(merged) <= 1
-            assert [part.first for part in merged.topic(TOPIC).level1] == [part.first for part in before.topic(TOPIC).level1]
+            assert [part.first for part in merged.topic(TOPIC).level1] == [
+                part.first for part in before.topic(TOPIC).level1
+            ]
             assert await found.broker.maintenance.tidier.tidy(host.bundle) is None
             assert await found.read_all(TOPIC) == entries
             assert len(entries) == 2 * level_one.SHARED_OBJECTS_MAX
@@ -63,7 +67,8 @@ def test_small_stretches_between_large_ones_are_merged_once(tmp_path: Path) -> N
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
 def test_a_damaged_small_object_stays_and_the_others_are_merged(tmp_path: Path, harm: str) -> None:
-    """It is named with its object and topic, and left out for a while: log files are rewritten and other objects merged without it."""
+    """It is named with its object and topic, and left out for a while: log files are rewritten
+    and other objects merged without it."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -77,7 +82,9 @@ def test_a_damaged_small_object_stays_and_the_others_are_merged(tmp_path: Path, 
             else:
                 (tmp_path / hurt.object).unlink()
             assert await tidier.tidy(bundle) is None, "found out"
-            assert [(damage["file"], damage["topic"]) for damage in context.damage.listed()] == [(hurt.object, TOPIC)]
+            assert [(damage["file"], damage["topic"]) for damage in context.damage.listed()] == [
+                (hurt.object, TOPIC)
+            ]
             await rewritten(found, 20 << 10, level_one.SHARED_OBJECTS_MAX)
             assert await tidier.tidy(bundle) is not None
             manifest = await found.manifest(TOPIC)
@@ -88,6 +95,8 @@ def test_a_damaged_small_object_stays_and_the_others_are_merged(tmp_path: Path, 
             assert (await context.store.range(keys.INTENTS)).items == ()
             await found.round()
             kept = {*await context.volume.list("segments"), hurt.object}
-            assert kept == {segment.object for segment in manifest.topic(TOPIC).level1}, "what was merged goes"
+            assert kept == {segment.object for segment in manifest.topic(TOPIC).level1}, (
+                "what was merged goes"
+            )
 
     asyncio.run(scenario())

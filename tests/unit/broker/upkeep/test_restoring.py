@@ -1,4 +1,5 @@
-"""Bringing back the store of a real broker's storage: what is refused, what a problem is, and that nothing is written then."""
+"""Bringing back the store of a real broker's storage: what is refused, what a problem is, and
+that nothing is written then."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ FENCE = "the restore number is raised"
 
 
 @asynccontextmanager
-async def storage_with_messages(directory: Path, store: MemoryStore, count: int = 3) -> AsyncIterator[PosixVolume]:
+async def storage_with_messages(
+    directory: Path, store: MemoryStore, count: int = 3
+) -> AsyncIterator[PosixVolume]:
     """What a broker leaves behind that was killed after `count` receipts."""
     async with running_broker(directory, store=store) as broker, open_peer(broker) as peer:
         await peer.lookup()
@@ -57,15 +60,26 @@ async def until_sealed(directory: Path, count: int) -> None:
 
 async def messages_in(directory: Path, store: MemoryStore) -> list[tuple[int, int]]:
     """Ids of everything in TOPIC, by a broker on the restored store."""
-    async with running_broker(directory, store=store, name="broker-1") as broker, open_peer(broker) as peer:
+    async with (
+        running_broker(directory, store=store, name="broker-1") as broker,
+        open_peer(broker) as peer,
+    ):
         await peer.lookup()
-        core = (await broker.ownership.serving(await broker.ownership.bundle_of(NAME))).topics[TOPIC].core
-        found = (core.ledgers.position(ordinal) for ordinal in range(core.ledgers.first, core.ledgers.end))
+        core = (
+            (await broker.ownership.serving(await broker.ownership.bundle_of(NAME)))
+            .topics[TOPIC]
+            .core
+        )
+        found = (
+            core.ledgers.position(ordinal)
+            for ordinal in range(core.ledgers.first, core.ledgers.end)
+        )
         return [(position.ledger, position.entry) for position in found]
 
 
 def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path: Path) -> None:
-    """And the next term's ledgers are above the last one's, although the new store's revisions begin at 1."""
+    """And the next term's ledgers are above the last one's, although the new store's revisions
+    begin at 1."""
 
     async def scenario() -> None:
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
@@ -77,7 +91,9 @@ def test_a_bundle_that_began_after_the_backup_is_found_in_its_log(tmp_path: Path
             assert (await volume.list(names.CLAIMS)) == []
         found = await messages_in(tmp_path, fresh)
         assert len(found) == 3
-        [record] = [BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items]
+        [record] = [
+            BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items
+        ]
         assert record.state is BundleState.OWNED
         assert record.epoch > RESTORE_STRIDE
         assert all(epoch_of(ledger) < record.epoch for ledger, _ in found)
@@ -91,12 +107,17 @@ def test_the_restore_number_is_above_every_epoch_in_storage(tmp_path: Path) -> N
     async def scenario() -> None:
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
         async with storage_with_messages(tmp_path, lost) as volume:
-            [bundle] = [BundleName.parse(item.key.removeprefix(keys.BUNDLES)) for item in (await lost.range(keys.BUNDLES)).items]
+            [bundle] = [
+                BundleName.parse(item.key.removeprefix(keys.BUNDLES))
+                for item in (await lost.range(keys.BUNDLES)).items
+            ]
             await volume.put_if_absent(names.checkpoint(bundle, 3 * RESTORE_STRIDE + 5, 1), b"")
             done = await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
             assert done.number == 4 == await read_restore_number(volume)
         await messages_in(tmp_path, fresh)
-        [record] = [BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items]
+        [record] = [
+            BundleRecord.decode(item.value) for item in (await fresh.range(keys.BUNDLES)).items
+        ]
         assert record.epoch > 4 * RESTORE_STRIDE
 
     asyncio.run(scenario())
@@ -109,7 +130,9 @@ def test_a_restore_for_which_message_ids_have_no_room_is_refused(tmp_path: Path)
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
         async with storage_with_messages(tmp_path, lost) as volume:
             await volume.put_if_absent(names.restore(RESTORES_MAX), b"")
-            with pytest.raises(RestoresExhausted, match=r"restore number: 256 is above 255.*new storage"):
+            with pytest.raises(
+                RestoresExhausted, match=r"restore number: 256 is above 255.*new storage"
+            ):
                 await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
             assert (await fresh.range("")).items == ()
 
@@ -117,7 +140,8 @@ def test_a_restore_for_which_message_ids_have_no_room_is_refused(tmp_path: Path)
 
 
 def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path) -> None:
-    """With the log gone the bundle stays named in the store: its owner will name the file, instead of beginning anew."""
+    """With the log gone the bundle stays named in the store: its owner will name the file,
+    instead of beginning anew."""
 
     async def scenario() -> None:
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
@@ -128,7 +152,9 @@ def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path)
             with pytest.raises(InvalidRequest, match=r"nothing was written: .*00000000.log"):
                 await restore_store(fresh, volume, CLOCK, backup=backup, source="backup")
             assert (await fresh.range("")).items == ()
-            done = await restore_store(fresh, volume, CLOCK, backup=backup, source="backup", force=True)
+            done = await restore_store(
+                fresh, volume, CLOCK, backup=backup, source="backup", force=True
+            )
             assert done.number == 2
             assert len(done.store.problems) == 1
             [item] = (await fresh.range(keys.BUNDLES)).items
@@ -137,8 +163,11 @@ def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path)
     asyncio.run(scenario())
 
 
-def test_what_never_changes_is_read_before_the_brokers_are_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause of clients begins with the restore number: of finished log files only the seals are looked at from then on."""
+def test_what_never_changes_is_read_before_the_brokers_are_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of clients begins with the restore number: of finished log files only the seals
+    are looked at from then on."""
 
     async def scenario() -> None:
         fresh, read = MemoryStore(CLOCK), list[str]()
@@ -153,7 +182,10 @@ def test_what_never_changes_is_read_before_the_brokers_are_fenced(tmp_path: Path
                 read.append(FENCE)
             return await put(self, name, data)
 
-        async with running_broker(tmp_path, store=MemoryStore(CLOCK)) as broker, open_peer(broker) as peer:
+        async with (
+            running_broker(tmp_path, store=MemoryStore(CLOCK)) as broker,
+            open_peer(broker) as peer,
+        ):
             await peer.lookup()
             await peer.produce()
             for number in range(3):
@@ -166,7 +198,10 @@ def test_what_never_changes_is_read_before_the_brokers_are_fenced(tmp_path: Path
                 await restore_store(fresh, volume, CLOCK, backup=None, source="storage")
                 monkeypatch.undo()
         at = read.index(FENCE)
-        logs = [[names.log_number(name) for name in part if names.log_number(name) is not None] for part in (read[:at], read[at:])]
+        logs = [
+            [names.log_number(name) for name in part if names.log_number(name) is not None]
+            for part in (read[:at], read[at:])
+        ]
         assert set(logs[0]) == {0, 1, 2}
         assert set(logs[1]) == {3}, "the one that was open"
         assert len(await messages_in(tmp_path, fresh)) == 3
@@ -175,7 +210,8 @@ def test_what_never_changes_is_read_before_the_brokers_are_fenced(tmp_path: Path
 
 
 def test_the_loss_of_a_last_log_file_is_a_problem(tmp_path: Path) -> None:
-    """Nothing names it but the seal of the file before it; without it the bundle would go on as if nothing had been acknowledged there."""
+    """Nothing names it but the seal of the file before it; without it the bundle would go on as
+    if nothing had been acknowledged there."""
 
     async def scenario() -> None:
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
@@ -199,7 +235,9 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) ->
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with running_broker(tmp_path, store=store) as broker, volume_in(tmp_path) as volume:
-            with pytest.raises(InvalidRequest, match=f"brokers are registered: {broker.incarnation}"):
+            with pytest.raises(
+                InvalidRequest, match=f"brokers are registered: {broker.incarnation}"
+            ):
                 await restore_store(store, volume, CLOCK, backup=None, source="storage")
         async with volume_in(tmp_path) as volume:
             backup = await read_backup(store, 0)
@@ -207,22 +245,30 @@ def test_what_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) ->
                 await restore_store(store, volume, CLOCK, backup=backup, source="backup")
             other = replace(backup, storage_id="0" * 32)
             with pytest.raises(InvalidRequest, match="is of storage 0000"):
-                await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=other, source="backup")
+                await restore_store(
+                    MemoryStore(CLOCK), volume, CLOCK, backup=other, source="backup"
+                )
             assert await read_restore_number(volume) == 0
         (tmp_path / "another").mkdir()
         async with volume_in(tmp_path / "another") as volume:
             with pytest.raises(InvalidRequest, match="no storage id"):
-                await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="storage")
+                await restore_store(
+                    MemoryStore(CLOCK), volume, CLOCK, backup=None, source="storage"
+                )
 
     asyncio.run(scenario())
 
 
-def test_a_store_remembers_the_request_it_was_filled_for_and_no_copy_brings_it_back(tmp_path: Path) -> None:
+def test_a_store_remembers_the_request_it_was_filled_for_and_no_copy_brings_it_back(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         lost, fresh, later = MemoryStore(CLOCK), MemoryStore(CLOCK), MemoryStore(CLOCK)
         async with storage_with_messages(tmp_path, lost) as volume:
             assert not await is_restored_for(fresh, "monday")
-            await restore_store(fresh, volume, CLOCK, backup=None, source="storage", request="monday")
+            await restore_store(
+                fresh, volume, CLOCK, backup=None, source="storage", request="monday"
+            )
             assert await is_restored_for(fresh, "monday")
             assert not await is_restored_for(fresh, "tuesday")
             backup = await read_backup(fresh, 0)
@@ -240,7 +286,9 @@ def test_a_store_that_was_put_back_is_brought_in_line_in_place(tmp_path: Path) -
         async with storage_with_messages(tmp_path, store) as volume:
             await store.put("tenants/acme", b"{}")
             await store.put("intents/old", b"{}")
-            done = await restore_store(store, volume, CLOCK, backup=None, source="the store", in_place=True)
+            done = await restore_store(
+                store, volume, CLOCK, backup=None, source="the store", in_place=True
+            )
             cluster = await store.get(keys.CLUSTER)
             assert cluster is not None
             assert ClusterRecord.decode(cluster.value).restore == done.number == 1
@@ -276,9 +324,14 @@ def test_without_any_copy_namespaces_come_from_their_bundles(tmp_path: Path) -> 
         item = await fresh.get("namespaces/public/default")
         assert item is not None
         record = NamespaceRecord.decode(item.value)
-        assert record.policies["retention_policies"] == {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+        assert record.policies["retention_policies"] == {
+            "retentionTimeInMinutes": -1,
+            "retentionSizeInMB": -1,
+        }
         [bundle] = (await fresh.range(keys.BUNDLES)).items
-        assert bundle.key.removeprefix(keys.BUNDLES) in map(str, bundles_of(NAME.namespace_name, record.boundaries))
+        assert bundle.key.removeprefix(keys.BUNDLES) in map(
+            str, bundles_of(NAME.namespace_name, record.boundaries)
+        )
         assert len(await messages_in(tmp_path, fresh)) == 3
 
     asyncio.run(scenario())

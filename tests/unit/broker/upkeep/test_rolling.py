@@ -43,7 +43,9 @@ class World:
         """Whether every file before `position` is sealed and has its index."""
         volume, incarnation = self.broker.context.volume, self.broker.incarnation
         for number in range(position.file):
-            if await read_seal(volume, incarnation, number) is None or not await volume.exists(names.index(incarnation, number)):
+            if await read_seal(volume, incarnation, number) is None or not await volume.exists(
+                names.index(incarnation, number)
+            ):
                 return False
         return True
 
@@ -57,7 +59,8 @@ async def world(directory: Path) -> AsyncIterator[World]:
 
 
 def test_wishes_at_the_same_time_share_one_roll(tmp_path: Path) -> None:
-    """Many bundles that want a checkpoint at once cost one file; everything before the position is sealed and indexed."""
+    """Many bundles that want a checkpoint at once cost one file; everything before the position
+    is sealed and indexed."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -71,7 +74,8 @@ def test_wishes_at_the_same_time_share_one_roll(tmp_path: Path) -> None:
 
 
 def test_a_small_file_is_left_alone_unless_it_must_not_be(tmp_path: Path) -> None:
-    """Without `always` its start is the answer; with it a file that holds anything is rolled, an empty one is not."""
+    """Without `always` its start is the answer; with it a file that holds anything is rolled, an
+    empty one is not."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -99,7 +103,8 @@ def test_one_caller_who_gives_up_does_not_take_the_roll_from_the_others(tmp_path
 
 
 def test_no_roll_begins_in_a_broker_that_stops(tmp_path: Path) -> None:
-    """The log is closed next: a roll that is under way is an answer for its caller, and no later one reaches the log."""
+    """The log is closed next: a roll that is under way is an answer for its caller, and no later
+    one reaches the log."""
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
@@ -157,11 +162,15 @@ def test_the_length_of_a_chain_counts_all_its_ranges(tmp_path: Path) -> None:
             closed = LogRange("other.1", LogPosition(3, 5000), LogPosition(5, 6000))
             opened = LogRange(found.broker.incarnation, LogPosition(0, FILE_HEADER_BYTES), None)
             record = BundleRecord(BundleState.OWNED, 7, chain=(closed, opened), epochs=(5, 7))
-            assert found.roller.chain_bytes(record) == 2 * size + 1000 + end.offset - FILE_HEADER_BYTES
+            assert (
+                found.roller.chain_bytes(record) == 2 * size + 1000 + end.offset - FILE_HEADER_BYTES
+            )
             assert found.roller.chain_bytes(BundleRecord(BundleState.FREE, 0)) == 0
             await found.roller.roll("test", always=True)
             before, end = end.offset, found.log.position
             own = BundleRecord(BundleState.OWNED, 7, chain=(opened,), epochs=(7,))
-            assert found.roller.chain_bytes(own) == before + end.offset - FILE_HEADER_BYTES, "a file that was rolled early is short"
+            assert found.roller.chain_bytes(own) == before + end.offset - FILE_HEADER_BYTES, (
+                "a file that was rolled early is short"
+            )
 
     asyncio.run(scenario())

@@ -52,19 +52,31 @@ class Model:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        for _, lease in sorted((at, lease) for lease, (_, at) in self.leases.items() if at <= self.now):
+        for _, lease in sorted(
+            (at, lease) for lease, (_, at) in self.leases.items() if at <= self.now
+        ):
             self.end(lease)
 
     def holds(self, compare: Compare) -> bool:
         item = self.items.get(compare.key) or KeyValue(compare.key, b"", 0, 0, 0)
-        left = {"mod": item.mod_revision, "create": item.create_revision, "version": item.version, "value": item.value}[
-            compare.target
-        ]
+        left = {
+            "mod": item.mod_revision,
+            "create": item.create_revision,
+            "version": item.version,
+            "value": item.value,
+        }[compare.target]
         right = compare.operand
-        return {"=": left == right, "!=": left != right, "<": left < right, ">": left > right}[compare.operator]  # type: ignore[operator]
+        return {"=": left == right, "!=": left != right, "<": left < right, ">": left > right}[
+            compare.operator
+        ]  # type: ignore[operator]
 
 
-TARGETS: tuple[Literal["mod", "create", "version", "value"], ...] = ("mod", "create", "version", "value")
+TARGETS: tuple[Literal["mod", "create", "version", "value"], ...] = (
+    "mod",
+    "create",
+    "version",
+    "value",
+)
 OPERATORS: tuple[Literal["=", "!=", "<", ">"], ...] = ("=", "!=", "<", ">")
 operands: dict[bool, st.SearchStrategy[int | bytes]] = {True: values, False: st.integers(0, 8)}
 
@@ -109,9 +121,14 @@ def play(core: StoreCore, model: Model, name: str, argument: Any) -> list[Change
             try:
                 result, change = core.transact(compares, operations)
             except LeaseLost:
-                assert any(isinstance(op, Put) and op.lease and op.lease not in model.leases for op in operations)
+                assert any(
+                    isinstance(op, Put) and op.lease and op.lease not in model.leases
+                    for op in operations
+                )
             except StoreError:
-                assert any(isinstance(op, Delete) and op.prefix for op in operations), "only a prefix can cover another operation"
+                assert any(isinstance(op, Delete) and op.prefix for op in operations), (
+                    "only a prefix can cover another operation"
+                )
             else:
                 changes.append(change)
                 assert result.succeeded is all(model.holds(compare) for compare in compares)
@@ -122,7 +139,9 @@ def play(core: StoreCore, model: Model, name: str, argument: Any) -> list[Change
                             writes.append((op.key, op.value, op.lease))
                         else:
                             covered = [key for key in sorted(model.items) if key.startswith(op.key)]
-                            writes.extend((key, None, 0) for key in (covered if op.prefix else [op.key]))
+                            writes.extend(
+                                (key, None, 0) for key in (covered if op.prefix else [op.key])
+                            )
                     model.write(writes)
                 assert result.revision == model.revision
         case "grant", (lease, ttl):
@@ -157,10 +176,16 @@ def test_the_core_behaves_like_the_naive_model(script: list[tuple[str, object]])
         journal += play(core, model, name, argument)
         assert core.revision == model.revision
         for prefix in ("", "a", "a/", "b"):
-            expected = tuple(model.items[key] for key in sorted(model.items) if key.startswith(prefix))
+            expected = tuple(
+                model.items[key] for key in sorted(model.items) if key.startswith(prefix)
+            )
             assert core.range(prefix).items == expected
     assert core.batches("", 2, core.revision, limit=1000)[0] == model.log
-    below_a = [WatchBatch(b.revision, kept) for b in model.log if (kept := tuple(e for e in b.events if e.key.startswith("a/")))]
+    below_a = [
+        WatchBatch(b.revision, kept)
+        for b in model.log
+        if (kept := tuple(e for e in b.events if e.key.startswith("a/")))
+    ]
     assert core.batches("a/", 2, core.revision, limit=1000)[0] == below_a
     assert core.next_expiry() == min((at for _, at in model.leases.values()), default=None)
 

@@ -27,7 +27,9 @@ from magnetar.metadata.store import Delete, Put, RangeResult
 CLOCK = SystemClock()
 
 
-def with_store(directory: Path, scenario: Callable[[EmbeddedStore], Coroutine[Any, Any, Any]], **options: int) -> Any:
+def with_store(
+    directory: Path, scenario: Callable[[EmbeddedStore], Coroutine[Any, Any, Any]], **options: int
+) -> Any:
     """Open, run, close."""
 
     async def body() -> Any:
@@ -61,7 +63,10 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 def test_all_leases_end_at_open_in_one_revision_each(tmp_path: Path) -> None:
     async def scenario(store: EmbeddedStore) -> int:
         first, second = await store.grant_lease(60), await store.grant_lease(60)
-        await store.transact((), (Put("a1", b"", first), Put("a2", b"", first), Put("b", b"", second), Put("kept", b"")))
+        await store.transact(
+            (),
+            (Put("a1", b"", first), Put("a2", b"", first), Put("b", b"", second), Put("kept", b"")),
+        )
         return (await store.range("")).revision
 
     before = with_store(tmp_path, scenario)
@@ -73,7 +78,8 @@ def test_all_leases_end_at_open_in_one_revision_each(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(tmp_path: Path) -> None:
-    """Cut copies of the journal at every byte, reopen each, and compare with what was acknowledged when the file was that long."""
+    """Cut copies of the journal at every byte, reopen each, and compare with what was
+    acknowledged when the file was that long."""
     source = tmp_path / "source"
     states: list[tuple[int, RangeResult]] = []
 
@@ -95,7 +101,9 @@ def test_a_crash_at_any_byte_leaves_a_prefix_with_every_acknowledged_change(tmp_
         crashed.mkdir()
         (crashed / JOURNAL_NAME).write_bytes(whole[:length])
         acknowledged = max((size, state.revision) for size, state in states if size <= length)[1]
-        assert content(crashed) == next(state for _, state in states if state.revision == acknowledged)
+        assert content(crashed) == next(
+            state for _, state in states if state.revision == acknowledged
+        )
         shutil.rmtree(crashed)
 
 
@@ -111,7 +119,8 @@ def test_a_crash_while_the_journal_is_replaced_loses_nothing(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_journal_stays_short(tmp_path: Path) -> None:
-    """Overwriting one key for ever keeps the file near its limit, through restarts, and loses nothing."""
+    """Overwriting one key for ever keeps the file near its limit, through restarts, and loses
+    nothing."""
     for turn in range(3):
 
         async def scenario(store: EmbeddedStore, turn: int = turn) -> None:
@@ -165,7 +174,9 @@ def test_a_killed_process_leaves_no_lock_and_no_acknowledged_change_behind(tmp_p
         "asyncio.run(main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": "broker_image"}
-    writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    )
     assert writer.stdout is not None
     acknowledged = [int(writer.stdout.readline()) for _ in range(50)]
     writer.kill()
@@ -196,14 +207,19 @@ class Disk:
         monkeypatch.setattr(JournalFile, "append", append)
 
 
-def test_nothing_is_shown_or_acknowledged_before_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_or_acknowledged_before_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
 
     async def scenario(store: EmbeddedStore) -> None:
         watching = asyncio.ensure_future(anext(store.watch("", 2)))
         putting = asyncio.create_task(store.put("k", b"v"))
         reading = asyncio.create_task(store.get("k"))
-        others = [asyncio.create_task(store.range("")), asyncio.create_task(store.delete("missing"))]
+        others = [
+            asyncio.create_task(store.range("")),
+            asyncio.create_task(store.delete("missing")),
+        ]
         await asyncio.to_thread(disk.reached.wait, 5)
         done, _ = await asyncio.wait([watching, putting, reading, *others], timeout=0.02)
         assert not done, "even a read of what may be lost again must wait"
@@ -217,7 +233,9 @@ def test_nothing_is_shown_or_acknowledged_before_it_is_durable(tmp_path: Path, m
     with_store(tmp_path, scenario)
 
 
-def test_changes_made_during_a_flush_share_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_made_during_a_flush_share_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
 
     async def scenario(store: EmbeddedStore) -> None:
@@ -232,14 +250,18 @@ def test_changes_made_during_a_flush_share_the_next_one(tmp_path: Path, monkeypa
     with_store(tmp_path, scenario)
 
 
-def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
     disk.error = OSError(5, "Input/output error")
     disk.allow.set()
 
     async def scenario(store: EmbeddedStore) -> None:
         watching = asyncio.ensure_future(anext(store.watch("", 2)))
-        outcomes = await asyncio.gather(*(store.put(f"k{n}", b"") for n in range(5)), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(store.put(f"k{n}", b"") for n in range(5)), return_exceptions=True
+        )
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
         with pytest.raises(StoreUnavailable, match="Input/output error"):
             await store.get("k0")
@@ -252,7 +274,8 @@ def test_a_failing_disk_acknowledges_nothing_and_stops_the_store(tmp_path: Path,
 
 
 def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a frame, then no space, then some: the change is acknowledged once, and there after a restart."""
+    """Half a frame, then no space, then some: the change is acknowledged once, and there after a
+    restart."""
     monkeypatch.setattr(journal, "FULL_RETRY_S", 0.01)
     write, refusals = os.pwrite, itertools.count()
     room = threading.Event()

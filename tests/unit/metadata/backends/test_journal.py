@@ -1,4 +1,5 @@
-"""The journal's bytes: golden, cut where they are torn, refused where acknowledged data is damaged."""
+"""The journal's bytes: golden, cut where they are torn, refused where acknowledged data is
+damaged."""
 
 from __future__ import annotations
 
@@ -33,12 +34,19 @@ changes = st.builds(Change, numbers, st.lists(writes, max_size=4).map(tuple))
 
 def file_bytes() -> bytes:
     """A journal with a snapshot and three frames of changes."""
-    frames = [journal.encode_snapshot(SNAPSHOT), *(journal.encode_changes(CHANGES) for _ in range(3))]
-    return journal.encode_header(SALT) + b"".join(journal.encode_frame(SALT, n, payload) for n, payload in enumerate(frames))
+    frames = [
+        journal.encode_snapshot(SNAPSHOT),
+        *(journal.encode_changes(CHANGES) for _ in range(3)),
+    ]
+    return journal.encode_header(SALT) + b"".join(
+        journal.encode_frame(SALT, n, payload) for n, payload in enumerate(frames)
+    )
 
 
 def frame_ends() -> list[int]:
-    return [position for position in range(len(file_bytes()) + 1) if _is_whole(file_bytes()[:position])]
+    return [
+        position for position in range(len(file_bytes()) + 1) if _is_whole(file_bytes()[:position])
+    ]
 
 
 def _is_whole(data: bytes) -> bool:
@@ -60,13 +68,23 @@ def test_golden_bytes_of_version_1() -> None:
         "090000000000000001000000"
         "0100000000000000" "0000000000000000" "62"
     )  # fmt: skip
-    assert journal.encode_frame(SALT, 0, journal.encode_snapshot(SNAPSHOT)).hex().startswith(GOLDEN_SNAPSHOT)
-    assert journal.encode_frame(SALT, 1, journal.encode_changes(CHANGES)).hex().startswith(GOLDEN_CHANGES)
+    assert (
+        journal.encode_frame(SALT, 0, journal.encode_snapshot(SNAPSHOT))
+        .hex()
+        .startswith(GOLDEN_SNAPSHOT)
+    )
+    assert (
+        journal.encode_frame(SALT, 1, journal.encode_changes(CHANGES))
+        .hex()
+        .startswith(GOLDEN_CHANGES)
+    )
 
 
 @pytest.mark.slow
 @given(numbers, st.lists(items, max_size=5), st.lists(changes, max_size=5))
-def test_payloads_survive_the_journey(revision: int, found: list[KeyValue], made: list[Change]) -> None:
+def test_payloads_survive_the_journey(
+    revision: int, found: list[KeyValue], made: list[Change]
+) -> None:
     snapshot = Snapshot(revision, tuple(found))
     assert journal.decode_snapshot(journal.encode_snapshot(snapshot)) == snapshot
     assert journal.decode_changes(journal.encode_changes(made)) == made
@@ -109,14 +127,19 @@ def test_a_shortened_snapshot_is_refused() -> None:
 def test_a_later_version_is_refused_by_name() -> None:
     header = journal._HEADER.pack(journal.MAGIC, 2, SALT)
     with pytest.raises(CorruptData, match="version 2"):
-        journal.recover(header + journal._CRC.pack(crc32c(header)) + file_bytes()[journal.HEADER_BYTES :], "test")
+        journal.recover(
+            header + journal._CRC.pack(crc32c(header)) + file_bytes()[journal.HEADER_BYTES :],
+            "test",
+        )
 
 
 def test_a_frame_inside_a_torn_value_is_not_mistaken_for_data() -> None:
     """A value may hold bytes of another journal: its salt differs."""
     foreign = journal.encode_frame(SALT + 1, 9, journal.encode_changes(CHANGES))
     payload = journal.encode_changes([Change(8, (Write("k", foreign),))])
-    whole = journal.encode_header(SALT) + journal.encode_frame(SALT, 0, journal.encode_snapshot(SNAPSHOT))
+    whole = journal.encode_header(SALT) + journal.encode_frame(
+        SALT, 0, journal.encode_snapshot(SNAPSHOT)
+    )
     torn = journal.encode_frame(SALT, 1, payload)[:-1]
     assert journal.recover(whole + torn, "test").length == len(whole)
 
@@ -133,8 +156,11 @@ def test_appending_after_a_cut_continues_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 4])
-def test_what_was_read_is_made_durable_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
-    """After a flush that failed the last frame is read from the cache but is not on disk, and no flush will bring it there unless it is written."""
+def test_what_was_read_is_made_durable_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: int
+) -> None:
+    """After a flush that failed the last frame is read from the cache but is not on disk, and no
+    flush will bring it there unless it is written."""
     ends = frame_ends()
     path, begin, end = tmp_path / "j", ends[frames - 2] if frames > 1 else 0, ends[frames - 1]
     path.write_bytes(file_bytes()[:end] + b"torn")
@@ -170,7 +196,8 @@ def test_what_was_read_is_made_durable_again(tmp_path: Path, monkeypatch: pytest
 def test_a_new_file_whose_name_may_not_last_is_an_error_that_nobody_goes_on_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No space for the directory's entry: the older file has no name any more, so it must not be taken for one that was not shortened."""
+    """No space for the directory's entry: the older file has no name any more, so it must not be
+    taken for one that was not shortened."""
     file = journal.JournalFile.create(tmp_path / "j", SALT, SNAPSHOT)
     failed = threading.Event()
     errors: list[OSError] = []

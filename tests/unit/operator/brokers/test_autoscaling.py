@@ -1,4 +1,5 @@
-"""The autoscaler's decision: bounds, monotony, no flapping under constant load, nothing from stale reports, no write without a change."""
+"""The autoscaler's decision: bounds, monotony, no flapping under constant load, nothing from
+stale reports, no write without a change."""
 
 from __future__ import annotations
 
@@ -40,17 +41,25 @@ LOOK_MS = 10_000
 
 
 def spec(**fields: Any) -> Autoscaling:
-    return Autoscaling.model_validate({"enabled": True, "minReplicas": 1, "maxReplicas": 10, **fields})
+    return Autoscaling.model_validate(
+        {"enabled": True, "minReplicas": 1, "maxReplicas": 10, **fields}
+    )
 
 
 def sight(*cpu: float, bundles: int = 8, replicas: int | None = None, **fields: Any) -> Sight:
-    reports = tuple(Report(f"b-{at}", 1.0, bundles, share, 0.1, 100.0, 1e5) for at, share in enumerate(cpu))
+    reports = tuple(
+        Report(f"b-{at}", 1.0, bundles, share, 0.1, 100.0, 1e5) for at, share in enumerate(cpu)
+    )
     serving = tuple(report.broker for report in reports)
     return Sight(len(cpu) if replicas is None else replicas, serving, reports, 15.0, **fields)
 
 
 def looks(
-    wanted: Autoscaling, seen: Sight, count: int, previous: AutoscalingStatus | None = None, at_ms: int = START_MS
+    wanted: Autoscaling,
+    seen: Sight,
+    count: int,
+    previous: AutoscalingStatus | None = None,
+    at_ms: int = START_MS,
 ) -> Decision:
     """The decision after `count` looks at the same picture, 10 s apart."""
     decision = Decision(previous or AutoscalingStatus(), Reason.AUTOSCALING_ACTIVE)
@@ -62,7 +71,8 @@ def looks(
 
 
 def test_a_hot_broker_counts_beside_the_mean() -> None:
-    """Both have a mean of 50 %; (50 + 90) / 2 = 70 % of the target 60 % on two brokers are three."""
+    """Both have a mean of 50 %; (50 + 90) / 2 = 70 % of the target 60 % on two brokers are
+    three."""
     assert wish_of(spec(), sight(0.9, 0.1).reports).replicas == 3
     assert wish_of(spec(), sight(0.5, 0.5).reports).replicas == 2
 
@@ -71,7 +81,8 @@ def test_the_sentence_has_the_arithmetic() -> None:
     wish = wish_of(spec(), sight(0.9, 0.7, 0.5).reports)
     assert wish.replicas == 4
     assert wish.sentence == (
-        "cpu: mean 70 %, hottest b-0 90 %, weighed 80 % of the target 60 %; 3 x 80 % on 4 brokers is 60 % each"
+        "cpu: mean 70 %, hottest b-0 90 %, weighed 80 % of the target 60 %; 3 x 80 % on 4 brokers "
+        "is 60 % each"
     )
 
 
@@ -83,16 +94,24 @@ def test_a_bundle_that_nobody_can_share_calls_for_nobody() -> None:
 
 
 def test_the_target_that_asks_for_most_decides() -> None:
-    wish = wish_of(spec(targets={"cpuPercent": 60, "messagesPerSecond": 25}), sight(0.1, 0.1).reports)
+    wish = wish_of(
+        spec(targets={"cpuPercent": 60, "messagesPerSecond": 25}), sight(0.1, 0.1).reports
+    )
     assert wish.replicas == 8
     assert wish.sentence.startswith("messages/s: mean 100")
 
 
 def test_up_after_its_window_and_by_its_step() -> None:
-    """The first look only notes the wish; 30 s later two brokers are added, not the four that the load asks for."""
+    """The first look only notes the wish; 30 s later two brokers are added, not the four that
+    the load asks for."""
     wanted = spec()
     first = looks(wanted, sight(1.0, 1.0, 1.0), 1)
-    assert (first.status.decision, first.status.wanted_replicas, first.replicas, first.news) == (UP_SOON, 5, None, True)
+    assert (first.status.decision, first.status.wanted_replicas, first.replicas, first.news) == (
+        UP_SOON,
+        5,
+        None,
+        True,
+    )
     waiting = looks(wanted, sight(1.0, 1.0, 1.0), 3)
     assert waiting.replicas is None
     acted = looks(wanted, sight(1.0, 1.0, 1.0), 4)
@@ -124,7 +143,8 @@ def test_the_most_careful_wish_of_the_window_counts() -> None:
 
 
 def test_nothing_is_decided_from_silence() -> None:
-    """A report that is missing, too old or from the future stops every decision, in words that stay the same."""
+    """A report that is missing, too old or from the future stops every decision, in words that
+    stay the same."""
     seen = sight(1.0, 1.0)
     for broken in (
         replace(seen, reports=seen.reports[:1]),
@@ -138,16 +158,29 @@ def test_nothing_is_decided_from_silence() -> None:
 
 def test_nothing_is_decided_while_the_cluster_changes_or_another_one_decides() -> None:
     busy = looks(spec(), sight(1.0, 1.0, busy="brokers come or go: Draining"), 40)
-    assert (busy.status.decision, busy.replicas, busy.reason) == (WAITING, None, Reason.AUTOSCALING_WAITS)
+    assert (busy.status.decision, busy.replicas, busy.reason) == (
+        WAITING,
+        None,
+        Reason.AUTOSCALING_WAITS,
+    )
     owned = looks(spec(), sight(1.0, 1.0, owner="kube-controller-manager (scale)"), 40)
-    assert (owned.status.decision, owned.replicas, owned.reason) == (STEPPED_BACK, None, Reason.REPLICAS_OWNED)
+    assert (owned.status.decision, owned.replicas, owned.reason) == (
+        STEPPED_BACK,
+        None,
+        Reason.REPLICAS_OWNED,
+    )
     off = looks(spec(), sight(replicas=0), 40)
     assert (off.status.decision, off.replicas) == (OFF, None)
 
 
 def test_bounds_hold_at_once_and_without_reports() -> None:
     assert decide(spec(minReplicas=3), AutoscalingStatus(), sight(0.1), START_MS).replicas == 3
-    assert decide(spec(maxReplicas=2), AutoscalingStatus(), sight(0.1, 0.1, 0.1, busy="x"), START_MS).replicas == 2
+    assert (
+        decide(
+            spec(maxReplicas=2), AutoscalingStatus(), sight(0.1, 0.1, 0.1, busy="x"), START_MS
+        ).replicas
+        == 2
+    )
 
 
 def test_a_dry_run_says_it_once_and_writes_nothing() -> None:
@@ -155,7 +188,11 @@ def test_a_dry_run_says_it_once_and_writes_nothing() -> None:
     wanted = spec(dryRun=True)
     seen = sight(1.0, 1.0, 1.0, owner="argocd-controller (server-side apply)")
     decision = looks(wanted, seen, 4)
-    assert (decision.status.decision, decision.replicas, decision.reason) == (UP, None, Reason.AUTOSCALING_DRY_RUN)
+    assert (decision.status.decision, decision.replicas, decision.reason) == (
+        UP,
+        None,
+        Reason.AUTOSCALING_DRY_RUN,
+    )
     assert decision.status.message.startswith("would go from 3 to 5 brokers: cpu: mean 100 %")
     later = decide(wanted, decision.status, sight(0.99, 1.0, 0.98), START_MS + 10 * LOOK_MS)
     assert later.status == decision.status
@@ -165,7 +202,9 @@ def test_a_dry_run_says_it_once_and_writes_nothing() -> None:
 def test_an_operator_that_restarts_goes_on_where_the_last_one_was() -> None:
     """The window's beginning is in the status: nothing else is remembered."""
     wanted = spec()
-    status = AutoscalingStatus.model_validate(looks(wanted, sight(1.0, 1.0), 2).status.model_dump(by_alias=True))
+    status = AutoscalingStatus.model_validate(
+        looks(wanted, sight(1.0, 1.0), 2).status.model_dump(by_alias=True)
+    )
     assert decide(wanted, status, sight(1.0, 1.0), START_MS + 30_000).replicas == 4
 
 
@@ -187,24 +226,43 @@ def test_what_is_written_is_within_the_bounds(wanted: Autoscaling, cpu: list[flo
     assert decision.replicas != len(cpu)
 
 
-@given(specs, st.lists(st.tuples(st.floats(0, 1.5), st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=8))
+@given(
+    specs,
+    st.lists(
+        st.tuples(st.floats(0, 1.5), st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=8
+    ),
+)
 @settings(deadline=None)
-def test_more_load_never_asks_for_fewer_brokers(wanted: Autoscaling, brokers: list[tuple[float, float, int]]) -> None:
+def test_more_load_never_asks_for_fewer_brokers(
+    wanted: Autoscaling, brokers: list[tuple[float, float, int]]
+) -> None:
     """Whichever brokers carry it, those with a single bundle too."""
-    before = [Report(f"b-{at}", 1.0, bundles, cpu, 0, 0, 0) for at, (cpu, _, bundles) in enumerate(brokers)]
-    after = [replace(report, cpu=report.cpu + more) for report, (_, more, _) in zip(before, brokers, strict=True)]
+    before = [
+        Report(f"b-{at}", 1.0, bundles, cpu, 0, 0, 0)
+        for at, (cpu, _, bundles) in enumerate(brokers)
+    ]
+    after = [
+        replace(report, cpu=report.cpu + more)
+        for report, (_, more, _) in zip(before, brokers, strict=True)
+    ]
     assert wish_of(wanted, after).replicas >= wish_of(wanted, before).replicas
 
 
 @given(specs, st.floats(0, 8), st.floats(0, 1), st.integers(1, 8))
 @settings(deadline=None)
-def test_constant_load_settles(wanted: Autoscaling, total: float, skew: float, replicas: int) -> None:
-    """Any load, spread over the brokers with the hottest so much above the mean: at most one turn, then nothing more is written."""
+def test_constant_load_settles(
+    wanted: Autoscaling, total: float, skew: float, replicas: int
+) -> None:
+    """Any load, spread over the brokers with the hottest so much above the mean: at most one
+    turn, then nothing more is written."""
     status, now_ms, ways = AutoscalingStatus(), START_MS, []
     for _ in range(400):
         mean = total / replicas
         hottest = mean * (1 + skew) if replicas > 1 else mean
-        cpu = [hottest, *([(total - hottest) / (replicas - 1)] * (replicas - 1) if replicas > 1 else [])]
+        cpu = [
+            hottest,
+            *([(total - hottest) / (replicas - 1)] * (replicas - 1) if replicas > 1 else []),
+        ]
         decision = decide(wanted, status, sight(*cpu), now_ms)
         status, now_ms = decision.status, now_ms + LOOK_MS
         if decision.replicas is not None:
@@ -218,8 +276,11 @@ def test_constant_load_settles(wanted: Autoscaling, total: float, skew: float, r
 
 @given(specs, shares, st.integers(1, 60))
 @settings(deadline=None)
-def test_the_same_picture_changes_the_status_a_bounded_number_of_times(wanted: Autoscaling, cpu: list[float], count: int) -> None:
-    """Noted, decided, done: what follows from one picture writes the status at most twice before something is done."""
+def test_the_same_picture_changes_the_status_a_bounded_number_of_times(
+    wanted: Autoscaling, cpu: list[float], count: int
+) -> None:
+    """Noted, decided, done: what follows from one picture writes the status at most twice before
+    something is done."""
     status, changes = AutoscalingStatus(), 0
     for look in range(count):
         decision = decide(wanted, status, sight(*cpu), START_MS + look * LOOK_MS)
@@ -237,17 +298,30 @@ def test_impossible_settings_are_refused_with_a_sentence() -> None:
         spec(targets={"cpuPercent": 0})
 
 
-def owned(manager: str, operation: str = "Update", subresource: str = "", field: str = "f:replicas", written: bool = True) -> str:
+def owned(
+    manager: str,
+    operation: str = "Update",
+    subresource: str = "",
+    field: str = "f:replicas",
+    written: bool = True,
+) -> str:
     entry = {"manager": manager, "operation": operation, "fieldsV1": {"f:spec": {field: {}}}}
     entry |= {"subresource": subresource} if subresource else {}
     return owner_of_replicas({"metadata": {"managedFields": [entry]}}, written)
 
 
 def test_who_else_writes_the_number_of_brokers() -> None:
-    """Server-side appliers, the HPA and programs that took the field back; not ourselves, not a person's kubectl, not who made the object."""
-    assert owned("argocd-controller", "Apply", written=False) == "argocd-controller (server-side apply)"
+    """Server-side appliers, the HPA and programs that took the field back; not ourselves, not a
+    person's kubectl, not who made the object."""
+    assert (
+        owned("argocd-controller", "Apply", written=False)
+        == "argocd-controller (server-side apply)"
+    )
     assert owned("kubectl", "Apply") == "kubectl (server-side apply)"
-    assert owned("kube-controller-manager", subresource="scale", written=False) == "kube-controller-manager (scale)"
+    assert (
+        owned("kube-controller-manager", subresource="scale", written=False)
+        == "kube-controller-manager (scale)"
+    )
     assert owned("helm") == "helm"
     assert owned("helm", written=False) == ""
     assert owned("kubectl", subresource="scale") == ""
@@ -269,23 +343,37 @@ class StillClock:
 def scraped(metrics: OperatorMetrics) -> dict[str, float]:
     """Series of the autoscaler by name and values of labels."""
     return {
-        " ".join([sample.name.removeprefix("magnetar_operator_autoscaling_"), *sample.labels.values()]): sample.value
+        " ".join(
+            [sample.name.removeprefix("magnetar_operator_autoscaling_"), *sample.labels.values()]
+        ): sample.value
         for family in metrics.autoscaling.collect()
         for sample in family.samples
     }
 
 
 def test_metrics_tell_inputs_decision_and_what_it_waits_for() -> None:
-    """Of the last look: (90 + 50) / 2 weighed with the target 60; the window runs out by the clock; what is forgotten has no series."""
+    """Of the last look: (90 + 50) / 2 weighed with the target 60; the window runs out by the
+    clock; what is forgotten has no series."""
     metrics, clock = OperatorMetrics(), StillClock()
     wanted, seen = spec(scaleUp={"stabilizationWindowSeconds": 30}), sight(0.9, 0.1)
-    decision = decide(wanted, AutoscalingStatus(last_scale_time="2023-11-14T22:13:20Z"), seen, START_MS)
-    look = Look(decision.status, inputs_of(wanted, reports_that_count(seen)), window_ends_ms(wanted, decision.status))
+    decision = decide(
+        wanted, AutoscalingStatus(last_scale_time="2023-11-14T22:13:20Z"), seen, START_MS
+    )
+    look = Look(
+        decision.status,
+        inputs_of(wanted, reports_that_count(seen)),
+        window_ends_ms(wanted, decision.status),
+    )
     metrics.autoscaling.note("team/main", look, clock)
     found = scraped(metrics)
-    assert {word: found[f"decision team/main {word}"] for word in DECISIONS} == {word: float(word == UP_SOON) for word in DECISIONS}
+    assert {word: found[f"decision team/main {word}"] for word in DECISIONS} == {
+        word: float(word == UP_SOON) for word in DECISIONS
+    }
     assert (found["replicas team/main"], found["wanted_replicas team/main"]) == (2, 3)
-    load = {measure: round(found[f"load team/main cpu {measure}"], 6) for measure in ("mean", "hottest", "weighed", "target")}
+    load = {
+        measure: round(found[f"load team/main cpu {measure}"], 6)
+        for measure in ("mean", "hottest", "weighed", "target")
+    }
     assert load == {"mean": 0.5, "hottest": 0.9, "weighed": 0.7, "target": 0.6}
     assert found["window_seconds team/main"] == 30
     assert found["last_scale_timestamp_seconds team/main"] == 1_700_000_000
@@ -302,10 +390,18 @@ def test_metrics_tell_inputs_decision_and_what_it_waits_for() -> None:
 
 
 def test_reports_that_are_old_or_of_nobody_are_no_input() -> None:
-    """A broker that is going, and one that has been silent, say nothing; without any report there is nothing to show."""
+    """A broker that is going, and one that has been silent, say nothing; without any report
+    there is nothing to show."""
     seen = sight(0.9, 0.1, 0.5)
-    seen = replace(seen, serving=("b-0", "b-1"), reports=(replace(seen.reports[0], age_s=16.0), *seen.reports[1:]))
+    seen = replace(
+        seen,
+        serving=("b-0", "b-1"),
+        reports=(replace(seen.reports[0], age_s=16.0), *seen.reports[1:]),
+    )
     assert [report.broker for report in reports_that_count(seen)] == ["b-1"]
     assert [one.weighed for one in inputs_of(spec(), reports_that_count(seen))] == [0.1]
     assert inputs_of(spec(), ()) == []
-    assert window_ends_ms(spec(), AutoscalingStatus(decision=STEADY, since="2023-11-14T22:13:20Z")) == 0
+    assert (
+        window_ends_ms(spec(), AutoscalingStatus(decision=STEADY, since="2023-11-14T22:13:20Z"))
+        == 0
+    )

@@ -22,7 +22,9 @@ TOKENS = {"tokens": {"secretKey": {"name": "keys", "key": "secret"}}}
 
 def rules(**spec: Any) -> list[dict[str, Any]]:
     """The rules of the brokers' policy; none without one."""
-    found = {identity_of(manifest): manifest for manifest in desired(cluster(**spec), DEFAULTS, 1, {})}
+    found = {
+        identity_of(manifest): manifest for manifest in desired(cluster(**spec), DEFAULTS, 1, {})
+    }
     policy = found.get(("NetworkPolicy", "main-broker"), {"spec": {"ingress": []}})
     ingress: list[dict[str, Any]] = policy["spec"]["ingress"]
     return ingress
@@ -46,14 +48,18 @@ def test_the_spec_says_who_clients_and_administrators_are() -> None:
     """Without a word about REST it is for the clients."""
     _, clients, rest = rules(networkPolicy={"clientsFrom": [SHOP, OFFICE]})
     assert clients["from"] == rest["from"] == [SHOP, OFFICE]
-    _, clients, rest = rules(networkPolicy={"restFrom": [{"podSelector": {}, "namespaceSelector": {}}]})
+    _, clients, rest = rules(
+        networkPolicy={"restFrom": [{"podSelector": {}, "namespaceSelector": {}}]}
+    )
     assert "from" not in clients
     assert rest["from"] == [{"podSelector": {}, "namespaceSelector": {}}]
     assert rules(networkPolicy={"enabled": False}) == []
 
 
 def test_ports_for_the_clusters_own_processes_are_closed_to_others() -> None:
-    own, clients, rest = rules(tls=TLS | {"plain": "Internal"}, listeners=[{"name": "external", "port": 6660, "tls": True}])
+    own, clients, rest = rules(
+        tls=TLS | {"plain": "Internal"}, listeners=[{"name": "external", "port": 6660, "tls": True}]
+    )
     assert 6650 in ports(own)
     assert 6650 not in ports(clients)
     assert 6651 in ports(clients)
@@ -64,9 +70,13 @@ def test_ports_for_the_clusters_own_processes_are_closed_to_others() -> None:
 def test_who_reaches_the_brokers_reaches_the_coordinators() -> None:
     def policies(**spec: Any) -> list[dict[str, Any]]:
         made = desired_coordinators(coordinators(), cluster(**spec), DEFAULTS, 1, {})
-        return [manifest["spec"]["ingress"] for manifest in made if manifest["kind"] == "NetworkPolicy"]
+        return [
+            manifest["spec"]["ingress"] for manifest in made if manifest["kind"] == "NetworkPolicy"
+        ]
 
-    assert policies(networkPolicy={"clientsFrom": [SHOP]}) == [rules(networkPolicy={"clientsFrom": [SHOP]})]
+    assert policies(networkPolicy={"clientsFrom": [SHOP]}) == [
+        rules(networkPolicy={"clientsFrom": [SHOP]})
+    ]
     assert policies(networkPolicy={"enabled": False}) == []
 
 
@@ -80,17 +90,27 @@ def test_without_auth_the_status_says_who_may_administer() -> None:
     finding = protection(cluster())
     assert (finding.holds, finding.reason) == (False, Reason.OPEN_TO_ALL)
     assert finding.message.startswith(
-        "no spec.auth: anybody there may administer this cluster. REST on port 8080 is open to every pod"
+        "no spec.auth: anybody there may administer this cluster. REST on port 8080 is open to "
+        "every pod"
     )
     restricted = protection(cluster(networkPolicy={"clientsFrom": [SHOP]})).message
-    assert "whom spec.networkPolicy.clientsFrom admits, where the network plugin enforces policies" in restricted
+    assert (
+        "whom spec.networkPolicy.clientsFrom admits, where the network plugin enforces policies"
+        in restricted
+    )
     unchecked = protection(cluster(auth=TOKENS | {"authorization": False}))
     assert (unchecked.holds, unchecked.reason) == (False, Reason.NO_AUTHORIZATION)
 
 
 def test_with_auth_it_names_the_super_users_and_what_weakens_it() -> None:
-    finding = protection(cluster(auth=TOKENS | {"superUserRoles": ["admin"], "anonymousRole": "guest"}))
+    finding = protection(
+        cluster(auth=TOKENS | {"superUserRoles": ["admin"], "anonymousRole": "guest"})
+    )
     assert (finding.holds, finding.reason) == (True, Reason.AS_DESIRED)
-    for words in ("everything: admin", "who shows nothing has the role guest", "tokens cross plain ports readable"):
+    for words in (
+        "everything: admin",
+        "who shows nothing has the role guest",
+        "tokens cross plain ports readable",
+    ):
         assert words in finding.message
     assert "readable" not in protection(cluster(auth=TOKENS, tls=TLS | {"plain": "Closed"})).message

@@ -18,13 +18,27 @@ from magnetar_operator.pods.rolling import RollPlan
 from tests.support.samples import cluster, coordinators
 
 UNSCHEDULABLE = {
-    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: cpu"}]
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes: cpu",
+        }
+    ]
 }
-PULLS = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}]}
+PULLS = {
+    "containerStatuses": [
+        {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}}
+    ]
+}
 
 
 def pod(name: str = "main-broker-0", ready: bool = False, **status: Any) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "True" if ready else "False"}, *status.pop("conditions", [])]
+    conditions = [
+        {"type": "Ready", "status": "True" if ready else "False"},
+        *status.pop("conditions", []),
+    ]
     return {
         "metadata": {"name": name, "labels": {}},
         "spec": {},
@@ -41,7 +55,10 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 
 
 def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
-    return {"lastState": {"terminated": {"exitCode": code, "reason": reason, "message": message}}, "restartCount": 3}
+    return {
+        "lastState": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
+        "restartCount": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,12 +74,17 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
         ),
         (
             container(
-                waiting("CrashLoopBackOff", "back-off 2m40s"), **ended(1, message="Traceback\n  line\nOSError: no volume\n\n")
+                waiting("CrashLoopBackOff", "back-off 2m40s"),
+                **ended(1, message="Traceback\n  line\nOSError: no volume\n\n"),
             ),
             Reason.POD_CRASHING,
             "it ended with exit code 1 (Error), saying: OSError: no volume",
         ),
-        (container({"running": {}}, **ended(137, "OOMKilled")), Reason.POD_CRASHING, "it ended with exit code 137 (OOMKilled)"),
+        (
+            container({"running": {}}, **ended(137, "OOMKilled")),
+            Reason.POD_CRASHING,
+            "it ended with exit code 137 (OOMKilled)",
+        ),
         (
             container(waiting("CrashLoopBackOff"), **ended(0, "Completed")),
             Reason.POD_CRASHING,
@@ -76,7 +98,9 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
         ),
     ],
 )
-def test_each_trouble_has_its_reason_and_the_words_of_who_saw_it(status: dict[str, Any], reason: Reason, text: str) -> None:
+def test_each_trouble_has_its_reason_and_the_words_of_who_saw_it(
+    status: dict[str, Any], reason: Reason, text: str
+) -> None:
     found = problem_of(pod(**status))
     assert found is not None
     assert (found.reason, found.message) == (reason, text)
@@ -97,9 +121,16 @@ def test_what_only_takes_time_is_no_trouble(status: dict[str, Any]) -> None:
 
 
 def test_last_words_are_bounded_and_the_growing_pause_is_no_news() -> None:
-    """The same crash gives the same message however long the kubelet pauses, so that no status is written again and again."""
+    """The same crash gives the same message however long the kubelet pauses, so that no status
+    is written again and again."""
     crashed = [
-        problem_of(pod(**container(waiting("CrashLoopBackOff", f"back-off {pause}"), **ended(1, message="x" * 5000))))
+        problem_of(
+            pod(
+                **container(
+                    waiting("CrashLoopBackOff", f"back-off {pause}"), **ended(1, message="x" * 5000)
+                )
+            )
+        )
         for pause in ("10s", "5m0s")
     ]
     assert crashed[0] == crashed[1]
@@ -112,13 +143,21 @@ def test_every_pod_that_needs_help_is_named_with_the_remedy() -> None:
     leaving = pod("main-broker-0", **PULLS)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     found = pod_problems(
-        [pod("main-broker-10", **PULLS), leaving, pod("main-broker-1", ready=True), pod("main-broker-2", **UNSCHEDULABLE)]
+        [
+            pod("main-broker-10", **PULLS),
+            leaving,
+            pod("main-broker-1", ready=True),
+            pod("main-broker-2", **UNSCHEDULABLE),
+        ]
     )
     assert [(one.reason, one.about) for one in found] == [
         (Reason.POD_UNSCHEDULABLE, "main-broker-2"),
         (Reason.IMAGE_UNAVAILABLE, "main-broker-10"),
     ]
-    assert found[0].message == f"main-broker-2: not scheduled: Unschedulable: 0/3 nodes: cpu. {Reason.POD_UNSCHEDULABLE.remedy}"
+    assert (
+        found[0].message == "main-broker-2: not scheduled: Unschedulable: 0/3 nodes: cpu. "
+        f"{Reason.POD_UNSCHEDULABLE.remedy}"
+    )
     assert pod_problems([leaving]) == []
 
 
@@ -130,31 +169,57 @@ def test_a_pod_in_trouble_degrades_its_resource_until_it_is_ready() -> None:
     """Brokers and coordinators alike; others that serve keep it Available."""
     wanted = cluster(replicas=2)
     sick, well = pod("main-broker-1", **PULLS), pod("main-broker-1", ready=True)
-    state = ObservedCoordinators({}, (pod("tx-coordinator-0", **PULLS),), CoordinatorsState(None, 0, {}, {}))
+    state = ObservedCoordinators(
+        {}, (pod("tx-coordinator-0", **PULLS),), CoordinatorsState(None, 0, {}, {})
+    )
     for one, serving in (
-        (findings_of(wanted, Observed({}, (pod(ready=True), sick), None), ScalePlan(2), RollPlan(), ()), True),
-        (findings_of_coordinators(coordinators(), wanted, state, CoordinatorPlan(1), RollPlan(), ()), False),
+        (
+            findings_of(
+                wanted, Observed({}, (pod(ready=True), sick), None), ScalePlan(2), RollPlan(), ()
+            ),
+            True,
+        ),
+        (
+            findings_of_coordinators(
+                coordinators(), wanted, state, CoordinatorPlan(1), RollPlan(), ()
+            ),
+            False,
+        ),
     ):
         found = by_type(one)
-        assert (found["Degraded"].holds, found["Degraded"].reason) == (True, Reason.IMAGE_UNAVAILABLE)
+        assert (found["Degraded"].holds, found["Degraded"].reason) == (
+            True,
+            Reason.IMAGE_UNAVAILABLE,
+        )
         assert (found["Ready"].holds, found["Ready"].reason) == (False, Reason.IMAGE_UNAVAILABLE)
         assert found["Available"].holds is serving
-    healed = by_type(findings_of(wanted, Observed({}, (pod(ready=True), well), None), ScalePlan(2), RollPlan(), ()))
+    healed = by_type(
+        findings_of(
+            wanted, Observed({}, (pod(ready=True), well), None), ScalePlan(2), RollPlan(), ()
+        )
+    )
     assert not healed["Degraded"].holds
 
 
 def test_a_volume_that_is_not_bound_comes_before_what_follows_from_it() -> None:
-    """The scheduler's words are repeated; a claim that nobody waits for yet, or that serves brokers already, is no trouble."""
+    """The scheduler's words are repeated; a claim that nobody waits for yet, or that serves
+    brokers already, is no trouble."""
     claim = {("PersistentVolumeClaim", "main-storage"): {"status": {"phase": "Pending"}}}
 
     def degraded(*pods: dict[str, Any]) -> Finding:
-        return by_type(findings_of(cluster(), Observed(claim, pods, None), ScalePlan(1), RollPlan(), ()))["Degraded"]
+        return by_type(
+            findings_of(cluster(), Observed(claim, pods, None), ScalePlan(1), RollPlan(), ())
+        )["Degraded"]
 
     found = degraded(pod(**UNSCHEDULABLE))
     assert found.reason is Reason.STORAGE_PENDING
     assert found.message.startswith(
-        "claim main-storage is not bound; main-broker-0: not scheduled: Unschedulable: 0/3 nodes: cpu. "
+        "claim main-storage is not bound; main-broker-0: not scheduled: Unschedulable: 0/3 nodes: "
+        "cpu. "
     )
     assert not degraded().holds
     assert not degraded(pod()).holds
-    assert degraded(pod(ready=True), pod("main-broker-1", **UNSCHEDULABLE)).reason is Reason.POD_UNSCHEDULABLE
+    assert (
+        degraded(pod(ready=True), pod("main-broker-1", **UNSCHEDULABLE)).reason
+        is Reason.POD_UNSCHEDULABLE
+    )

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from magnetar_operator import names
 from magnetar_operator.brokers.replacing import plan_replace, requests_of
-from magnetar_operator.brokers.scaling import CORDON_REASON, REPLACE_REASON, Cordon, Fleet, plan_scale
+from magnetar_operator.brokers.scaling import (
+    CORDON_REASON,
+    REPLACE_REASON,
+    Cordon,
+    Fleet,
+    plan_scale,
+)
 from magnetar_operator.conditions import Reason
 from magnetar_operator.pods.rolling import BrokerPod, plan_roll
 
@@ -24,11 +30,20 @@ def name(ordinal: int) -> str:
 
 
 def pods(count: int, sick: int = -1) -> list[BrokerPod]:
-    return [BrokerPod(name(at), "r1", ready=at != sick, terminating=False, uid=f"u{at}") for at in range(count)]
+    return [
+        BrokerPod(name(at), "r1", ready=at != sick, terminating=False, uid=f"u{at}")
+        for at in range(count)
+    ]
 
 
-def fleet(count: int, bundles: Mapping[str, int] | None = None, cordons: Mapping[str, Cordon] | None = None) -> Fleet:
-    return Fleet("main", count, frozenset(name(at) for at in range(count)), bundles or {}, cordons or {})
+def fleet(
+    count: int,
+    bundles: Mapping[str, int] | None = None,
+    cordons: Mapping[str, Cordon] | None = None,
+) -> Fleet:
+    return Fleet(
+        "main", count, frozenset(name(at) for at in range(count)), bundles or {}, cordons or {}
+    )
 
 
 def request(*ordinals: int) -> str:
@@ -58,7 +73,9 @@ def test_cordon_then_drain_then_delete_then_lift() -> None:
 def test_one_at_a_time_and_only_among_ready_ones() -> None:
     both = plan_replace(request(2, 0), fleet(3, {name(0): 1, name(2): 1}), pods(3), False)
     assert both.cordon == name(2)
-    going_on = plan_replace(request(2, 0), fleet(3, {name(0): 1, name(2): 1}, {name(0): OURS}), pods(3), False)
+    going_on = plan_replace(
+        request(2, 0), fleet(3, {name(0): 1, name(2): 1}, {name(0): OURS}), pods(3), False
+    )
     assert (going_on.cordon, going_on.broker) == ("", name(0))
     waits = plan_replace(request(1), fleet(3), pods(3, sick=2), False)
     assert (waits.cordon, waits.reason, waits.active) == ("", Reason.REPLACE_WAITS, False)
@@ -79,7 +96,8 @@ def test_a_request_that_is_taken_back_lifts_its_cordon_and_no_persons() -> None:
 
 
 def test_scaling_comes_first() -> None:
-    """The cordon is lifted meanwhile, so that never two brokers drain at once; unless it is the broker that is removed."""
+    """The cordon is lifted meanwhile, so that never two brokers drain at once; unless it is the
+    broker that is removed."""
     plan = plan_replace(request(0), fleet(3, {name(0): 1}, {name(0): OURS}), pods(3), True)
     assert (plan.uncordon, plan.cordon, plan.delete, plan.reason) == ((name(0),), "", "", None)
     victim = plan_replace(request(2), fleet(3, {name(2): 1}, {name(2): OURS}), pods(3), True)
@@ -106,18 +124,26 @@ class World:
 
     def view(self) -> list[BrokerPod]:
         return [
-            BrokerPod(pod, self.revisions[pod], pod not in self.starting, terminating=False, uid=str(uid))
+            BrokerPod(
+                pod, self.revisions[pod], pod not in self.starting, terminating=False, uid=str(uid)
+            )
             for pod, uid in self.uids.items()
         ]
 
     def look(self) -> Fleet:
         seen = self.store
         return Fleet(
-            "main", self.replicas, frozenset(self.uids), dict(self.bundles) if seen else None, dict(self.cordons) if seen else None
+            "main",
+            self.replicas,
+            frozenset(self.uids),
+            dict(self.bundles) if seen else None,
+            dict(self.cordons) if seen else None,
         )
 
     def restart(self, pod: str) -> None:
-        assert pod in self.starting or not self.starting, "a broker that serves goes only while all others do"
+        assert pod in self.starting or not self.starting, (
+            "a broker that serves goes only while all others do"
+        )
         self.uids[pod] += 1
         self.starting.add(pod)
         self.revisions[pod] = self.revision
@@ -129,19 +155,31 @@ class World:
     def obey(self) -> None:
         scale = plan_scale(self.wanted, self.look())
         plan = plan_replace(self.annotation, self.look(), self.view(), scale.reason is not None)
-        roll = plan_roll(self.view(), self.revision, scale.replicas, scale.reason is not None or plan.active)
+        roll = plan_roll(
+            self.view(), self.revision, scale.replicas, scale.reason is not None or plan.active
+        )
         for broker in (*scale.uncordon, *plan.uncordon):
-            assert self.cordons.pop(broker).reason in (CORDON_REASON, REPLACE_REASON), "a person's cordon stays"
+            assert self.cordons.pop(broker).reason in (CORDON_REASON, REPLACE_REASON), (
+                "a person's cordon stays"
+            )
         for broker, reason in ((scale.cordon, CORDON_REASON), (plan.cordon, REPLACE_REASON)):
             if broker:
                 self.cordons[broker] = Cordon(True, reason)
-        draining = [pod for pod, cordon in self.cordons.items() if cordon != PERSONS and self.bundles.get(pod)]
+        draining = [
+            pod
+            for pod, cordon in self.cordons.items()
+            if cordon != PERSONS and self.bundles.get(pod)
+        ]
         assert len(draining) <= 1, "never two brokers drain for us"
-        assert not (roll.restart and plan.delete), "a roll and a replacement never take two brokers at once"
+        assert not (roll.restart and plan.delete), (
+            "a roll and a replacement never take two brokers at once"
+        )
         if plan.delete:
             wanted = dict(requests_of(self.annotation))
             assert wanted[plan.delete] == str(self.uids[plan.delete]), "never the successor"
-            assert len(self.uids) == 1 or self.bundles[plan.delete] == 0, "only a drained broker goes"
+            assert len(self.uids) == 1 or self.bundles[plan.delete] == 0, (
+                "only a drained broker goes"
+            )
             self.replaced.add((plan.delete, self.uids[plan.delete]))
             self.restart(plan.delete)
         elif roll.restart:
@@ -149,7 +187,11 @@ class World:
         self.replicas = scale.replicas
         for at in range(self.replicas):
             if name(at) not in self.uids:
-                self.uids[name(at)], self.bundles[name(at)], self.revisions[name(at)] = 0, 0, self.revision
+                self.uids[name(at)], self.bundles[name(at)], self.revisions[name(at)] = (
+                    0,
+                    0,
+                    self.revision,
+                )
                 self.starting.add(name(at))
         for pod in [pod for pod in self.uids if names.ordinal_of(pod) >= self.replicas]:
             for known in (self.uids, self.bundles, self.revisions):
@@ -167,7 +209,10 @@ class World:
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["want", "request"]), st.integers(1, 5)),
-        st.tuples(st.sampled_from(["look", "drain", "start", "outage", "roll", "person", "undo"]), st.just(0)),
+        st.tuples(
+            st.sampled_from(["look", "drain", "start", "outage", "roll", "person", "undo"]),
+            st.just(0),
+        ),
     ),
     max_size=60,
 )
@@ -176,8 +221,11 @@ steps = st.lists(
 @pytest.mark.slow
 @given(st.integers(1, 5), steps)
 @settings(deadline=None)
-def test_any_history_replaces_one_at_a_time_and_ends_calm(count: int, history: list[tuple[str, int]]) -> None:
-    """`World.obey` checks every step; at the end every request has been carried out once, and no cordon of ours is left."""
+def test_any_history_replaces_one_at_a_time_and_ends_calm(
+    count: int, history: list[tuple[str, int]]
+) -> None:
+    """`World.obey` checks every step; at the end every request has been carried out once, and no
+    cordon of ours is left."""
     world, roll = World(count), 1
     for step, value in history:
         if step == "want":
@@ -206,4 +254,6 @@ def test_any_history_replaces_one_at_a_time_and_ends_calm(count: int, history: l
         world.obey()
     assert world.cordons == {}
     assert set(world.revisions.values()) == {world.revision}
-    assert not [pod for pod, uid in requests_of(world.annotation) if str(world.uids.get(pod)) == uid]
+    assert not [
+        pod for pod, uid in requests_of(world.annotation) if str(world.uids.get(pod)) == uid
+    ]

@@ -24,7 +24,8 @@ def name(ordinal: int) -> str:
 
 
 class Stage:
-    """A cluster whose pods, bundles and cordons the test sets; remembers the status as the API server would."""
+    """A cluster whose pods, bundles and cordons the test sets; remembers the status as the API
+    server would."""
 
     def __init__(self, replicas: int) -> None:
         self.wanted = self.replicas = replicas
@@ -57,21 +58,41 @@ class Stage:
     def _cluster(self) -> BrokerCluster:
         found = cluster(replicas=self.wanted, drainTimeoutSeconds=60)
         brokers = [{"name": broker, "bundles": count} for broker, count in self.known.items()]
-        status = found.status.model_validate({"scaling": self.scaling.model_dump(by_alias=True), "brokers": brokers})
+        status = found.status.model_validate(
+            {"scaling": self.scaling.model_dump(by_alias=True), "brokers": brokers}
+        )
         return found.model_copy(
-            update={"status": status, "metadata": found.metadata.model_copy(update={"annotations": self.annotations})}
+            update={
+                "status": status,
+                "metadata": found.metadata.model_copy(update={"annotations": self.annotations}),
+            }
         )
 
     def _observed(self, ready: bool) -> Observed:
-        brokers: dict[str, Any] = {"kind": "StatefulSet", "metadata": {"name": "main-broker"}, "spec": {"replicas": self.replicas}}
+        brokers: dict[str, Any] = {
+            "kind": "StatefulSet",
+            "metadata": {"name": "main-broker"},
+            "spec": {"replicas": self.replicas},
+        }
         held: Mapping[str, tuple[str, ...]] = {
-            broker: tuple(f"shop/eu/0x{at}0000000_0x{at + 1}0000000 (Releasing)" for at in range(self.bundles.get(broker, 0)))
+            broker: tuple(
+                f"shop/eu/0x{at}0000000_0x{at + 1}0000000 (Releasing)"
+                for at in range(self.bundles.get(broker, 0))
+            )
             for broker in self.cordons
         }
         state = ClusterState(
-            "5e", {name(at): f"{name(at)}.01" for at in self.ordinals}, dict(self.bundles), dict(self.cordons), held
+            "5e",
+            {name(at): f"{name(at)}.01" for at in self.ordinals},
+            dict(self.bundles),
+            dict(self.cordons),
+            held,
         )
-        return Observed({("StatefulSet", "main-broker"): brokers}, tuple(self._pod(at, ready) for at in self.ordinals), state)
+        return Observed(
+            {("StatefulSet", "main-broker"): brokers},
+            tuple(self._pod(at, ready) for at in self.ordinals),
+            state,
+        )
 
     def _pod(self, ordinal: int, ready: bool) -> dict[str, Any]:
         uid = self.uids.get(name(ordinal), f"u{ordinal}")
@@ -119,12 +140,19 @@ def test_several_steps_go_in_the_order_of_numbers() -> None:
     stage = Stage(12)
     stage.wanted = 9
     told = stage.told()
-    assert told == ["ScalingDown: from 12 to 9 brokers, one at a time: main-broker-11, then main-broker-10, then main-broker-9"]
+    assert told == [
+        "ScalingDown: from 12 to 9 brokers, one at a time: main-broker-11, then main-broker-10, "
+        "then main-broker-9"
+    ]
     seen: list[str] = []
     for _ in range(20):
         seen += [line.partition(" ")[2] for line in stage.told() if line.startswith("Removed")]
         stage.ordinals = [at for at in stage.ordinals if at < stage.replicas]
-    assert [line.partition(" ")[0] for line in seen] == ["main-broker-11", "main-broker-10", "main-broker-9"]
+    assert [line.partition(" ")[0] for line in seen] == [
+        "main-broker-11",
+        "main-broker-10",
+        "main-broker-9",
+    ]
     assert (stage.replicas, stage.scaling) == (9, ScalingStatus())
 
 
@@ -135,7 +163,8 @@ def test_a_wish_that_is_taken_back_is_told() -> None:
     stage.look()
     stage.wanted, stage.bundles = 3, {name(0): 7, name(2): 5}
     assert stage.told() == [
-        "ScaleDownCalledOff: 3 brokers are wanted again instead of 2; main-broker-2 stays, with its 5 bundles",
+        "ScaleDownCalledOff: 3 brokers are wanted again instead of 2; main-broker-2 stays, with "
+        "its 5 bundles",
         "Settled: 3 brokers; the change that was called off took 2 s",
     ]
     assert stage.cordons == {}
@@ -151,7 +180,8 @@ def test_a_scale_up_is_settled_when_all_are_ready() -> None:
 
 
 def test_a_drain_that_does_not_end_is_a_problem_that_says_what_to_do() -> None:
-    """The broker stays; the sentence names what it still has and who could take it, and does not change with the time."""
+    """The broker stays; the sentence names what it still has and who could take it, and does not
+    change with the time."""
     stage = Stage(2)
     stage.wanted, stage.bundles = 1, {name(1): 5}
     stage.look()
@@ -160,7 +190,8 @@ def test_a_drain_that_does_not_end_is_a_problem_that_says_what_to_do() -> None:
     (problem,) = stage.look(2).problems
     assert problem.reason is Reason.DRAIN_STUCK
     assert problem.message.startswith(
-        "main-broker-1 still has bundles after more than 60 s: shop/eu/0x00000000_0x10000000 (Releasing)"
+        "main-broker-1 still has bundles after more than 60 s: shop/eu/0x00000000_0x10000000 "
+        "(Releasing)"
     )
     assert "and 2 more; no other broker takes bundles" in problem.message
     assert stage.look(3600).problems == (problem,)
@@ -173,7 +204,10 @@ def test_the_last_broker_stops_without_a_drain() -> None:
     stage.wanted, stage.bundles = 0, {name(0): 5}
     told = stage.told()
     assert told[0] == "ScalingDown: from 1 to 0 brokers, one at a time: main-broker-0"
-    assert told[1].startswith("Removing: main-broker-0, the last broker, seals its log and stops; its 5 bundles are served again")
+    assert told[1].startswith(
+        "Removing: main-broker-0, the last broker, seals its log and stops; its 5 bundles are "
+        "served again"
+    )
     stage.ordinals = []
     assert [line.partition(":")[0] for line in stage.told()] == ["Removed", "Settled"]
 

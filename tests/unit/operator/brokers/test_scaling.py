@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar_operator import names
-from magnetar_operator.brokers.scaling import CORDON_REASON, REPLACE_REASON, Cordon, Fleet, draining_cordon, plan_scale
+from magnetar_operator.brokers.scaling import (
+    CORDON_REASON,
+    REPLACE_REASON,
+    Cordon,
+    Fleet,
+    draining_cordon,
+    plan_scale,
+)
 from magnetar_operator.conditions import Reason
 
 OURS = Cordon(True, CORDON_REASON)
@@ -20,8 +27,16 @@ def pod(ordinal: int) -> str:
     return names.broker_pod("main", ordinal)
 
 
-def fleet(replicas: int, bundles: dict[str, int] | None = None, cordons: dict[str, Cordon] | None = None) -> Fleet:
-    return Fleet("main", replicas, frozenset(pod(ordinal) for ordinal in range(replicas)), bundles or {}, cordons or {})
+def fleet(
+    replicas: int, bundles: dict[str, int] | None = None, cordons: dict[str, Cordon] | None = None
+) -> Fleet:
+    return Fleet(
+        "main",
+        replicas,
+        frozenset(pod(ordinal) for ordinal in range(replicas)),
+        bundles or {},
+        cordons or {},
+    )
 
 
 def test_more_brokers_are_made_at_once_even_without_the_store() -> None:
@@ -68,7 +83,12 @@ def test_a_drain_takes_the_place_of_a_persons_cordon_and_gives_it_back() -> None
     """Also when the reason of the drain changes in between: what the person wrote is never lost."""
     placed = Cordon(False, "rack 4 is noisy; instead of: nothing")
     ours = draining_cordon(CORDON_REASON, placed)
-    assert (ours.drain, ours.is_ours, ours.is_for_replacement, ours.before) == (True, True, False, placed)
+    assert (ours.drain, ours.is_ours, ours.is_for_replacement, ours.before) == (
+        True,
+        True,
+        False,
+        placed,
+    )
     other = draining_cordon(REPLACE_REASON, ours)
     assert (other.is_ours, other.is_for_replacement, other.before) == (False, True, placed)
     assert draining_cordon(CORDON_REASON, None).before is None
@@ -87,7 +107,8 @@ def test_a_broker_that_died_while_draining_goes_when_its_bundles_are_taken_over(
 
 
 class World:
-    """A fleet that obeys plans: pods go some time after their StatefulSet shrank; drains happen when the history says so."""
+    """A fleet that obeys plans: pods go some time after their StatefulSet shrank; drains happen
+    when the history says so."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
@@ -99,7 +120,11 @@ class World:
     def look(self) -> Fleet:
         seen = self.store
         return Fleet(
-            "main", self.replicas, frozenset(self.pods), dict(self.bundles) if seen else None, dict(self.cordons) if seen else None
+            "main",
+            self.replicas,
+            frozenset(self.pods),
+            dict(self.bundles) if seen else None,
+            dict(self.cordons) if seen else None,
         )
 
     def obey(self, wanted: int) -> None:
@@ -107,7 +132,9 @@ class World:
         if plan.replicas < self.replicas:
             victim = pod(self.replicas - 1)
             assert plan.replicas == self.replicas - 1, "one at a time"
-            assert not {name for name in self.pods if names.ordinal_of(name) >= self.replicas}, "no other removal is under way"
+            assert not {name for name in self.pods if names.ordinal_of(name) >= self.replicas}, (
+                "no other removal is under way"
+            )
             if plan.replicas or wanted:
                 assert self.bundles.get(victim, 0) == 0, "only a drained broker goes"
                 assert self.cordons.get(victim) is not None, "only a cordoned broker goes"
@@ -120,7 +147,11 @@ class World:
             self.cordons[plan.cordon] = OURS
         self.replicas = plan.replicas
         self.pods |= {pod(ordinal) for ordinal in range(self.replicas)}
-        ours = [name for name, cordon in self.cordons.items() if cordon == OURS and names.ordinal_of(name) < self.replicas]
+        ours = [
+            name
+            for name, cordon in self.cordons.items()
+            if cordon == OURS and names.ordinal_of(name) < self.replicas
+        ]
         assert len(ours) <= 1, "never two brokers drain for us"
 
     def drain(self) -> None:
@@ -147,8 +178,11 @@ steps = st.lists(
 @pytest.mark.slow
 @given(st.integers(1, 6), steps)
 @settings(deadline=None)
-def test_any_history_keeps_the_rules_and_ends_at_the_wanted_number(replicas: int, history: list[tuple[str, int]]) -> None:
-    """`World.obey` checks every step; at the end, with store and drains at work, the wish comes true and no cordon of ours is left."""
+def test_any_history_keeps_the_rules_and_ends_at_the_wanted_number(
+    replicas: int, history: list[tuple[str, int]]
+) -> None:
+    """`World.obey` checks every step; at the end, with store and drains at work, the wish comes
+    true and no cordon of ours is left."""
     world, wanted = World(replicas), replicas
     for step, value in history:
         if step == "want":

@@ -1,4 +1,5 @@
-"""Client security as pods see it: what is mounted, what is told, which changes restart nobody, and which keys will not do."""
+"""Client security as pods see it: what is mounted, what is told, which changes restart nobody,
+and which keys will not do."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def made(**spec: Any) -> dict[Identity, dict[str, Any]]:
 def templates(**spec: Any) -> dict[str, dict[str, Any]]:
     """By component: a broker's and a coordinator's pod."""
     resource = cluster(**spec)
-    found = [*desired(resource, DEFAULTS, 2, {}), *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {})]
+    found = [
+        *desired(resource, DEFAULTS, 2, {}),
+        *desired_coordinators(coordinators(), resource, DEFAULTS, 1, {}),
+    ]
     wanted = {"main-broker": "broker", "tx-coordinator": "coordinator"}
     sets = {item["metadata"]["name"]: item for item in found if item["kind"] == "StatefulSet"}
     return {component: sets[name]["spec"]["template"] for name, component in wanted.items()}
@@ -62,11 +66,13 @@ def document(**spec: Any) -> dict[str, Any]:
 
 
 def secret(**entries: bytes) -> dict[str, Any]:
-    data = {name.replace("_", "."): b64encode(content).decode() for name, content in entries.items()}
+    data = {
+        name.replace("_", "."): b64encode(content).decode() for name, content in entries.items()
+    }
     return {"metadata": {"name": "s"}, "type": "Opaque", "data": data}
 
 
-# --- what pods get ------------------------------------------------------------------------------------------------------------
+# --- what pods get --------------------------------------------------------------------------------
 
 
 def test_a_cluster_without_security_is_as_it_was() -> None:
@@ -80,23 +86,40 @@ def test_a_cluster_without_security_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("component", ["broker", "coordinator"])
 def test_keys_are_mounted_and_nothing_of_them_is_in_a_template(component: str) -> None:
-    """One volume for what belongs together; nothing in it is optional, so that no process starts without knowing who comes."""
+    """One volume for what belongs together; nothing in it is optional, so that no process starts
+    without knowing who comes."""
     template = templates(auth=AUTH)[component]
     assert arguments(template)["--security"] == "/etc/magnetar/security/security.yaml"
     (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == "security"]
     sources = volume["projected"]["sources"]
     assert sources == [
-        {"configMap": {"name": "main-security", "items": [{"key": "security.yaml", "path": "security.yaml"}]}},
-        {"secret": {"name": "main-internal", "items": [{"key": "internal.key", "path": "internal.key"}]}},
+        {
+            "configMap": {
+                "name": "main-security",
+                "items": [{"key": "security.yaml", "path": "security.yaml"}],
+            }
+        },
+        {
+            "secret": {
+                "name": "main-internal",
+                "items": [{"key": "internal.key", "path": "internal.key"}],
+            }
+        },
         {"secret": {"name": "tokens", "items": [{"key": "secret.key", "path": "token.key"}]}},
     ]
     assert volume["projected"]["defaultMode"] == 0o440
-    (mount,) = [mount for mount in template["spec"]["containers"][0]["volumeMounts"] if mount["name"] == "security"]
+    (mount,) = [
+        mount
+        for mount in template["spec"]["containers"][0]["volumeMounts"]
+        if mount["name"] == "security"
+    ]
     assert mount == {"name": "security", "mountPath": "/etc/magnetar/security", "readOnly": True}
 
 
 @pytest.mark.parametrize("component", ["broker", "coordinator"])
-def test_processes_take_the_arguments_that_their_pods_give(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_take_the_arguments_that_their_pods_give(
+    component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image's own command line parses them."""
     taken: list[argparse.Namespace] = []
     monkeypatch.setattr(serving, f"_{component}", taken.append)
@@ -106,15 +129,30 @@ def test_processes_take_the_arguments_that_their_pods_give(component: str, monke
 
 def test_roles_change_the_document_and_no_template() -> None:
     """They reach processes through the file that they follow."""
-    more = {**AUTH, "superUserRoles": ["admin", "root"], "proxyRoles": ["proxy"], "authorization": False, "anonymousRole": "guest"}
+    more = {
+        **AUTH,
+        "superUserRoles": ["admin", "root"],
+        "proxyRoles": ["proxy"],
+        "authorization": False,
+        "anonymousRole": "guest",
+    }
     assert templates(auth=AUTH) == templates(auth=more)
     assert document(auth=AUTH) == {
         "authentication": {
             "anonymousRole": "",
             "tls": False,
-            "token": {"secretKeyFile": "/etc/magnetar/security/token.key", "roleClaim": "sub", "audience": "shop"},
+            "token": {
+                "secretKeyFile": "/etc/magnetar/security/token.key",
+                "roleClaim": "sub",
+                "audience": "shop",
+            },
         },
-        "authorization": {"enabled": True, "superUserRoles": ["admin"], "proxyRoles": [], "openMetrics": True},
+        "authorization": {
+            "enabled": True,
+            "superUserRoles": ["admin"],
+            "proxyRoles": [],
+            "openMetrics": True,
+        },
         "internal": {"keyFile": "/etc/magnetar/security/internal.key", "caFile": ""},
     }
     changed = document(auth=more)
@@ -122,10 +160,14 @@ def test_roles_change_the_document_and_no_template() -> None:
         "enabled": False, "superUserRoles": ["admin", "root"], "proxyRoles": ["proxy"], "openMetrics": True,
     }  # fmt: skip
     assert changed["authentication"]["anonymousRole"] == "guest"
-    public = document(auth={"tokens": {"publicKey": {"name": "tokens", "key": "p"}, "roleClaim": "role"}})["authentication"][
-        "token"
-    ]
-    assert public == {"publicKeyFile": "/etc/magnetar/security/token.key", "roleClaim": "role", "audience": ""}
+    public = document(
+        auth={"tokens": {"publicKey": {"name": "tokens", "key": "p"}, "roleClaim": "role"}}
+    )["authentication"]["token"]
+    assert public == {
+        "publicKeyFile": "/etc/magnetar/security/token.key",
+        "roleClaim": "role",
+        "audience": "",
+    }
 
 
 def test_a_preview_tells_what_restarts_and_what_does_not() -> None:
@@ -138,7 +180,9 @@ def test_a_preview_tells_what_restarts_and_what_does_not() -> None:
     assert preview(opened, closed).restarts == (("main-broker-0", "Template"),)
     change = preview(closed, more)
     assert change.restarts == ()
-    assert [(item.action, item.kind, item.name) for item in change.objects] == [("update", "ConfigMap", "main-security")]
+    assert [(item.action, item.kind, item.name) for item in change.objects] == [
+        ("update", "ConfigMap", "main-security")
+    ]
 
 
 def test_planning_against_what_was_just_applied_yields_nothing() -> None:
@@ -150,12 +194,18 @@ def test_the_clusters_own_key_is_kept_while_it_will_do() -> None:
     kept = internal_secret(cluster(auth=AUTH), InternalKeys((bytes(range(32)),)))
     assert internal_keys(kept) == InternalKeys((bytes(range(32)),))
     assert kept["metadata"]["ownerReferences"][0]["uid"] == "u-1"
-    for data in ({}, {"internal.key": ""}, {"internal.key": b64encode(b"short").decode()}, {"internal.key": "%"}):
+    for data in (
+        {},
+        {"internal.key": ""},
+        {"internal.key": b64encode(b"short").decode()},
+        {"internal.key": "%"},
+    ):
         assert internal_keys({**kept, "data": data}) is None
 
 
 def test_its_rotation_is_one_request_and_neighbouring_phases_know_each_other() -> None:
-    """Through the secret at each step, as another operator would go on; a phase lasts until every kubelet has brought it."""
+    """Through the secret at each step, as another operator would go on; a phase lasts until
+    every kubelet has brought it."""
     first, second, now_ms, told = b"1" * 32, b"2" * 32, 1_000_000, []
     keys = InternalKeys((first,))
     requested = keys.id
@@ -166,21 +216,27 @@ def test_its_rotation_is_one_request_and_neighbouring_phases_know_each_other() -
         told.append(why)
         assert keys.phase is phase
         assert keys.keys[0] in before.keys, "what signs now was believed before"
-        assert before.keys[0] in keys.keys or phase is Phase.NONE, "what signed before is believed now"
+        assert before.keys[0] in keys.keys or phase is Phase.NONE, (
+            "what signed before is believed now"
+        )
         assert internal_keys(internal_secret(cluster(auth=AUTH), keys)) == keys
         assert advanced(keys, requested, now_ms + SETTLE_MS - 1, lambda: b"3" * 32) == (keys, "")
         now_ms += SETTLE_MS
     assert keys == InternalKeys((second,))
-    assert advanced(keys, requested, now_ms, lambda: b"3" * 32) == (keys, ""), "the request is over with the key that it named"
+    assert advanced(keys, requested, now_ms, lambda: b"3" * 32) == (keys, ""), (
+        "the request is over with the key that it named"
+    )
     assert all(told)
 
 
-# --- what secrets must hold ---------------------------------------------------------------------------------------------------
+# --- what secrets must hold -----------------------------------------------------------------------
 
 
 def public_key(encoding: serialization.Encoding) -> bytes:
     return (
-        ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
+        ec.generate_private_key(ec.SECP256R1())
+        .public_key()
+        .public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
 
 
@@ -193,26 +249,40 @@ def public_key(encoding: serialization.Encoding) -> bytes:
         ("secretKey", b"data:;base64," + b64encode(b"x" * 31), "has 31 bytes, fewer than 32"),
         ("secretKey", b"data:;base64,*", "is not data:;base64"),
         ("secretKey", b"", "has no k; add it"),
-        ("secretKey", public_key(serialization.Encoding.PEM), "everybody who knows a public key could sign tokens"),
+        (
+            "secretKey",
+            public_key(serialization.Encoding.PEM),
+            "everybody who knows a public key could sign tokens",
+        ),
         ("publicKey", public_key(serialization.Encoding.PEM), ""),
         ("publicKey", public_key(serialization.Encoding.DER), ""),
         ("publicKey", b"x" * 32, "holds no public key in PEM or DER"),
     ],
 )
-def test_a_token_key_that_will_not_do_is_named_before_a_process_meets_it(tokens: str, content: bytes, said: str) -> None:
-    found = judge(cluster(auth={"tokens": {tokens: {"name": "s", "key": "k"}}}), None, secret(k=content), 0).blocking
+def test_a_token_key_that_will_not_do_is_named_before_a_process_meets_it(
+    tokens: str, content: bytes, said: str
+) -> None:
+    found = judge(
+        cluster(auth={"tokens": {tokens: {"name": "s", "key": "k"}}}), None, secret(k=content), 0
+    ).blocking
     assert [problem.reason for problem in found] == ([Reason.TOKEN_KEY_MISSING] if said else [])
     assert all(said in problem.message for problem in found)
-    assert judge(cluster(auth={"anonymousRole": "guest"}), None, None, 0) == SeenSecurity(), "nobody shows tokens"
+    assert judge(cluster(auth={"anonymousRole": "guest"}), None, None, 0) == SeenSecurity(), (
+        "nobody shows tokens"
+    )
 
 
 def test_nobody_is_restarted_while_a_key_is_missing() -> None:
     """A pod that were restarted now would not come back: even a sick one is left alone."""
     (problem,) = judge(cluster(auth=AUTH), None, None, 0).blocking
     assert problem.message.startswith("secret tokens does not exist. Make the secret")
-    outdated = plan_roll([BrokerPod("main-broker-0", "old", ready=False, terminating=False)], "new", 1, scaling=False)
+    outdated = plan_roll(
+        [BrokerPod("main-broker-0", "old", ready=False, terminating=False)], "new", 1, scaling=False
+    )
     assert outdated.restart == "main-broker-0"
-    assert held(outdated, [problem]) == RollPlan("", outdated.pending, f"the end of this: {problem.message}")
+    assert held(outdated, [problem]) == RollPlan(
+        "", outdated.pending, f"the end of this: {problem.message}"
+    )
     assert held(outdated, ()) == outdated
 
 
@@ -222,7 +292,7 @@ def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
     assert "hush" not in problem.message
 
 
-# --- what a spec may say --------------------------------------------------------------------------------------------------------
+# --- what a spec may say --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,7 +301,14 @@ def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
         ({"auth": {}}, "nobody could come in"),
         ({"auth": {"tokens": {}}}, "set exactly one of secretKey and publicKey"),
         (
-            {"auth": {"tokens": {"secretKey": {"name": "a", "key": "b"}, "publicKey": {"name": "a", "key": "c"}}}},
+            {
+                "auth": {
+                    "tokens": {
+                        "secretKey": {"name": "a", "key": "b"},
+                        "publicKey": {"name": "a", "key": "c"},
+                    }
+                }
+            },
             "set exactly one of secretKey and publicKey",
         ),
         ({"auth": {**AUTH, "anonymousRole": "admin"}}, "which lets everybody do everything"),
@@ -240,7 +317,12 @@ def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
     ],
 )
 def test_security_that_cannot_be_meant_is_refused(spec: dict[str, Any], said: str) -> None:
-    manifest = {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": spec}
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": "BrokerCluster",
+        "metadata": {"name": "main"},
+        "spec": spec,
+    }
     with pytest.raises(InvalidRequest) as refused:
         parse_manifest(manifest)
     assert said in str(refused.value)

@@ -18,7 +18,13 @@ from magnetar.resources import BrokerCluster, DataJob, TransactionCoordinator, p
 from magnetar.resources.quantities import amount
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
-from magnetar_operator.builders.job_pods import OVERHEAD_MIN_MIB, driver_pod, executor_pod, job_policy, job_secret
+from magnetar_operator.builders.job_pods import (
+    OVERHEAD_MIN_MIB,
+    driver_pod,
+    executor_pod,
+    job_policy,
+    job_secret,
+)
 from magnetar_operator.builders.magnetar_pod import GRACE_BEYOND_DRAIN_S
 from magnetar_operator.builders.object import spark_image_of
 from magnetar_operator.builders.storage_claim import storage_claim
@@ -33,7 +39,9 @@ specs = st.fixed_dictionaries(
     {},
     optional={
         "replicas": st.integers(0, 9),
-        "config": st.dictionaries(st.sampled_from(["keep_alive_s", "lease_ttl_s"]), st.sampled_from([3, 4])),
+        "config": st.dictionaries(
+            st.sampled_from(["keep_alive_s", "lease_ttl_s"]), st.sampled_from([3, 4])
+        ),
         "drainTimeoutSeconds": st.integers(1, 600),
         "storage": st.sampled_from(
             [
@@ -83,7 +91,10 @@ def test_nothing_that_holds_data_is_owned_by_the_cluster() -> None:
         owned = bool(manifest["metadata"].get("ownerReferences"))
         assert owned == (kind != "PersistentVolumeClaim")
     etcd = manifests()["StatefulSet", "main-etcd"]["spec"]
-    assert etcd["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    assert etcd["persistentVolumeClaimRetentionPolicy"] == {
+        "whenDeleted": "Retain",
+        "whenScaled": "Retain",
+    }
 
 
 @pytest.mark.parametrize("name", ["main-broker", "main-etcd"])
@@ -110,11 +121,18 @@ def test_the_grace_period_outlasts_the_drain(seconds: int) -> None:
 
 
 def test_the_brokers_template_is_the_reviewed_one() -> None:
-    """An upgrade of the operator restarts every broker whose template differs by a byte: a change must be meant.
+    """An upgrade of the operator restarts every broker whose template differs by a byte: a change
+    must be meant.
 
-    After an intended one: UPDATE_GOLDEN=1 python -m pytest tests/unit/operator/builders/test_builders.py, and read the diff.
+    After an intended one: UPDATE_GOLDEN=1 python -m pytest
+    tests/unit/operator/builders/test_builders.py, and read the diff.
     """
-    additions = {"labels": {"team": "a"}, "annotations": {"b": "c"}, "nodeSelector": {"d": "e"}, "tolerations": [{"key": "f"}]}
+    additions = {
+        "labels": {"team": "a"},
+        "annotations": {"b": "c"},
+        "nodeSelector": {"d": "e"},
+        "tolerations": [{"key": "f"}],
+    }
     full = broker_pod(
         image={"repository": "r.example/m", "tag": "7", "pullPolicy": "Always"},
         config={"keep_alive_s": 9},
@@ -134,14 +152,19 @@ def test_the_brokers_template_is_the_reviewed_one() -> None:
 AFFINITY: dict[str, Any] = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}]
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
+            ]
         }
     },
     "podAntiAffinity": {
         "preferredDuringSchedulingIgnoredDuringExecution": [
             {
                 "weight": 10,
-                "podAffinityTerm": {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "kubernetes.io/hostname"},
+                "podAffinityTerm": {
+                    "labelSelector": {"matchLabels": {"app": "db"}},
+                    "topologyKey": "kubernetes.io/hostname",
+                },
             }
         ]
     },
@@ -149,22 +172,34 @@ AFFINITY: dict[str, Any] = {
 
 
 def test_what_is_given_of_placement_is_in_the_pod_as_it_was_written() -> None:
-    """Affinity as it would stand in a pod, without a field more; the spread replaces ours, but counts our pods; the account has its name."""
+    """Affinity as it would stand in a pod, without a field more; the spread replaces ours, but
+    counts our pods; the account has its name."""
     spread = {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
     additions = {
         "affinity": AFFINITY, "topologySpreadConstraints": [spread], "priorityClassName": "high",
         "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"},
     }  # fmt: skip
     made = manifests(podTemplate=additions, image={"pullSecrets": ["registry"]})
-    pod, plain = made["StatefulSet", "main-broker"]["spec"]["template"]["spec"], broker_pod()["spec"]
+    pod, plain = (
+        made["StatefulSet", "main-broker"]["spec"]["template"]["spec"],
+        broker_pod()["spec"],
+    )
     assert pod["affinity"] == AFFINITY
     assert pod["priorityClassName"] == "high"
     (constraint,) = pod["topologySpreadConstraints"]
-    assert constraint == {**spread, "maxSkew": 1, "labelSelector": plain["topologySpreadConstraints"][0]["labelSelector"]}
+    assert constraint == {
+        **spread,
+        "maxSkew": 1,
+        "labelSelector": plain["topologySpreadConstraints"][0]["labelSelector"],
+    }
     assert not {"affinity", "priorityClassName", "imagePullSecrets"} & set(plain)
-    assert made["ServiceAccount", "main-broker"]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/r")
+    assert made["ServiceAccount", "main-broker"]["metadata"]["annotations"][
+        "eks.amazonaws.com/role-arn"
+    ].endswith("role/r")
     for name in ("main-broker", "main-etcd"):
-        assert made["StatefulSet", name]["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert made["StatefulSet", name]["spec"]["template"]["spec"]["imagePullSecrets"] == [
+            {"name": "registry"}
+        ]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +209,21 @@ def test_what_is_given_of_placement_is_in_the_pod_as_it_was_written() -> None:
         ({"containers": []}, "is not a field"),
         ({"securityContext": {}}, "is not a field"),
         (
-            {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "z"}]}}},
+            {
+                "affinity": {
+                    "podAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "z"}]
+                    }
+                }
+            },
             "say which pods",
         ),
         ({"topologySpreadConstraints": [{"topologyKey": "z", "maxSkew": 0}]}, "maxSkew"),
     ],
 )
-def test_what_drains_and_fencing_depend_on_cannot_be_given(addition: dict[str, Any], said: str) -> None:
+def test_what_drains_and_fencing_depend_on_cannot_be_given(
+    addition: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said if said != "is not a field" else "Extra inputs"):
         cluster(podTemplate=addition)
 
@@ -198,7 +241,9 @@ def test_brokers_are_started_on_the_clusters_store_and_volume() -> None:
         "--store-tls", "/etc/magnetar/etcd", "--volume", "/var/lib/magnetar", "--advertised-address", "$(POD_IP)",
         "--broker-port", "6650", "--http-port", "8080",
     ]  # fmt: skip
-    external = broker_pod(etcd={"external": {"endpoints": ["http://a:1", "b:2"]}})["spec"]["containers"][0]["args"]
+    external = broker_pod(etcd={"external": {"endpoints": ["http://a:1", "b:2"]}})["spec"][
+        "containers"
+    ][0]["args"]
     assert external[external.index("--store") + 1] == "etcd://a:1,b:2"
     assert "--store-tls" not in external
 
@@ -206,11 +251,20 @@ def test_brokers_are_started_on_the_clusters_store_and_volume() -> None:
 def test_an_adopted_claim_keeps_what_cannot_change() -> None:
     """A cluster made again finds its volume, whatever class, modes and size it has now."""
     existing = {
-        "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "old", "resources": {"requests": {"storage": "20Gi"}}}
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "old",
+            "resources": {"requests": {"storage": "20Gi"}},
+        }
     }
-    claim = storage_claim(cluster(storage={"volumeClaim": {"storageClassName": "new", "size": "10Gi"}}), existing)
+    claim = storage_claim(
+        cluster(storage={"volumeClaim": {"storageClassName": "new", "size": "10Gi"}}), existing
+    )
     assert claim is not None
-    assert claim["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "20Gi"}},
+    }
     assert storage_claim(cluster(storage={"volumeClaim": {"existingClaim": "mine"}}), None) is None
 
 
@@ -219,7 +273,11 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
     """Every option is one of `magnetar_jobs.compact`'s own parser."""
     compact = pytest.importorskip("magnetar_jobs.compact")
     pod = driver_pod(
-        job(compaction={"topic": "persistent://a/b/c", "retainKeyless": True}), cluster(), DEFAULTS, "once-01234567", 2
+        job(compaction={"topic": "persistent://a/b/c", "retainKeyless": True}),
+        cluster(),
+        DEFAULTS,
+        "once-01234567",
+        2,
     )
     arguments = pod["spec"]["containers"][0]["args"]
     assert arguments[:3] == ["python3", "-m", "magnetar_jobs.compact"]
@@ -235,22 +293,40 @@ def test_the_driver_gets_the_command_line_that_the_job_parses() -> None:
 
 @pytest.mark.slow
 def test_an_executor_gets_the_command_line_that_it_parses_and_the_drivers_secret() -> None:
-    """Spark's ports, the secret's variable and the name of the application are spelled in two places, compared here."""
-    executor, session = pytest.importorskip("magnetar_jobs.executor"), pytest.importorskip("magnetar_jobs.session")
+    """Spark's ports, the secret's variable and the name of the application are spelled in two
+    places, compared here."""
+    executor, session = (
+        pytest.importorskip("magnetar_jobs.executor"),
+        pytest.importorskip("magnetar_jobs.session"),
+    )
     resource = job(executors={"instances": 2, "cores": 3, "cpu": "200m", "memoryMib": 600})
     driver, pod = job_pods_of(resource)
     container = pod["spec"]["containers"][0]
     assert container["args"][:3] == ["python3", "-m", "magnetar_jobs.executor"]
     parsed = executor.parse_arguments(container["args"][3:])
-    assert (parsed.driver, parsed.application, parsed.number) == ("10.1.2.3", driver["metadata"]["name"], 2)
+    assert (parsed.driver, parsed.application, parsed.number) == (
+        "10.1.2.3",
+        driver["metadata"]["name"],
+        2,
+    )
     assert (parsed.cores, parsed.memory_mib) == (3, 600)
-    assert container["resources"]["requests"] == {"cpu": "200m", "memory": f"{600 + OVERHEAD_MIN_MIB}Mi"}
+    assert container["resources"]["requests"] == {
+        "cpu": "200m",
+        "memory": f"{600 + OVERHEAD_MIN_MIB}Mi",
+    }
     variables = {found["name"] for found in container["env"]}
     assert variables == {session.POD_IP, session.SECRET}
-    assert variables | {session.POD_NAME} == {found["name"] for found in driver["spec"]["containers"][0]["env"]}
-    assert (names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT) == (session.DRIVER_PORT, session.BLOCK_MANAGER_PORT)
+    assert variables | {session.POD_NAME} == {
+        found["name"] for found in driver["spec"]["containers"][0]["env"]
+    }
+    assert (names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT) == (
+        session.DRIVER_PORT,
+        session.BLOCK_MANAGER_PORT,
+    )
     secret = job_secret(resource, cluster(), b"\x01" * 32)
-    chosen = {found["name"]: found.get("valueFrom", {}).get("secretKeyRef") for found in container["env"]}[session.SECRET]
+    chosen = {
+        found["name"]: found.get("valueFrom", {}).get("secretKeyRef") for found in container["env"]
+    }[session.SECRET]
     assert (chosen["name"], chosen["key"]) == (secret["metadata"]["name"], *secret["data"])
 
 
@@ -280,27 +356,49 @@ def test_only_a_jobs_own_pods_reach_each_other_and_executors_reach_no_etcd() -> 
     _, executor = job_pods_of(job())
     (rule,) = job_policy(job(), cluster())["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {names.JOB: "prices"}}}]
-    assert [port["port"] for port in rule["ports"]] == [names.SPARK_DRIVER_PORT, names.SPARK_BLOCK_PORT]
-    client = manifests()["NetworkPolicy", "main-etcd"]["spec"]["ingress"][0]["from"][0]["podSelector"]
-    assert client["matchExpressions"] == [{"key": names.COMPONENT, "operator": "NotIn", "values": ["executor"]}]
+    assert [port["port"] for port in rule["ports"]] == [
+        names.SPARK_DRIVER_PORT,
+        names.SPARK_BLOCK_PORT,
+    ]
+    client = manifests()["NetworkPolicy", "main-etcd"]["spec"]["ingress"][0]["from"][0][
+        "podSelector"
+    ]
+    assert client["matchExpressions"] == [
+        {"key": names.COMPONENT, "operator": "NotIn", "values": ["executor"]}
+    ]
     assert executor["metadata"]["labels"][names.COMPONENT] == "executor"
 
 
 def test_the_example_of_a_job_fits_a_node_of_two_processors() -> None:
-    """Beside the quickstart, scaled as the README says, its operator, and what kubeadm runs on a node of its own."""
-    paths = [*sorted((ROOT / "examples/quickstart").glob("*.yaml")), ROOT / "examples/compaction.yaml"]
-    resources = {found.kind: found for found in (parse_manifest(yaml.safe_load(path.read_text())) for path in paths)}
-    brokers, transactions, example = (resources[kind] for kind in ("BrokerCluster", "TransactionCoordinator", "DataJob"))
+    """Beside the quickstart, scaled as the README says, its operator, and what kubeadm runs on a
+    node of its own."""
+    paths = [
+        *sorted((ROOT / "examples/quickstart").glob("*.yaml")),
+        ROOT / "examples/compaction.yaml",
+    ]
+    resources = {
+        found.kind: found
+        for found in (parse_manifest(yaml.safe_load(path.read_text())) for path in paths)
+    }
+    brokers, transactions, example = (
+        resources[kind] for kind in ("BrokerCluster", "TransactionCoordinator", "DataJob")
+    )
     assert isinstance(brokers, BrokerCluster)
     assert isinstance(transactions, TransactionCoordinator)
     assert isinstance(example, DataJob)
-    etcd = next(found for found in desired(brokers, DEFAULTS, 2, {}) if identity_of(found) == ("StatefulSet", "main-etcd"))
+    etcd = next(
+        found
+        for found in desired(brokers, DEFAULTS, 2, {})
+        if identity_of(found) == ("StatefulSet", "main-etcd")
+    )
     executors = example.spec.executors
     asked = [
         *2 * [brokers.spec.resources.requests["cpu"]],
         transactions.spec.resources.requests["cpu"],
         etcd["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"],
-        yaml.safe_load((ROOT / "charts/magnetar/values.yaml").read_text())["operator"]["resources"]["requests"]["cpu"],
+        yaml.safe_load((ROOT / "charts/magnetar/values.yaml").read_text())["operator"]["resources"][
+            "requests"
+        ]["cpu"],
         example.spec.driver.cpu,
         *executors.instances * [executors.cpu or str(executors.cores)],
     ]
@@ -311,7 +409,12 @@ def test_the_example_of_a_job_fits_a_node_of_two_processors() -> None:
 
 def test_a_drivers_name_follows_from_resource_run_and_attempt() -> None:
     """Making it twice is refused; another run or attempt is another pod."""
-    found = {names.driver_pod("prices", uid, run, attempt) for uid in ("u", "v") for run in ("a", "b") for attempt in (1, 2)}
+    found = {
+        names.driver_pod("prices", uid, run, attempt)
+        for uid in ("u", "v")
+        for run in ("a", "b")
+        for attempt in (1, 2)
+    }
     assert len(found) == 8
     assert names.driver_pod("prices", "u", "a", 1) == names.driver_pod("prices", "u", "a", 1)
     assert max(map(len, found)) <= 63

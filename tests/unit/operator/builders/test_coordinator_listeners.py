@@ -1,4 +1,5 @@
-"""Listeners of transaction coordinators: the builders of the brokers' ones, by the cluster's names, without a service to begin with."""
+"""Listeners of transaction coordinators: the builders of the brokers' ones, by the cluster's
+names, without a service to begin with."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from pydantic import ValidationError
 from magnetar.hosting.advertised import parse_bind_addresses, parse_listeners
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator.brokers.desired import Identity, desired, identity_of
-from magnetar_operator.builders.coordinator_set import coordinators_of, desired_coordinators, unknown_listener
+from magnetar_operator.builders.coordinator_set import (
+    coordinators_of,
+    desired_coordinators,
+    unknown_listener,
+)
 from magnetar_operator.builders.listeners import pending_listener
 from magnetar_operator.conditions import Reason
 from magnetar_operator.coordinators.state import CoordinatorsState
@@ -23,7 +28,10 @@ from tests.support.samples import DEFAULTS, cluster, coordinators
 CLUSTER = cluster(
     replicas=1,
     tls={"secretName": "tls"},
-    listeners=[{"name": "public", "tls": True}, {"name": "nodes", "type": "NodePort", "nodePort": 30650}],
+    listeners=[
+        {"name": "public", "tls": True},
+        {"name": "nodes", "type": "NodePort", "nodePort": 30650},
+    ],
 )
 WAYS: list[dict[str, Any]] = [
     {"name": "nodes", "type": "NodePort", "nodePort": 30700},
@@ -32,10 +40,16 @@ WAYS: list[dict[str, Any]] = [
 
 
 def children(
-    replicas: int = 2, observed: dict[Identity, dict[str, Any]] | None = None, of: BrokerCluster = CLUSTER, **spec: Any
+    replicas: int = 2,
+    observed: dict[Identity, dict[str, Any]] | None = None,
+    of: BrokerCluster = CLUSTER,
+    **spec: Any,
 ) -> dict[Identity, dict[str, Any]]:
     resource = coordinators(replicas=2, **{"listeners": WAYS, **spec})
-    return {identity_of(made): made for made in desired_coordinators(resource, of, DEFAULTS, replicas, observed or {})}
+    return {
+        identity_of(made): made
+        for made in desired_coordinators(resource, of, DEFAULTS, replicas, observed or {})
+    }
 
 
 def stored(addresses: bool = True) -> dict[Identity, dict[str, Any]]:
@@ -43,20 +57,27 @@ def stored(addresses: bool = True) -> dict[Identity, dict[str, Any]]:
     found = {identity: copy.deepcopy(sealed(manifest)) for identity, manifest in children().items()}
     for number in range(2):
         service = found["Service", f"tx-coordinator-{number}-public"]
-        service["status"] = {"loadBalancer": {"ingress": [{"ip": f"198.51.100.{number}"}] if addresses else []}}
+        service["status"] = {
+            "loadBalancer": {"ingress": [{"ip": f"198.51.100.{number}"}] if addresses else []}
+        }
     return found
 
 
 def test_each_coordinator_has_a_service_of_each_listener() -> None:
-    """Clients begin with a broker, so that there is none of all coordinators; each leads to one pod, on the port that the process opens."""
+    """Clients begin with a broker, so that there is none of all coordinators; each leads to one
+    pod, on the port that the process opens."""
     made = children(3)
     services = {name: one["spec"] for (kind, name), one in made.items() if kind == "Service"}
-    assert set(services) == {"tx-coordinators"} | {f"tx-coordinator-{n}-{name}" for n in range(3) for name in ("nodes", "public")}
+    assert set(services) == {"tx-coordinators"} | {
+        f"tx-coordinator-{n}-{name}" for n in range(3) for name in ("nodes", "public")
+    }
     pod = made["StatefulSet", "tx-coordinator"]["spec"]["template"]
     ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
     for number in range(3):
         one = services[f"tx-coordinator-{number}-public"]
-        assert one["selector"].pop("statefulset.kubernetes.io/pod-name") == f"tx-coordinator-{number}"
+        assert (
+            one["selector"].pop("statefulset.kubernetes.io/pod-name") == f"tx-coordinator-{number}"
+        )
         assert one["selector"].items() <= pod["metadata"]["labels"].items()
         assert one["ports"][0]["targetPort"] in ports
     assert services["tx-coordinator-1-nodes"]["ports"][0]["nodePort"] == 30702
@@ -66,7 +87,9 @@ def test_each_coordinator_has_a_service_of_each_listener() -> None:
 
 def test_a_coordinator_is_told_its_own_addresses_in_the_spelling_that_it_reads() -> None:
     """With TLS where the cluster's listener has it; one that has no address yet is left out."""
-    arguments = children()["StatefulSet", "tx-coordinator"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    arguments = children()["StatefulSet", "tx-coordinator"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]["args"]
     bound = parse_bind_addresses(arguments[arguments.index("--bind-addresses") + 1])
     assert set(bound) == {"nodes", "public/tls"}
     assert arguments[arguments.index("--listeners-file") + 1].endswith("/$(POD_NAME)")
@@ -74,7 +97,9 @@ def test_a_coordinator_is_told_its_own_addresses_in_the_spelling_that_it_reads()
     told = parse_listeners(data["tx-coordinator-1"], "10.0.0.9")
     assert told["public"].service_url_tls == "pulsar+ssl://198.51.100.1:6651"
     assert told["nodes"].service_url == "pulsar://10.0.0.9:30702"
-    early = children(observed=stored(addresses=False))["ConfigMap", "tx-coordinator-listeners"]["data"]
+    early = children(observed=stored(addresses=False))["ConfigMap", "tx-coordinator-listeners"][
+        "data"
+    ]
     assert set(parse_listeners(early["tx-coordinator-1"], "10.0.0.9")) == {"nodes"}
 
 
@@ -93,7 +118,9 @@ def _updated(observed: dict[Identity, dict[str, Any]]) -> dict[Identity, dict[st
 
 def test_without_listeners_of_their_own_coordinators_are_as_before() -> None:
     """Whatever listeners the brokers have: nobody is restarted by an upgrade."""
-    assert children(listeners=[]) == children(of=cluster(replicas=1, tls={"secretName": "tls"}), listeners=[])
+    assert children(listeners=[]) == children(
+        of=cluster(replicas=1, tls={"secretName": "tls"}), listeners=[]
+    )
     assert not any("listener" in name for _, name in children(listeners=[]))
 
 
@@ -104,7 +131,10 @@ def test_a_listener_that_the_cluster_does_not_have_is_named_and_not_made() -> No
     assert problem.reason is Reason.LISTENER_UNKNOWN
     assert "has no listener privat." in problem.message
     assert unknown_listener(coordinators(listeners=WAYS), CLUSTER) is None
-    assert [listener.name for listener in coordinators_of(resource, CLUSTER).listeners] == ["nodes", "public"]
+    assert [listener.name for listener in coordinators_of(resource, CLUSTER).listeners] == [
+        "nodes",
+        "public",
+    ]
 
 
 def test_an_address_that_is_missing_is_a_problem_that_names_the_service() -> None:
@@ -112,7 +142,9 @@ def test_an_address_that_is_missing_is_a_problem_that_names_the_service() -> Non
     missing = pending_listener(fleet, stored(addresses=False))
     assert missing is not None
     assert missing.reason is Reason.LISTENER_PENDING
-    assert missing.message.startswith("Service tx-coordinator-0-public (and 1 more) has no address yet")
+    assert missing.message.startswith(
+        "Service tx-coordinator-0-public (and 1 more) has no address yet"
+    )
     assert pending_listener(fleet, stored()) is None
 
 
@@ -122,7 +154,9 @@ def test_the_status_says_where_each_coordinator_is_reached() -> None:
     pod = {"metadata": {"name": "tx-coordinator-1", "labels": {}}, "spec": {"containers": []}}
     for node, nodes in (("10.0.0.9", ["nodes=pulsar://10.0.0.9:30702"]), ("", [])):
         status = {"phase": "Running", "conditions": conditions, "hostIP": node}
-        observed = ObservedCoordinators(stored(), ({**pod, "status": status},), CoordinatorsState(None, 0, {}, {}))
+        observed = ObservedCoordinators(
+            stored(), ({**pod, "status": status},), CoordinatorsState(None, 0, {}, {})
+        )
         resource = coordinators(replicas=2, listeners=WAYS)
         (row,) = derive(resource, CLUSTER, observed, RollPlan(), ()).coordinators
         found = [f"{address.listener}={address.url}" for address in row.addresses]

@@ -1,4 +1,5 @@
-"""Storage on S3 as pods see it: a location without credentials, credentials by reference, a template that shows neither."""
+"""Storage on S3 as pods see it: a location without credentials, credentials by reference, a
+template that shows neither."""
 
 from __future__ import annotations
 
@@ -14,10 +15,19 @@ from magnetar.storage.volumes.opening import check_location
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.builders.coordinator_set import desired_coordinators
-from magnetar_operator.builders.message_storage import credentials_digest, credentials_of, credentials_problem, location
+from magnetar_operator.builders.message_storage import (
+    credentials_digest,
+    credentials_of,
+    credentials_problem,
+    location,
+)
 from tests.support.samples import DEFAULTS, cluster, coordinators
 
-CREDENTIALS: dict[str, Any] = {"secretRef": {"name": "keys"}, "accessKeyId": "id", "sessionToken": "token"}
+CREDENTIALS: dict[str, Any] = {
+    "secretRef": {"name": "keys"},
+    "accessKeyId": "id",
+    "sessionToken": "token",
+}
 S3: dict[str, Any] = {
     "bucket": "messages",
     "region": "eu-central-1",
@@ -26,42 +36,62 @@ S3: dict[str, Any] = {
 }
 SECRET = {
     "data": {
-        name: b64encode(value).decode() for name, value in {"id": b"AKIA", "AWS_SECRET_ACCESS_KEY": b"hush", "token": b"t"}.items()
+        name: b64encode(value).decode()
+        for name, value in {"id": b"AKIA", "AWS_SECRET_ACCESS_KEY": b"hush", "token": b"t"}.items()
     }
 }
 
 
 def of(digest: str = "", **s3: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    return {identity_of(item): item for item in desired(cluster(storage={"s3": {**S3, **s3}}), DEFAULTS, 2, {}, digest)}
+    return {
+        identity_of(item): item
+        for item in desired(cluster(storage={"s3": {**S3, **s3}}), DEFAULTS, 2, {}, digest)
+    }
 
 
 def test_brokers_get_a_location_that_they_take_and_no_claim() -> None:
-    """One that the broker itself accepts; without a prefix two clusters of one bucket do not meet."""
+    """One that the broker itself accepts; without a prefix two clusters of one bucket do not
+    meet."""
     made = of()
     pod = made["StatefulSet", "main-broker"]["spec"]["template"]["spec"]
     arguments = pod["containers"][0]["args"]
     found = arguments[arguments.index("--volume") + 1]
-    assert found == "s3://messages/shop/main?endpoint=http://minio.shop.svc:9000&region=eu-central-1"
+    assert (
+        found == "s3://messages/shop/main?endpoint=http://minio.shop.svc:9000&region=eu-central-1"
+    )
     check_location(found)
-    assert location(cluster(storage={"s3": {"bucket": "messages", "prefix": "a/b"}})) == "s3://messages/a/b"
+    assert (
+        location(cluster(storage={"s3": {"bucket": "messages", "prefix": "a/b"}}))
+        == "s3://messages/a/b"
+    )
     assert not [kind for kind, _ in made if kind == "PersistentVolumeClaim"]
     assert "storage" not in {volume["name"] for volume in pod["volumes"]}
     assert "storage" not in {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
 
 
 def test_credentials_are_references_and_appear_nowhere() -> None:
-    """Not in the settings' ConfigMap, not in arguments, and of their content the template has a keyed digest only."""
+    """Not in the settings' ConfigMap, not in arguments, and of their content the template has a
+    keyed digest only."""
     resource = cluster(storage={"s3": S3})
     chosen = credentials_of(resource)
     assert chosen is not None
     digest = credentials_digest(resource, chosen, SECRET)
     made = of(digest)
     environment = {
-        item["name"]: item for item in made["StatefulSet", "main-broker"]["spec"]["template"]["spec"]["containers"][0]["env"]
+        item["name"]: item
+        for item in made["StatefulSet", "main-broker"]["spec"]["template"]["spec"]["containers"][0][
+            "env"
+        ]
     }
-    assert environment["AWS_ACCESS_KEY_ID"]["valueFrom"] == {"secretKeyRef": {"name": "keys", "key": "id"}}
-    assert environment["AWS_SECRET_ACCESS_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "keys", "key": "AWS_SECRET_ACCESS_KEY"}}
-    assert environment["AWS_SESSION_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "keys", "key": "token"}}
+    assert environment["AWS_ACCESS_KEY_ID"]["valueFrom"] == {
+        "secretKeyRef": {"name": "keys", "key": "id"}
+    }
+    assert environment["AWS_SECRET_ACCESS_KEY"]["valueFrom"] == {
+        "secretKeyRef": {"name": "keys", "key": "AWS_SECRET_ACCESS_KEY"}
+    }
+    assert environment["AWS_SESSION_TOKEN"]["valueFrom"] == {
+        "secretKeyRef": {"name": "keys", "key": "token"}
+    }
     assert all("value" not in item for name, item in environment.items() if name.startswith("AWS_"))
     text = json.dumps(list(made.values()))
     assert "hush" not in text
@@ -70,27 +100,38 @@ def test_credentials_are_references_and_appear_nowhere() -> None:
 
 
 def test_new_credentials_change_the_template_and_nothing_else_does() -> None:
-    """A label on the secret restarts nobody; the same keys in another cluster have another digest."""
+    """A label on the secret restarts nobody; the same keys in another cluster have another
+    digest."""
     resource = cluster(storage={"s3": S3})
     chosen = credentials_of(resource)
     assert chosen is not None
     first = credentials_digest(resource, chosen, SECRET)
     assert first == credentials_digest(
-        resource, chosen, {"data": {**SECRET["data"], "more": "eA=="}, "metadata": {"labels": {"a": "b"}}}
+        resource,
+        chosen,
+        {"data": {**SECRET["data"], "more": "eA=="}, "metadata": {"labels": {"a": "b"}}},
     )
     assert first != credentials_digest(resource, chosen, {"data": {**SECRET["data"], "id": "eA=="}})
-    other = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"uid": "u-2"})})
+    other = resource.model_copy(
+        update={"metadata": resource.metadata.model_copy(update={"uid": "u-2"})}
+    )
     assert first != credentials_digest(other, chosen, SECRET)
     assert of(first)["StatefulSet", "main-broker"] != of("0" * 16)["StatefulSet", "main-broker"]
     of_coordinators = [
-        desired_coordinators(coordinators(), resource, DEFAULTS, 1, {}, digest)[-1] for digest in (first, "0" * 16, "")
+        desired_coordinators(coordinators(), resource, DEFAULTS, 1, {}, digest)[-1]
+        for digest in (first, "0" * 16, "")
     ]
-    annotations = [item["spec"]["template"]["metadata"]["annotations"].get(names.CREDENTIALS_HASH) for item in of_coordinators]
+    annotations = [
+        item["spec"]["template"]["metadata"]["annotations"].get(names.CREDENTIALS_HASH)
+        for item in of_coordinators
+    ]
     assert annotations == [first, "0" * 16, None], "coordinators write to the same storage"
 
 
 def test_a_pods_own_identity_needs_no_secret() -> None:
-    environment = of(credentials=None)["StatefulSet", "main-broker"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    environment = of(credentials=None)["StatefulSet", "main-broker"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]["env"]
     assert not [item for item in environment if item["name"].startswith("AWS_")]
 
 
@@ -118,7 +159,12 @@ def test_a_secret_that_will_not_do_is_named_with_what_it_lacks() -> None:
     ],
 )
 def test_a_storage_that_cannot_be_meant_is_refused(storage: dict[str, Any], said: str) -> None:
-    manifest = {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {"storage": storage}}
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": "BrokerCluster",
+        "metadata": {"name": "main"},
+        "spec": {"storage": storage},
+    }
     with pytest.raises(InvalidRequest) as refused:
         parse_manifest(manifest)
     assert said in str(refused.value)

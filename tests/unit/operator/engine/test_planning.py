@@ -8,7 +8,17 @@ import pytest
 import yaml
 
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.engine.planning import Create, Remove, Taken, Update, describe, differences, held_back, plan, sealed
+from magnetar_operator.engine.planning import (
+    Create,
+    Remove,
+    Taken,
+    Update,
+    describe,
+    differences,
+    held_back,
+    plan,
+    sealed,
+)
 
 OURS = {"app.kubernetes.io/managed-by": "magnetar-operator"}
 OWNER = [{"uid": "u-1", "controller": True, "kind": "BrokerCluster", "name": "main"}]
@@ -16,7 +26,12 @@ OWNER = [{"uid": "u-1", "controller": True, "kind": "BrokerCluster", "name": "ma
 
 def service(selector: str = "main", **metadata: Any) -> dict[str, Any]:
     base = {"name": "main", "namespace": "shop", "labels": OURS, "ownerReferences": OWNER}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": base | metadata, "spec": {"selector": {"c": selector}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": base | metadata,
+        "spec": {"selector": {"c": selector}},
+    }
 
 
 def test_what_is_missing_is_created() -> None:
@@ -38,7 +53,8 @@ def test_drift_is_told_apart_from_a_new_wish() -> None:
 
 
 def test_a_field_that_is_no_longer_wanted_is_noticed() -> None:
-    """Everything wanted is there, and still the object must be applied again: something else has to go."""
+    """Everything wanted is there, and still the object must be applied again: something else has
+    to go."""
     before = service()
     before["spec"]["sessionAffinity"] = "ClientIP"
     (step,) = plan([service()], {("Service", "main"): sealed(before)}, "u-1")
@@ -48,7 +64,11 @@ def test_a_field_that_is_no_longer_wanted_is_noticed() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"ownerReferences": [{"uid": "other", "controller": True, "kind": "BrokerCluster", "name": "x"}]},
+        {
+            "ownerReferences": [
+                {"uid": "other", "controller": True, "kind": "BrokerCluster", "name": "x"}
+            ]
+        },
         {"ownerReferences": [], "labels": {}},
     ],
 )
@@ -67,7 +87,9 @@ def test_only_what_holds_no_data_is_removed() -> None:
     have = {
         ("Service", "main"): service(),
         ("PersistentVolumeClaim", "x"): claim,
-        ("Service", "theirs"): service(name="theirs", ownerReferences=[{"uid": "other", "controller": True}]),
+        ("Service", "theirs"): service(
+            name="theirs", ownerReferences=[{"uid": "other", "controller": True}]
+        ),
     }
     (step,) = plan([], have, "u-1")
     assert isinstance(step, Remove)
@@ -81,56 +103,97 @@ def test_only_what_holds_no_data_is_removed() -> None:
         ({"requests": {"cpu": "0.5"}}, {"requests": {"cpu": "500m"}}, True),
         ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "2"}}, False),
         ({"data": {"a": "1024Mi"}}, {"data": {"a": "1Gi"}}, False),
-        ({"items": [{"name": "a", "x": 1}]}, {"items": [{"name": "sidecar"}, {"name": "a", "x": 1, "y": 2}]}, True),
+        (
+            {"items": [{"name": "a", "x": 1}]},
+            {"items": [{"name": "sidecar"}, {"name": "a", "x": 1, "y": 2}]},
+            True,
+        ),
         ({"items": [1, 2]}, {"items": [1, 2, 3]}, False),
         ({"labels": {}}, {}, True),
         ({"flag": False}, {}, False),
         ({"flag": 0}, {"flag": 0}, True),
     ],
 )
-def test_only_real_differences_count(wanted: dict[str, Any], observed: dict[str, Any], same: bool) -> None:
+def test_only_real_differences_count(
+    wanted: dict[str, Any], observed: dict[str, Any], same: bool
+) -> None:
     assert (not list(differences(wanted, observed))) == same
 
 
-def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_follows_the_number_of_pods() -> None:
-    """A pod that ends by itself comes back as it was. One that is made first, and those of others, are what they should be."""
+def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_follows_the_number_of_pods() -> (
+    None
+):
+    """A pod that ends by itself comes back as it was. One that is made first, and those of
+    others, are what they should be."""
 
     def brokers(image: str, replicas: int, name: str = "main-broker") -> dict[str, Any]:
         template = {"spec": {"containers": [{"name": "broker", "image": image}]}}
-        return {"kind": "StatefulSet", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
+        return {
+            "kind": "StatefulSet",
+            "metadata": {"name": name},
+            "spec": {"replicas": replicas, "template": template},
+        }
 
     missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
     etcd = brokers("new", 1, "main-etcd")
-    have = {("StatefulSet", "main-broker"): brokers("old", 2), ("StatefulSet", "main-etcd"): brokers("old", 1, "main-etcd")}
+    have = {
+        ("StatefulSet", "main-broker"): brokers("old", 2),
+        ("StatefulSet", "main-etcd"): brokers("old", 1, "main-etcd"),
+    }
     want = [service(), etcd, brokers("new", 2)]
     assert held_back(want, have, "main-broker", missing) == [service(), etcd]
     assert held_back([brokers("new", 3)], have, "main-broker", missing) == [brokers("old", 3)]
-    assert held_back(want, {}, "main-broker", missing) == held_back(want, have, "main-broker", []) == want
-    removed = [step for step in plan(held_back(want, have, "main-broker", missing), have, "u-1") if isinstance(step, Remove)]
+    assert (
+        held_back(want, {}, "main-broker", missing)
+        == held_back(want, have, "main-broker", [])
+        == want
+    )
+    removed = [
+        step
+        for step in plan(held_back(want, have, "main-broker", missing), have, "u-1")
+        if isinstance(step, Remove)
+    ]
     assert removed == [], "what is left out of the plan stays"
 
 
 @pytest.mark.parametrize(
     ("tokens", "kept"),
-    [({"publicKeyFile": "/etc/token.key"}, True), ({"secretKeyFile": "/etc/token.key"}, False), ({}, True)],
+    [
+        ({"publicKeyFile": "/etc/token.key"}, True),
+        ({"secretKeyFile": "/etc/token.key"}, False),
+        ({}, True),
+    ],
 )
 def test_while_a_template_is_kept_so_are_its_settings_and_a_document_that_names_other_files(
     tokens: dict[str, str], kept: bool
 ) -> None:
-    """A pod that ends by itself finds what its template was made for; who may do what changes at once if it needs no other file."""
+    """A pod that ends by itself finds what its template was made for; who may do what changes at
+    once if it needs no other file."""
 
     def brokers(image: str) -> dict[str, Any]:
         template = {"spec": {"containers": [{"name": "broker", "image": image}]}}
-        return {"kind": "StatefulSet", "metadata": {"name": "main-broker"}, "spec": {"replicas": 1, "template": template}}
+        return {
+            "kind": "StatefulSet",
+            "metadata": {"name": "main-broker"},
+            "spec": {"replicas": 1, "template": template},
+        }
 
     def config(name: str, text: str) -> dict[str, Any]:
         return {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": text}}
 
     def all_of(age: str, tokens: dict[str, str]) -> list[dict[str, Any]]:
         document = yaml.safe_dump({"token": tokens, "superUserRoles": [age]}, sort_keys=False)
-        return [config("main-broker", age), config("main-security", document), config("main-listeners", age), brokers(age)]
+        return [
+            config("main-broker", age),
+            config("main-security", document),
+            config("main-listeners", age),
+            brokers(age),
+        ]
 
-    have = {(found["kind"], found["metadata"]["name"]): found for found in all_of("old", {"secretKeyFile": "/etc/token.key"})}
+    have = {
+        (found["kind"], found["metadata"]["name"]): found
+        for found in all_of("old", {"secretKeyFile": "/etc/token.key"})
+    }
     want = all_of("new", tokens)
     missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
     settings, document, listeners = held_back(want, have, "main-broker", missing, "main-security")

@@ -8,10 +8,24 @@ from magnetar.resources.base import TROUBLES_DESCRIPTION
 from magnetar_operator.brokers.scaling import ScalePlan
 from magnetar_operator.brokers.status import Observed, findings_of, troubles_of
 from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Finding, Problem, Reason, Type
-from magnetar_operator.engine.troubles import PER_REASON_MAX, TROUBLE_LENGTH_MAX, TROUBLES_MAX, listed, obstructed, ranked, standing
+from magnetar_operator.engine.troubles import (
+    PER_REASON_MAX,
+    TROUBLE_LENGTH_MAX,
+    TROUBLES_MAX,
+    listed,
+    obstructed,
+    ranked,
+    standing,
+)
 from magnetar_operator.pods.rolling import RollPlan
 from tests.support.samples import cluster
-from tests.unit.operator.brokers.test_pod_trouble import UNSCHEDULABLE, container, ended, pod, waiting
+from tests.unit.operator.brokers.test_pod_trouble import (
+    UNSCHEDULABLE,
+    container,
+    ended,
+    pod,
+    waiting,
+)
 
 AVAILABLE = Finding(Type.AVAILABLE, True, Reason.AS_DESIRED)
 CRASH = Problem(Reason.POD_CRASHING, "main-broker-0: exit code 1", "main-broker-0")
@@ -25,7 +39,8 @@ def by_type(findings: list[Finding]) -> dict[Type, Finding]:
 
 
 def test_the_gravest_is_named_and_the_others_are_counted() -> None:
-    """A store without quorum comes before a pod that crashes, and that before a volume that does not grow, however they were found."""
+    """A store without quorum comes before a pod that crashes, and that before a volume that does
+    not grow, however they were found."""
     troubles = ranked([VOLUME, CRASH, CRASH_TOO, NO_QUORUM, CRASH])
     assert troubles == (NO_QUORUM, CRASH, CRASH_TOO, VOLUME)
     found = by_type(standing(AVAILABLE, None, troubles, "2 brokers are ready"))
@@ -46,7 +61,8 @@ def test_the_count_survives_a_long_message() -> None:
 
 
 def test_a_trouble_keeps_the_time_at_which_it_was_first_seen() -> None:
-    """Whatever its words become, and whatever comes and goes beside it; one that was gone begins again."""
+    """Whatever its words become, and whatever comes and goes beside it; one that was gone begins
+    again."""
     first = listed((), (CRASH,), 1_000)
     changed = Problem(CRASH.reason, "main-broker-0: exit code 2", CRASH.about)
     second = listed(first, (NO_QUORUM, changed, CRASH_TOO), 9_000)
@@ -61,9 +77,13 @@ def test_a_trouble_keeps_the_time_at_which_it_was_first_seen() -> None:
 
 
 def test_the_list_is_bounded_and_one_reason_does_not_hide_the_others() -> None:
-    many = [Problem(Reason.POD_CRASHING, "x" * 900, f"main-broker-{number}") for number in range(200)]
+    many = [
+        Problem(Reason.POD_CRASHING, "x" * 900, f"main-broker-{number}") for number in range(200)
+    ]
     found = listed((), ranked([*many, VOLUME]), 0)
-    assert [one.reason for one in found] == ["PodCrashing"] * PER_REASON_MAX + ["StorageNotExpandable"]
+    assert [one.reason for one in found] == ["PodCrashing"] * PER_REASON_MAX + [
+        "StorageNotExpandable"
+    ]
     assert {len(one.message) for one in found[:PER_REASON_MAX]} == {TROUBLE_LENGTH_MAX}
     assert len(listed((), [Problem(reason, "") for reason in Reason], 0)) == TROUBLES_MAX
     assert f"at most {TROUBLES_MAX}, and {PER_REASON_MAX} of one reason" in TROUBLES_DESCRIPTION
@@ -79,5 +99,7 @@ def test_every_pod_and_problem_of_a_pass_is_in_the_list(problems: tuple[Problem,
         (Reason.POD_UNSCHEDULABLE, "main-broker-1"),
         *((one.reason, one.about) for one in problems),
     ]
-    said = by_type(findings_of(cluster(replicas=2), observed, ScalePlan(2), RollPlan(), problems))[Type.DEGRADED].message
+    said = by_type(findings_of(cluster(replicas=2), observed, ScalePlan(2), RollPlan(), problems))[
+        Type.DEGRADED
+    ].message
     assert f"[and {1 + len(problems)} more in status.troubles: " in said

@@ -54,7 +54,8 @@ def test_the_earliest_appointment_stands_and_an_add_makes_it_void() -> None:
 
 
 def test_a_periodic_look_cancels_no_appointment_of_a_pass_that_is_still_under_way() -> None:
-    """A pass that has failed asks for another try before it ends; a resync between the two must not take that away."""
+    """A pass that has failed asks for another try before it ends; a resync between the two must
+    not take that away."""
 
     async def scenario() -> None:
         work = queue()

@@ -29,7 +29,10 @@ NAMES = secret_names(cluster())
 
 def made(now_ms: int = NOW_MS) -> dict[str, Manifest | None]:
     """The secrets of a new cluster."""
-    return {step.manifest["metadata"]["name"]: step.manifest for step in writes(plan_secrets(cluster(), {}, now_ms))}
+    return {
+        step.manifest["metadata"]["name"]: step.manifest
+        for step in writes(plan_secrets(cluster(), {}, now_ms))
+    }
 
 
 def writes(steps: list[Any]) -> list[Write]:
@@ -54,11 +57,13 @@ def found(**changes: Any) -> dict[str, Manifest | None]:
     return secrets
 
 
-# --- secrets --------------------------------------------------------------------------------------------------------------------
+# --- secrets --------------------------------------------------------------------------------------
 
 
 def test_a_new_cluster_gets_one_secret_per_kind_of_client() -> None:
-    assert [f"main-etcd-{part}" for part in ("ca", "server", "operator", "broker", "coordinator", "job")] == NAMES
+    assert [
+        f"main-etcd-{part}" for part in ("ca", "server", "operator", "broker", "coordinator", "job")
+    ] == NAMES
     assert list(SECRETS) == NAMES
     assert plan_secrets(cluster(), SECRETS, NOW_MS) == []
 
@@ -72,13 +77,21 @@ def test_the_authoritys_key_is_in_its_own_secret_alone_and_outlives_the_cluster(
         assert bool(secret["metadata"].get("ownerReferences")) == (name != "main-etcd-ca")
         held = [content(secret, file) for file in secret["data"]]
         assert (key in held) == (name == "main-etcd-ca")
-    mounted = {volume["secret"]["secretName"] for volume in all_volumes(cluster()) if "secret" in volume}
+    mounted = {
+        volume["secret"]["secretName"] for volume in all_volumes(cluster()) if "secret" in volume
+    }
     assert mounted == {"main-etcd-server", "main-etcd-broker"}
 
 
 def all_volumes(resource: BrokerCluster) -> list[Manifest]:
-    sets = [manifest for manifest in desired(resource, DEFAULTS, 1, {}) if manifest["kind"] == "StatefulSet"]
-    return [volume for manifest in sets for volume in manifest["spec"]["template"]["spec"]["volumes"]]
+    sets = [
+        manifest
+        for manifest in desired(resource, DEFAULTS, 1, {})
+        if manifest["kind"] == "StatefulSet"
+    ]
+    return [
+        volume for manifest in sets for volume in manifest["spec"]["template"]["spec"]["volumes"]
+    ]
 
 
 def test_a_missing_or_damaged_certificate_is_made_anew_alone() -> None:
@@ -86,7 +99,10 @@ def test_a_missing_or_damaged_certificate_is_made_anew_alone() -> None:
     assert (again.manifest["metadata"]["name"], again.why) == ("main-etcd-job", "")
     for damage in ({"tls.key": "eA=="}, {"tls.crt": ""}, {"tls.crt": "%"}):
         (repaired,) = writes(plan_secrets(cluster(), found(broker=damage), NOW_MS))
-        assert (repaired.manifest["metadata"]["name"], repaired.renews) == ("main-etcd-broker", False)
+        assert (repaired.manifest["metadata"]["name"], repaired.renews) == (
+            "main-etcd-broker",
+            False,
+        )
         assert "cannot be read" in repaired.why
 
 
@@ -106,7 +122,9 @@ def test_a_changed_field_is_corrected_with_the_certificate_kept_and_no_value_tol
 @given(st.integers(0, 364))
 def test_certificates_are_renewed_under_the_same_authority(days: int) -> None:
     steps = writes(plan_secrets(cluster(), SECRETS, NOW_MS + days * DAY_MS))
-    assert [step.manifest["metadata"]["name"] for step in steps] == (NAMES[1:] if days >= 244 else [])
+    assert [step.manifest["metadata"]["name"] for step in steps] == (
+        NAMES[1:] if days >= 244 else []
+    )
     for step in steps:
         assert step.renews
         assert content(step.manifest, "ca.crt") == content(SECRETS["main-etcd-ca"] or {}, "tls.crt")
@@ -115,7 +133,11 @@ def test_certificates_are_renewed_under_the_same_authority(days: int) -> None:
 def test_no_authority_takes_the_place_of_one_that_is_in_use() -> None:
     """Members that know different authorities could not talk to each other."""
     stranger = make_authority("x", NOW_MS)
-    for lost in (found(ca=None), found(ca={"tls.key": "eA=="}), found(ca={"tls.crt": "", "tls.key": ""})):
+    for lost in (
+        found(ca=None),
+        found(ca={"tls.key": "eA=="}),
+        found(ca={"tls.crt": "", "tls.key": ""}),
+    ):
         (step,) = plan_secrets(cluster(), lost, NOW_MS)
         assert isinstance(step, Lost)
         assert "main-etcd-ca" in step.message
@@ -126,24 +148,37 @@ def test_no_authority_takes_the_place_of_one_that_is_in_use() -> None:
 
 
 def test_secrets_of_others_are_left_alone() -> None:
-    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "main-etcd-job"}, "type": "Opaque", "data": {}}
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "main-etcd-job"},
+        "type": "Opaque",
+        "data": {},
+    }
     (step,) = plan_secrets(cluster(), {**SECRETS, "main-etcd-job": theirs}, NOW_MS)
     assert step == Taken(("Secret", "main-etcd-job"), "")
-    (step,) = plan_secrets(cluster(), {"main-etcd-ca": {**theirs, "metadata": {"name": "main-etcd-ca"}}}, NOW_MS)
+    (step,) = plan_secrets(
+        cluster(), {"main-etcd-ca": {**theirs, "metadata": {"name": "main-etcd-ca"}}}, NOW_MS
+    )
     assert step == Taken(("Secret", "main-etcd-ca"), "")
 
 
-# --- from plain to TLS ----------------------------------------------------------------------------------------------------------
+# --- from plain to TLS ----------------------------------------------------------------------------
 
 
 def with_security(security: str) -> BrokerCluster:
     made_one = cluster()
-    return made_one.model_copy(update={"status": made_one.status.model_copy(update={"etcd_security": security})})
+    return made_one.model_copy(
+        update={"status": made_one.status.model_copy(update={"etcd_security": security})}
+    )
 
 
 def sets(security: str) -> tuple[Manifest, Manifest]:
     """StatefulSets of etcd and brokers as they are made, and ready."""
-    children = {identity_of(manifest): manifest for manifest in desired(with_security(security), DEFAULTS, 2, {})}
+    children = {
+        identity_of(manifest): manifest
+        for manifest in desired(with_security(security), DEFAULTS, 2, {})
+    }
     etcd, brokers = children["StatefulSet", "main-etcd"], children["StatefulSet", "main-broker"]
     etcd["metadata"]["generation"] = 1
     etcd["status"] = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
@@ -160,11 +195,16 @@ def test_a_new_etcd_knows_nothing_but_tls() -> None:
     assert listening(etcd) is Security.TLS
     assert plan_security(etcd, brokers, pods_of(brokers)) is Security.TLS
     command = etcd["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert not [part for part in command if "http://" in part and not part.startswith("--listen-metrics-urls")]
+    assert not [
+        part
+        for part in command
+        if "http://" in part and not part.startswith("--listen-metrics-urls")
+    ]
 
 
 def test_an_etcd_made_without_tls_changes_over_step_by_step() -> None:
-    """Both on one port; clients one by one; TLS alone. Whoever looks in between sees the step that it is at."""
+    """Both on one port; clients one by one; TLS alone. Whoever looks in between sees the step
+    that it is at."""
     plain_etcd, plain_brokers = sets("")
     container = plain_etcd["spec"]["template"]["spec"]["containers"][0]
     container["command"] = [part.replace("https://", "http://") for part in container["command"]]
@@ -174,7 +214,9 @@ def test_an_etcd_made_without_tls_changes_over_step_by_step() -> None:
     both, still_plain = sets(Security.PLAIN)
     assert listening(both) is Security.MIXED
     assert "--store-tls" not in still_plain["spec"]["template"]["spec"]["containers"][0]["args"]
-    restarting = both | {"status": {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 0}}
+    restarting = both | {
+        "status": {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 0}
+    }
     assert plan_security(restarting, still_plain, pods_of(still_plain)) is Security.PLAIN
     assert plan_security(both, still_plain, pods_of(still_plain)) is Security.MIXED
 
@@ -193,16 +235,29 @@ def test_a_cluster_of_an_earlier_operator_is_spoken_to_in_plain_until_it_was_loo
     old = old.model_copy(update={"status": old.status.model_copy(update={"storage_id": "5e"})})
     assert client_secret(old, names.BROKER_USER) == ""
     assert client_secret(cluster(), names.BROKER_USER) == "main-etcd-broker"
-    external = cluster(etcd={"external": {"endpoints": ["https://e:2379"], "tls": {"secretRef": {"name": "mine"}}}})
-    assert client_secret(external, names.BROKER_USER) == client_secret(external, names.JOB_USER) == "mine"
-    assert client_secret(cluster(etcd={"external": {"endpoints": ["e:2379"]}}), names.BROKER_USER) == ""
+    external = cluster(
+        etcd={"external": {"endpoints": ["https://e:2379"], "tls": {"secretRef": {"name": "mine"}}}}
+    )
+    assert (
+        client_secret(external, names.BROKER_USER)
+        == client_secret(external, names.JOB_USER)
+        == "mine"
+    )
+    assert (
+        client_secret(cluster(etcd={"external": {"endpoints": ["e:2379"]}}), names.BROKER_USER)
+        == ""
+    )
 
 
 def test_mounted_certificates_are_readable_by_the_pods_user_alone() -> None:
     for volume in all_volumes(cluster()):
         if "secret" in volume:
             assert volume["secret"]["defaultMode"] == 0o440
-            assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt", "tls.crt", "tls.key"]
+            assert [item["key"] for item in volume["secret"]["items"]] == [
+                "ca.crt",
+                "tls.crt",
+                "tls.key",
+            ]
 
 
 def test_an_external_etcd_is_https_exactly_with_a_secret() -> None:
@@ -214,12 +269,15 @@ def test_an_external_etcd_is_https_exactly_with_a_secret() -> None:
             cluster(etcd={"external": external})
 
 
-# --- users ----------------------------------------------------------------------------------------------------------------------
+# --- users ----------------------------------------------------------------------------------------
 
 
 def after(known: Access, changes: list[Change]) -> Access:
     """What etcd knows once `changes` were made; like etcd it keeps one permission per range."""
-    roles = {role: {(grant.key, grant.end): grant for grant in grants} for role, grants in known.roles.items()}
+    roles = {
+        role: {(grant.key, grant.end): grant for grant in grants}
+        for role, grants in known.roles.items()
+    }
     users = {user: set(held) for user, held in known.users.items()}
     for change in changes:
         if change.what == "add_role":
@@ -238,15 +296,27 @@ def after(known: Access, changes: list[Change]) -> Access:
             else:
                 del roles[change.name][place]
     return Access(
-        {role: frozenset(grants.values()) for role, grants in roles.items()}, {u: frozenset(held) for u, held in users.items()}
+        {role: frozenset(grants.values()) for role, grants in roles.items()},
+        {u: frozenset(held) for u, held in users.items()},
     )
 
 
-_ranges = st.sampled_from([*(grant for grants in ROLES.values() for grant in grants), Grant(b"a", b"b", 2), Grant(b"\0", b"\0", 2)])
+_ranges = st.sampled_from(
+    [
+        *(grant for grants in ROLES.values() for grant in grants),
+        Grant(b"a", b"b", 2),
+        Grant(b"\0", b"\0", 2),
+    ]
+)
 _known = st.builds(
     Access,
-    st.dictionaries(st.sampled_from([*ROLES, "theirs"]), st.lists(_ranges, unique_by=lambda g: (g.key, g.end)).map(frozenset)),
-    st.dictionaries(st.sampled_from([*USERS, "somebody"]), st.frozensets(st.sampled_from([*ROLES, "root"]))),
+    st.dictionaries(
+        st.sampled_from([*ROLES, "theirs"]),
+        st.lists(_ranges, unique_by=lambda g: (g.key, g.end)).map(frozenset),
+    ),
+    st.dictionaries(
+        st.sampled_from([*USERS, "somebody"]), st.frozensets(st.sampled_from([*ROLES, "root"]))
+    ),
 )
 
 
@@ -255,7 +325,9 @@ def test_from_any_state_one_plan_leads_to_what_is_wanted(known: Access) -> None:
     reached = after(known, plan_access(known))
     assert plan_access(reached) == []
     assert {role: reached.roles[role] for role in ROLES} == ROLES
-    assert {user: set(reached.users[user]) for user in USERS} == {user: {role} for user, role in USERS.items()}
+    assert {user: set(reached.users[user]) for user in USERS} == {
+        user: {role} for user, role in USERS.items()
+    }
     assert reached.roles.get("theirs") == known.roles.get("theirs")
     assert reached.users.get("somebody") == known.users.get("somebody")
 
@@ -264,7 +336,9 @@ def test_nobody_but_the_operator_may_write_its_term() -> None:
     term = keys.OPERATOR_TERM.encode()
     for role, grants in ROLES.items():
         writes_it = [
-            grant for grant in grants if grant.kind != 0 and grant.key <= term and (grant.end == b"\0" or term < grant.end)
+            grant
+            for grant in grants
+            if grant.kind != 0 and grant.key <= term and (grant.end == b"\0" or term < grant.end)
         ]
         assert not writes_it, role
     assert USERS[names.OPERATOR_USER] == "root"

@@ -54,13 +54,30 @@ def at(now_ms: int) -> datetime:
 )
 def test_a_members_certificate_verifies_for_every_name_it_is_reached_under(host: str) -> None:
     """By a verifier that is not ours."""
-    verifier = PolicyBuilder().store(Store([loaded(AUTHORITY)])).time(at(NOW_MS)).build_server_verifier(x509.DNSName(host))
-    assert [found.subject for found in verifier.verify(loaded(LEAF), [])] == [loaded(LEAF).subject, loaded(AUTHORITY).subject]
+    verifier = (
+        PolicyBuilder()
+        .store(Store([loaded(AUTHORITY)]))
+        .time(at(NOW_MS))
+        .build_server_verifier(x509.DNSName(host))
+    )
+    assert [found.subject for found in verifier.verify(loaded(LEAF), [])] == [
+        loaded(LEAF).subject,
+        loaded(AUTHORITY).subject,
+    ]
 
 
 def test_a_members_certificate_is_for_no_other_cluster() -> None:
-    for host in ("other-etcd.shop.svc", "main-etcd.elsewhere.svc", "main-etcd-3.main-etcd.shop.svc"):
-        verifier = PolicyBuilder().store(Store([loaded(AUTHORITY)])).time(at(NOW_MS)).build_server_verifier(x509.DNSName(host))
+    for host in (
+        "other-etcd.shop.svc",
+        "main-etcd.elsewhere.svc",
+        "main-etcd-3.main-etcd.shop.svc",
+    ):
+        verifier = (
+            PolicyBuilder()
+            .store(Store([loaded(AUTHORITY)]))
+            .time(at(NOW_MS))
+            .build_server_verifier(x509.DNSName(host))
+        )
         with pytest.raises(x509.verification.VerificationError):
             verifier.verify(loaded(LEAF), [])
 
@@ -72,11 +89,15 @@ def test_keys_are_p256_and_lives_are_one_year_and_ten() -> None:
         assert isinstance(key.curve, ec.SECP256R1)
         assert (loaded(pair).not_valid_after_utc - at(NOW_MS)).days == days
     with pytest.raises(x509.ExtensionNotFound):
-        loaded(issue(AUTHORITY, BROKER, NOW_MS)).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        loaded(issue(AUTHORITY, BROKER, NOW_MS)).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
 
 
 @given(st.integers(-10 * 60_000, 400 * DAY_MS))
-def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over_and_not_before(age_ms: int) -> None:
+def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over_and_not_before(
+    age_ms: int,
+) -> None:
     problem = leaf_problem(LEAF, AUTHORITY, MEMBERS, NOW_MS + age_ms)
     due = age_ms >= 365 * DAY_MS * 2 / 3 - 10 * 60_000 / 3
     assert bool(problem) == due
@@ -87,11 +108,15 @@ def test_whatever_is_wrong_with_a_certificate_is_noticed() -> None:
     stranger = make_authority("shop/main etcd", NOW_MS)
     other = issue(AUTHORITY, BROKER, NOW_MS)
     found = {
-        "another authority": leaf_problem(issue(stranger, MEMBERS, NOW_MS), AUTHORITY, MEMBERS, NOW_MS),
+        "another authority": leaf_problem(
+            issue(stranger, MEMBERS, NOW_MS), AUTHORITY, MEMBERS, NOW_MS
+        ),
         "common name": leaf_problem(other, AUTHORITY, Subject("job"), NOW_MS),
         "host names": leaf_problem(LEAF, AUTHORITY, Subject("member", ("localhost",)), NOW_MS),
         "cannot be read": leaf_problem(Pair(b"", b""), AUTHORITY, BROKER, NOW_MS),
-        "another certificate": leaf_problem(Pair(other.certificate, LEAF.key), AUTHORITY, BROKER, NOW_MS),
+        "another certificate": leaf_problem(
+            Pair(other.certificate, LEAF.key), AUTHORITY, BROKER, NOW_MS
+        ),
         "not valid yet": leaf_problem(other, AUTHORITY, BROKER, NOW_MS - DAY_MS),
         "purpose is missing": leaf_problem(AUTHORITY, AUTHORITY, Subject("shop/main etcd"), NOW_MS),
     }
@@ -103,7 +128,10 @@ def test_whatever_is_wrong_with_a_certificate_is_noticed() -> None:
 def test_an_authority_issues_nothing_that_outlives_it() -> None:
     last_year = NOW_MS + (3650 - 100) * DAY_MS
     assert authority_problem(AUTHORITY, last_year) == ""
-    assert loaded(issue(AUTHORITY, BROKER, last_year)).not_valid_after_utc == loaded(AUTHORITY).not_valid_after_utc
+    assert (
+        loaded(issue(AUTHORITY, BROKER, last_year)).not_valid_after_utc
+        == loaded(AUTHORITY).not_valid_after_utc
+    )
     assert "it has ended" in authority_problem(AUTHORITY, NOW_MS + 3650 * DAY_MS)
     assert "not a certificate authority" in authority_problem(LEAF, NOW_MS)
     assert "cannot be read" in authority_problem(Pair(AUTHORITY.certificate, b"x"), NOW_MS)

@@ -1,4 +1,5 @@
-"""Members of a managed etcd: single cases, any view at all, and any history of wishes and faults over a model of etcd's membership."""
+"""Members of a managed etcd: single cases, any view at all, and any history of wishes and faults
+over a model of etcd's membership."""
 
 from __future__ import annotations
 
@@ -58,23 +59,33 @@ def test_volumes_of_an_earlier_life_are_started_and_not_begun_anew() -> None:
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2})))
     assert (plan.replicas, plan.door.ordinal) == (3, None)
     empty = EtcdPod(ready=False, empty=True)
-    alone = plan_members(EtcdView(3, 3, {0: empty, 1: READY, 2: READY}, frozenset({0, 1, 2}), door=None))
+    alone = plan_members(
+        EtcdView(3, 3, {0: empty, 1: READY, 2: READY}, frozenset({0, 1, 2}), door=None)
+    )
     assert (alone.door.ordinal, alone.step, alone.reason) == (None, None, Reason.ETCD_DATA_LOST)
     nothing = plan_members(EtcdView(3, 3, dict.fromkeys(range(3), empty), frozenset({0, 1, 2})))
     assert (nothing.door.ordinal, nothing.door.bootstrap) == (0, True)
 
 
 def test_a_set_that_is_gone_is_made_again_with_as_many_pods_as_there_are_volumes() -> None:
-    """Fewer would be no quorum of its members, and nobody could say how many there are to be; none of them begins anew."""
+    """Fewer would be no quorum of its members, and nobody could say how many there are to be;
+    none of them begins anew."""
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2}), known=True))
-    assert (plan.replicas, plan.door.ordinal, plan.step, plan.reason) == (3, None, None, Reason.ETCD_NO_QUORUM)
+    assert (plan.replicas, plan.door.ordinal, plan.step, plan.reason) == (
+        3,
+        None,
+        None,
+        Reason.ETCD_NO_QUORUM,
+    )
 
 
 def test_a_learner_is_promoted_only_when_it_has_caught_up_and_the_door_is_closed() -> None:
     members = (Member(10, 0), Member(11, 1, learner=True))
     behind = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 10)})
     assert plan_members(behind).step is None
-    level = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)}, door=1)
+    level = view(
+        3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)}, door=1
+    )
     assert (plan_members(level).step, plan_members(level).door.ordinal) == (None, None)
     closed = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)})
     assert plan_members(closed).step == Promote(11, 1)
@@ -94,7 +105,9 @@ def test_a_member_without_data_is_removed_before_it_may_come_back() -> None:
     expected = (Member(10, 0), Member(11, 1), Member(13, 2, started=False, learner=True))
     opened = plan_members(view(3, 3, pods=pods, voices=voices, members=expected))
     assert (opened.door.ordinal, opened.door.member, opened.step) == (2, 13, None)
-    assert plan_members(view(3, 3, pods=pods, voices=voices, members=expected, door=2)).step == Restart(2, "it may join now")
+    assert plan_members(
+        view(3, 3, pods=pods, voices=voices, members=expected, door=2)
+    ).step == Restart(2, "it may join now")
 
 
 def test_lost_data_without_a_quorum_is_told_and_nothing_is_done() -> None:
@@ -127,15 +140,24 @@ def test_restarts_take_followers_first_the_leader_last_and_wait_for_the_sick() -
     old = EtcdPod(outdated="Image")
     assert plan_members(view(3, 3, pods=dict.fromkeys(range(3), old))).step == Restart(2, "Image")
     assert plan_members(view(3, 3, pods={0: old, 1: READY, 2: READY})).step == MoveLeader(0, 11)
-    waiting = view(3, 3, pods=dict.fromkeys(range(3), old), voices={0: Voice(10, 10, 5000), 1: Voice(11, 10, 5000)})
-    assert (plan_members(waiting).step, plan_members(waiting).reason) == (None, Reason.ETCD_ROLL_WAITS)
+    waiting = view(
+        3,
+        3,
+        pods=dict.fromkeys(range(3), old),
+        voices={0: Voice(10, 10, 5000), 1: Voice(11, 10, 5000)},
+    )
+    assert (plan_members(waiting).step, plan_members(waiting).reason) == (
+        None,
+        Reason.ETCD_ROLL_WAITS,
+    )
     assert plan_members(view(1, 1, pods={0: old})).step == Restart(0, "Image")
     sick = {0: old, 1: old, 2: EtcdPod(ready=False, outdated="Image")}
     assert plan_members(view(3, 3, pods=sick, voices=waiting.voices)).step == Restart(2, "Image")
 
 
 def test_blindness_of_the_operator_restarts_nobody() -> None:
-    """No member answers us while the kubelet calls all of them ready: that is our network, not their health."""
+    """No member answers us while the kubelet calls all of them ready: that is our network, not
+    their health."""
     old = dict.fromkeys(range(3), EtcdPod(outdated="Template"))
     assert plan_members(view(3, 3, pods=old, members=None, voices={})).step is None
 
@@ -152,7 +174,7 @@ def test_a_stranger_stops_all_changes_of_members() -> None:
     assert (plan.step, plan.reason) == (None, Reason.ETCD_STRANGER)
 
 
-# --- any view ---------------------------------------------------------------------------------------------------------------------
+# --- any view -------------------------------------------------------------------------------------
 
 pods = st.builds(
     EtcdPod,
@@ -168,11 +190,15 @@ pods = st.builds(
 def views(draw: st.DrawFn) -> EtcdView:
     ordinals = draw(st.sets(st.integers(0, 2), max_size=3))
     members = tuple(
-        Member(10 + ordinal, ordinal, started=draw(st.booleans()), learner=draw(st.booleans())) for ordinal in sorted(ordinals)
+        Member(10 + ordinal, ordinal, started=draw(st.booleans()), learner=draw(st.booleans()))
+        for ordinal in sorted(ordinals)
     )
     leader = draw(st.sampled_from([0, 10, 11, 12]))
     answering = draw(st.sets(st.integers(0, 2)))
-    voices = {ordinal: Voice(10 + ordinal, leader, draw(st.sampled_from([0, 5000]))) for ordinal in answering}
+    voices = {
+        ordinal: Voice(10 + ordinal, leader, draw(st.sampled_from([0, 5000])))
+        for ordinal in answering
+    }
     return EtcdView(
         wanted=draw(st.sampled_from([1, 3])),
         replicas=draw(st.sampled_from([None, 1, 2, 3])),
@@ -200,7 +226,9 @@ def healthy_of(seen: EtcdView) -> set[int]:
 
 @given(views())
 @settings(max_examples=1000, deadline=None)
-def test_no_view_makes_a_step_that_leaves_fewer_healthy_voters_than_a_quorum(seen: EtcdView) -> None:
+def test_no_view_makes_a_step_that_leaves_fewer_healthy_voters_than_a_quorum(
+    seen: EtcdView,
+) -> None:
     plan = plan_members(seen)
     assert 1 <= plan.replicas <= 3
     healthy = healthy_of(seen)
@@ -222,20 +250,24 @@ def test_no_view_makes_a_step_that_leaves_fewer_healthy_voters_than_a_quorum(see
         case Restart(ordinal):
             assert not seen.pods[ordinal].terminating
             voice = seen.voices.get(ordinal)
-            mine = next((m.id for m in seen.members or () if m.ordinal == ordinal and m.id in voters), 0)
+            mine = next(
+                (m.id for m in seen.members or () if m.ordinal == ordinal and m.id in voters), 0
+            )
             if voice is not None and mine in healthy and len(voters) > 1:
                 assert len((voters - {mine}) & healthy) >= quorum(len(voters))
     if plan.replicas < (seen.replicas or 0):
         assert seen.members is not None
         dropped = range(plan.replicas, seen.replicas or 0)
-        assert not [member for member in seen.members if member.ordinal in dropped], "a pod goes only after its member"
+        assert not [member for member in seen.members if member.ordinal in dropped], (
+            "a pod goes only after its member"
+        )
     if plan.door.ordinal is not None and not plan.door.bootstrap:
         (expected,) = [member for member in seen.members or () if member.id == plan.door.member]
         assert not expected.started
         assert expected.learner
 
 
-# --- a model ----------------------------------------------------------------------------------------------------------------------
+# --- a model --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -250,10 +282,12 @@ class ModelPod:
 
 @dataclass
 class Etcd:
-    """Membership, volumes and pods; raft's votes are reduced to: a quorum of running voters, or nothing moves."""
+    """Membership, volumes and pods; raft's votes are reduced to: a quorum of running voters, or
+    nothing moves."""
 
     members: dict[int, Member] = field(default_factory=dict)
-    volumes: dict[int, int] = field(default_factory=dict)  # ordinal -> the id whose data it holds; 0 = a volume without data
+    # ordinal -> the id whose data it holds; 0 = a volume without data
+    volumes: dict[int, int] = field(default_factory=dict)
     caught_up: set[int] = field(default_factory=set)
     pods: dict[int, ModelPod] = field(default_factory=dict)
     replicas: int | None = None
@@ -268,14 +302,20 @@ class Etcd:
 
     def running(self) -> set[int]:
         """Ids of the members whose process is up on their own data."""
-        up = {self.volumes.get(ordinal, 0) for ordinal, pod in self.pods.items() if pod.running and not pod.terminating}
+        up = {
+            self.volumes.get(ordinal, 0)
+            for ordinal, pod in self.pods.items()
+            if pod.running and not pod.terminating
+        }
         return {member for member in up if member in self.members}
 
     def voters(self) -> set[int]:
         return {member.id for member in self.members.values() if not member.learner}
 
     def has_quorum(self) -> bool:
-        return bool(self.voters()) and len(self.running() & self.voters()) >= quorum(len(self.voters()))
+        return bool(self.voters()) and len(self.running() & self.voters()) >= quorum(
+            len(self.voters())
+        )
 
     def look(self, wanted: int) -> EtcdView:
         quorate = self.has_quorum()
@@ -287,7 +327,9 @@ class Etcd:
         voices = {
             member.ordinal: Voice(member.id, self.leader, front[member.id])
             for member in self.members.values()
-            if member.id in self.running() and member.id not in self.blind and member.ordinal is not None
+            if member.id in self.running()
+            and member.id not in self.blind
+            and member.ordinal is not None
         }
         return EtcdView(
             wanted,
@@ -312,15 +354,23 @@ class Etcd:
     def obey(self, plan: EtcdPlan) -> None:
         was_quorate = self.has_quorum()
         lowered = range(plan.replicas, self.replicas or 0)
-        assert not [member for member in self.members.values() if member.ordinal in lowered], "members go before their pods"
+        assert not [member for member in self.members.values() if member.ordinal in lowered], (
+            "members go before their pods"
+        )
         self.replicas = plan.replicas
-        self.door, self.door_member, self.door_begins = plan.door.ordinal, plan.door.member, plan.door.bootstrap
+        self.door, self.door_member, self.door_begins = (
+            plan.door.ordinal,
+            plan.door.member,
+            plan.door.bootstrap,
+        )
         match plan.step:
             case AddLearner(ordinal):
                 assert was_quorate
                 assert not any(member.learner for member in self.members.values())
                 self.next_id += 1
-                self.members[self.next_id] = Member(self.next_id, ordinal, started=False, learner=True)
+                self.members[self.next_id] = Member(
+                    self.next_id, ordinal, started=False, learner=True
+                )
             case Promote(member, ordinal):
                 assert member in self.caught_up, "no vote before it has caught up"
                 assert member in self.running()
@@ -376,7 +426,12 @@ class Etcd:
 
 
 histories = st.lists(
-    st.tuples(st.sampled_from(["look", "tick", "tick", "want", "template", "lose", "kill", "blind", "see"]), st.integers(0, 2)),
+    st.tuples(
+        st.sampled_from(
+            ["look", "tick", "tick", "want", "template", "lose", "kill", "blind", "see"]
+        ),
+        st.integers(0, 2),
+    ),
     max_size=60,
 )
 
@@ -391,7 +446,8 @@ def settle(etcd: Etcd, wanted: int) -> None:
 @settings(max_examples=300, deadline=None)
 @pytest.mark.slow
 def test_any_history_keeps_the_quorum_and_ends_as_wanted(history: list[tuple[str, int]]) -> None:
-    """`Etcd.obey` checks every step. Data is lost only where the rest is a quorum with all its data, as replicas are meant to bear."""
+    """`Etcd.obey` checks every step. Data is lost only where the rest is a quorum with all its
+    data, as replicas are meant to bear."""
     etcd, wanted = Etcd(), 1
     settle(etcd, wanted)
     for step, value in history:

@@ -1,4 +1,5 @@
-"""Rotating the authority of a managed etcd: any history of passes that end halfway, of files that come late and of members that restart."""
+"""Rotating the authority of a managed etcd: any history of passes that end halfway, of files
+that come late and of members that restart."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def asking(authority: str) -> BrokerCluster:
 
 @dataclass
 class Party:
-    """One process: the certificate that it shows and the authorities that it trusts. A member reads the latter when it starts only."""
+    """One process: the certificate that it shows and the authorities that it trusts. A member
+    reads the latter when it starts only."""
 
     part: str
     is_member: bool
@@ -60,7 +62,9 @@ class Etcd:
 
     def __post_init__(self) -> None:
         self.secrets = dict.fromkeys(secret_names(cluster()))
-        self.parties = [Party(part, is_member=False) for part in CLIENTS] + [Party("server", is_member=True) for _ in range(3)]
+        self.parties = [Party(part, is_member=False) for part in CLIENTS] + [
+            Party("server", is_member=True) for _ in range(3)
+        ]
         self.reconcile(cluster())
         for party in self.parties:
             self.start(party)
@@ -81,7 +85,8 @@ class Etcd:
         self._see(party)
 
     def _see(self, party: Party) -> None:
-        """The kubelet has brought the files: whoever is no member takes both for its next connection."""
+        """The kubelet has brought the files: whoever is no member takes both for its next
+        connection."""
         party.certificate, party.stale_since_ms = self._file(party, "tls.crt"), None
         if not party.is_member:
             party.bundle = self._file(party, "ca.crt")
@@ -89,7 +94,9 @@ class Etcd:
     def reconcile(self, resource: BrokerCluster, writes_until_it_ends: int = 100) -> int:
         """One pass, which may end before it has written everything; how much there was to write."""
         held = {party.trust for party in self.parties if party.is_member}
-        steps = plan_secrets(resource, self.secrets, self.now_ms, held.pop() if len(held) == 1 else None)
+        steps = plan_secrets(
+            resource, self.secrets, self.now_ms, held.pop() if len(held) == 1 else None
+        )
         for step in steps[:writes_until_it_ends]:
             assert isinstance(step, Write)
             self.secrets[step.manifest["metadata"]["name"]] = step.manifest
@@ -102,11 +109,14 @@ class Etcd:
         return len(steps)
 
     def pass_time(self) -> None:
-        """Files reach some pods, and all that have waited for long; a member with an old template is restarted."""
+        """Files reach some pods, and all that have waited for long; a member with an old
+        template is restarted."""
         self.now_ms += self.chance.randrange(1, 20) * SECOND_MS
         for party in self.parties:
             since_ms = party.stale_since_ms
-            if since_ms is not None and (self.chance.random() < 0.2 or self.now_ms - since_ms >= LATE_MS - 20 * SECOND_MS):
+            if since_ms is not None and (
+                self.chance.random() < 0.2 or self.now_ms - since_ms >= LATE_MS - 20 * SECOND_MS
+            ):
                 self._see(party)
         newest = self.authorities.name_of(content(self.secrets["main-etcd-server"] or {}, "ca.crt"))
         outdated = [party for party in self.parties if party.is_member and party.trust != newest]
@@ -142,15 +152,23 @@ def rotate(seed: int) -> Etcd:
         steps = etcd.reconcile(resource, etcd.chance.choice((0, 1, 2, 4, 100)))
         etcd.pass_time()
         etcd.check()
-        settled = all(party.trust == etcd.authorities.trust for party in etcd.parties if party.is_member)
-        if steps == 0 and settled and etcd.authorities.number and etcd.authorities.phase is Phase.NONE:
+        settled = all(
+            party.trust == etcd.authorities.trust for party in etcd.parties if party.is_member
+        )
+        if (
+            steps == 0
+            and settled
+            and etcd.authorities.number
+            and etcd.authorities.phase is Phase.NONE
+        ):
             return etcd
     raise AssertionError(f"not over in phase {etcd.authorities.phase!r}")
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_everybody_trusts_everybody_at_every_moment_of_a_rotation(seed: int) -> None:
-    """Passes end after any of their writes, files come up to two minutes late, members restart one by one when they like."""
+    """Passes end after any of their writes, files come up to two minutes late, members restart
+    one by one when they like."""
     etcd = rotate(seed)
     told = [later for earlier, later in pairwise(etcd.phases) if earlier is not later]
     assert told == [Phase.TRUSTING, Phase.ISSUING, Phase.NONE]
@@ -159,8 +177,12 @@ def test_everybody_trusts_everybody_at_every_moment_of_a_rotation(seed: int) -> 
     for part in CLIENTS:
         secret = etcd.secrets[f"main-etcd-{part}"]
         assert secret is not None
-        assert content(secret, "ca.crt") == now.current.certificate, "the former authority is trusted by nobody"
-    assert etcd.reconcile(asking(etcd.first)) == 0, "a request is over with the authority that it names"
+        assert content(secret, "ca.crt") == now.current.certificate, (
+            "the former authority is trusted by nobody"
+        )
+    assert etcd.reconcile(asking(etcd.first)) == 0, (
+        "a request is over with the authority that it names"
+    )
 
 
 def test_the_check_notices_a_rotation_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +252,9 @@ def test_pods_carry_whom_they_trust_only_after_a_rotation() -> None:
         made = cluster()
         status = made.status.model_copy(update={"etcd_authority": EtcdAuthorityStatus(trust=trust)})
         children = desired(made.model_copy(update={"status": status}), DEFAULTS, 1, {})
-        found: Manifest = {identity_of(child): child for child in children}["StatefulSet", "main-etcd"]["spec"]["template"]
+        found: Manifest = {identity_of(child): child for child in children}[
+            "StatefulSet", "main-etcd"
+        ]["spec"]["template"]
         return found
 
     assert "annotations" not in template("")["metadata"]

@@ -28,10 +28,14 @@ def test_a_volume_without_data_starts_only_in_the_pod_that_is_expected(tmp_path:
     for variables in (environment(), environment("main-etcd-2", "ab")):
         with pytest.raises(StartRefused, match=r"^NoData: "):
             prepare(tmp_path, variables)
-    (tmp_path / "data" / "member" / "wal.tmp").mkdir(parents=True)  # etcd was interrupted before its log was whole
+    # etcd was interrupted before its log was whole
+    (tmp_path / "data" / "member" / "wal.tmp").mkdir(parents=True)
     with pytest.raises(StartRefused):
         prepare(tmp_path, environment())
-    assert prepare(tmp_path, environment("main-etcd-1", "ab")) == "joins as member ab; the removed member's data is set aside"
+    assert (
+        prepare(tmp_path, environment("main-etcd-1", "ab"))
+        == "joins as member ab; the removed member's data is set aside"
+    )
     assert prepare(tmp_path, environment("main-etcd-1", "ab")) == "joins as member ab"
     assert prepare(tmp_path, environment("main-etcd-1")) == "begins a cluster"
 
@@ -44,7 +48,8 @@ def test_data_is_kept_unless_another_member_is_expected_in_its_place(tmp_path: P
     prepare(tmp_path, environment("main-etcd-1", "ab"))
     assert not (tmp_path / "data").exists()
     give_data(tmp_path, "new")
-    prepare(tmp_path, environment("main-etcd-1", "ab"))  # the same start once more, interrupted or not
+    # the same start once more, interrupted or not
+    prepare(tmp_path, environment("main-etcd-1", "ab"))
     assert data_of(tmp_path) == "new"
 
 

@@ -22,11 +22,16 @@ from magnetar_operator.etcd.view import EtcdLife, is_known, pod_of, shape_of, st
 from magnetar_operator.pods.rolling import RollPlan
 from tests.support.samples import DEFAULTS, cluster
 
-NEWER = Defaults("registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image, DEFAULTS.spark_image)
+NEWER = Defaults(
+    "registry.example/magnetar:2", "IfNotPresent", DEFAULTS.etcd_image, DEFAULTS.spark_image
+)
 
 
 def made(shape: EtcdShape | None = None) -> dict[tuple[str, str], dict[str, Any]]:
-    return {identity_of(item): item for item in desired(cluster(), DEFAULTS, 1, {}, shape=shape or EtcdShape())}
+    return {
+        identity_of(item): item
+        for item in desired(cluster(), DEFAULTS, 1, {}, shape=shape or EtcdShape())
+    }
 
 
 def pod(revision: str = "a", ready: str = "True", **status: Any) -> dict[str, Any]:
@@ -40,25 +45,53 @@ def pod(revision: str = "a", ready: str = "True", **status: Any) -> dict[str, An
 
 def test_a_refused_start_is_read_from_the_start_container() -> None:
     refused = {"exitCode": 1, "message": f"{etcd_start.EMPTY}: the volume holds no data"}
-    waiting = {"name": "start", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": refused}}
-    assert pod_of(pod(ready="False", initContainerStatuses=[waiting]), None) == EtcdPod(ready=False, empty=True)
-    passed = {"name": "start", "state": {"terminated": {"exitCode": 0}}, "lastState": {"terminated": refused}}
+    waiting = {
+        "name": "start",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": refused},
+    }
+    assert pod_of(pod(ready="False", initContainerStatuses=[waiting]), None) == EtcdPod(
+        ready=False, empty=True
+    )
+    passed = {
+        "name": "start",
+        "state": {"terminated": {"exitCode": 0}},
+        "lastState": {"terminated": refused},
+    }
     assert pod_of(pod(initContainerStatuses=[passed]), None) == EtcdPod()
-    ended = {"name": "etcd", "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
-    assert pod_of(pod(ready="False", containerStatuses=[ended]), None) == EtcdPod(ready=False, failing=True)
+    ended = {
+        "name": "etcd",
+        "restartCount": 2,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    }
+    assert pod_of(pod(ready="False", containerStatuses=[ended]), None) == EtcdPod(
+        ready=False, failing=True
+    )
 
 
 def test_pods_that_wait_to_join_are_no_trouble_and_pods_that_no_node_takes_are() -> None:
-    """A pending member is listed beside whatever the plan says; of a volume without data the plan speaks itself."""
+    """A pending member is listed beside whatever the plan says; of a volume without data the
+    plan speaks itself."""
     refused = {"exitCode": 1, "message": f"{etcd_start.EMPTY}: the volume holds no data"}
-    joins = {"name": "start", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": refused}}
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    joins = {
+        "name": "start",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": refused},
+    }
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes",
+    }
     pending = pod(ready="False") | {"metadata": {"name": "main-etcd-2"}}
     pending["status"]["conditions"].append(unscheduled)
     pods = (pod(ready="False", initContainerStatuses=[joins]), pending)
     plan = EtcdPlan(3, reason=Reason.ETCD_SCALING, message="a third member joins")
     life = EtcdLife(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
-    assert [(problem.reason, problem.about) for problem in life.pod_problems] == [(Reason.POD_UNSCHEDULABLE, "main-etcd-2")]
+    assert [(problem.reason, problem.about) for problem in life.pod_problems] == [
+        (Reason.POD_UNSCHEDULABLE, "main-etcd-2")
+    ]
     found = findings_of(cluster(), Observed({}, (), None, etcd=life), ScalePlan(1), RollPlan(), ())
     degraded = next(finding for finding in found if finding.type is Type.DEGRADED)
     assert (degraded.holds, degraded.reason) == (True, Reason.POD_UNSCHEDULABLE)
@@ -75,25 +108,42 @@ def test_a_pod_is_outdated_only_by_a_template_that_the_controller_has_seen() -> 
 
 
 def test_an_upgrade_of_the_operator_alone_restarts_no_member() -> None:
-    """Its own image runs in the start container, which keeps the one it has until something else changes or it cannot be pulled."""
+    """Its own image runs in the start container, which keeps the one it has until something else
+    changes or it cannot be pulled."""
     stateful_set, managed = made()["StatefulSet", "main-etcd"], ManagedEtcd()
     plan = EtcdPlan(1)
     shape, _ = shape_of(cluster(), managed, NEWER, plan, stateful_set, [pod()], {})
     assert shape.start_image == DEFAULTS.image
-    trouble = pod(initContainerStatuses=[{"name": "start", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
-    assert shape_of(cluster(), managed, NEWER, plan, stateful_set, [trouble], {})[0].start_image == ""
+    trouble = pod(
+        initContainerStatuses=[
+            {"name": "start", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+        ]
+    )
+    assert (
+        shape_of(cluster(), managed, NEWER, plan, stateful_set, [trouble], {})[0].start_image == ""
+    )
     other = managed.model_copy(update={"quota_mib": 512})
     assert shape_of(cluster(), other, NEWER, plan, stateful_set, [pod()], {})[0].start_image == ""
 
 
 def test_a_downgrade_keeps_the_image_that_runs() -> None:
     stateful_set = copy.deepcopy(made(EtcdShape(image="etcd:v3.6.5"))["StatefulSet", "main-etcd"])
-    shape, problem = shape_of(cluster(), ManagedEtcd(image="etcd:v3.5.21"), DEFAULTS, EtcdPlan(1), stateful_set, [pod()], {})
+    shape, problem = shape_of(
+        cluster(),
+        ManagedEtcd(image="etcd:v3.5.21"),
+        DEFAULTS,
+        EtcdPlan(1),
+        stateful_set,
+        [pod()],
+        {},
+    )
     assert (shape.image, "downgrade" in problem) == ("etcd:v3.6.5", True)
 
 
 def test_the_config_map_opens_the_door_for_one_pod() -> None:
-    joining = made(EtcdShape(2, Door(1, member=0xAB, ordinals=(0, 1))))["ConfigMap", "main-etcd"]["data"]
+    joining = made(EtcdShape(2, Door(1, member=0xAB, ordinals=(0, 1))))["ConfigMap", "main-etcd"][
+        "data"
+    ]
     assert (joining[etcd_start.OPEN], joining[etcd_start.MEMBER]) == ("main-etcd-1", "ab")
     assert joining["ETCD_INITIAL_CLUSTER"] == (
         "main-etcd-0=https://main-etcd-0.main-etcd.shop.svc:2380,main-etcd-1=https://main-etcd-1.main-etcd.shop.svc:2380"
@@ -104,14 +154,24 @@ def test_the_config_map_opens_the_door_for_one_pod() -> None:
 def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
     """The annotation permits nothing once the new etcd is up, which has another identity."""
     lost = cluster()
-    lost = lost.model_copy(update={"status": lost.status.model_copy(update={"etcd": EtcdStatus(cluster_id="c0")})})
+    lost = lost.model_copy(
+        update={"status": lost.status.model_copy(update={"etcd": EtcdStatus(cluster_id="c0")})}
+    )
     assert is_known(lost)
     for value, known in (("c1", True), ("", True), ("c0", False)):
-        annotated = lost.metadata.model_copy(update={"annotations": {"magnetar.io/begin-etcd": value}})
+        annotated = lost.metadata.model_copy(
+            update={"annotations": {"magnetar.io/begin-etcd": value}}
+        )
         assert is_known(lost.model_copy(update={"metadata": annotated})) is known
     tokens = set()
     for value in ("", "c0"):
-        resource = lost.model_copy(update={"metadata": lost.metadata.model_copy(update={"annotations": {names.BEGIN_ETCD: value}})})
+        resource = lost.model_copy(
+            update={
+                "metadata": lost.metadata.model_copy(
+                    update={"annotations": {names.BEGIN_ETCD: value}}
+                )
+            }
+        )
         children = {identity_of(item): item for item in desired(resource, DEFAULTS, 1, {})}
         tokens.add(children["ConfigMap", "main-etcd"]["data"]["ETCD_INITIAL_CLUSTER_TOKEN"])
     assert len(tokens) == 2
@@ -147,7 +207,8 @@ def test_sizes_in_the_status_change_only_with_a_tenth_of_themselves() -> None:
 
 
 def test_clients_are_given_new_members_when_all_of_them_vote_and_not_before() -> None:
-    """Brokers are restarted by another address: once on the way up and once on the way down, at the end of each; never for a member that is down."""
+    """Brokers are restarted by another address: once on the way up and once on the way down, at
+    the end of each; never for a member that is down."""
     one, three = ManagedEtcd(), ManagedEtcd(replicas=3)
     seen, unseen = Sighting((Member(1, 0),), {}), Sighting(None, {})
     found = cluster(etcd={"managed": {"replicas": 1}})

@@ -9,12 +9,29 @@ from hypothesis import strategies as st
 
 from magnetar.metadata.records import JobRunRecord
 from magnetar_operator.conditions import Problem, Reason
-from magnetar_operator.jobs.plan import FAILED, PENDING, RUNNING, SUCCEEDED, SUSPENDED, Attempt, JobView, plan_job
+from magnetar_operator.jobs.plan import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    Attempt,
+    JobView,
+    plan_job,
+)
 
 SUCCESS = JobRunRecord("compaction", "succeeded", 1, 2, {})
 STARTED = JobRunRecord("compaction", "started", 1, 0, {})
 FAILURE = JobRunRecord("compaction", "failed", 1, 2, {}, "StorageError: disk")
-FRESH = JobView(suspended=False, attempts_max=3, last_attempt=0, attempts=(), record=None, other_driver="", now_ms=1_000_000)
+FRESH = JobView(
+    suspended=False,
+    attempts_max=3,
+    last_attempt=0,
+    attempts=(),
+    record=None,
+    other_driver="",
+    now_ms=1_000_000,
+)
 FAILED_POD = Attempt(1, "Failed", exit_code=1, finished_ms=0)
 
 
@@ -28,7 +45,8 @@ def test_an_earlier_runs_driver_must_end_first() -> None:
 
 
 def test_no_attempt_begins_or_is_used_up_while_the_topic_is_missing() -> None:
-    """Neither the first one nor one that follows a failure; what runs or has succeeded is left alone."""
+    """Neither the first one nor one that follows a failure; what runs or has succeeded is left
+    alone."""
     missing = replace(FRESH, obstacle=Problem(Reason.TOPIC_MISSING, "topic prices does not exist"))
     for view, used in ((missing, 0), (replace(missing, last_attempt=1, record=FAILURE), 1)):
         plan = plan_job(view)
@@ -39,7 +57,8 @@ def test_no_attempt_begins_or_is_used_up_while_the_topic_is_missing() -> None:
 
 
 def test_a_pod_that_does_not_start_is_named_and_degrades_a_run_that_cannot_go_on() -> None:
-    """The driver itself, or all of its executors; with one of these at work the others only get named."""
+    """The driver itself, or all of its executors; with one of these at work the others only get
+    named."""
     waits = Problem(Reason.POD_UNSCHEDULABLE, "prices-1-exec-1: not scheduled")
     for phase, state in (("Pending", PENDING), ("Running", RUNNING)):
         view = replace(FRESH, last_attempt=1, attempts=(Attempt(1, phase),), not_started=waits)
@@ -53,16 +72,23 @@ def test_a_pod_that_does_not_start_is_named_and_degrades_a_run_that_cannot_go_on
 
 def test_success_is_what_the_record_says_whatever_the_pod_says() -> None:
     for attempts in ((), (FAILED_POD,), (Attempt(1, "Running"),)):
-        assert plan_job(replace(FRESH, last_attempt=1, attempts=attempts, record=SUCCESS)).state == SUCCEEDED
+        assert (
+            plan_job(replace(FRESH, last_attempt=1, attempts=attempts, record=SUCCESS)).state
+            == SUCCEEDED
+        )
 
 
 def test_what_a_run_has_left_to_the_next_one_is_told() -> None:
-    found = plan_job(replace(FRESH, last_attempt=1, record=replace(SUCCESS, message="complete up to 17:4")))
+    found = plan_job(
+        replace(FRESH, last_attempt=1, record=replace(SUCCESS, message="complete up to 17:4"))
+    )
     assert (found.state, found.message) == (SUCCEEDED, "complete up to 17:4")
 
 
 def test_a_pod_that_succeeded_without_a_record_did_not() -> None:
-    plan = plan_job(replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Succeeded", 0),), record=STARTED))
+    plan = plan_job(
+        replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Succeeded", 0),), record=STARTED)
+    )
     assert plan.create == 2
 
 
@@ -75,30 +101,49 @@ def test_attempts_wait_longer_each_time_and_end() -> None:
     recent = replace(FAILED_POD, number=2, finished_ms=999_000)
     waiting = plan_job(replace(FRESH, last_attempt=2, attempts=(recent,), record=FAILURE))
     assert (waiting.create, waiting.again_s) == (0, 9.0)
-    last = plan_job(replace(FRESH, last_attempt=3, attempts=(replace(FAILED_POD, number=3),), record=FAILURE))
+    last = plan_job(
+        replace(FRESH, last_attempt=3, attempts=(replace(FAILED_POD, number=3),), record=FAILURE)
+    )
     assert (last.state, last.again_s) == (FAILED, None)
     assert "StorageError: disk" in last.message
 
 
 def test_unusable_arguments_are_not_tried_again() -> None:
-    plan = plan_job(replace(FRESH, last_attempt=1, attempts=(replace(FAILED_POD, exit_code=2, message="no such topic"),)))
+    plan = plan_job(
+        replace(
+            FRESH,
+            last_attempt=1,
+            attempts=(replace(FAILED_POD, exit_code=2, message="no such topic"),),
+        )
+    )
     assert (plan.state, plan.create) == (FAILED, 0)
     assert "no such topic" in plan.message
 
 
 def test_suspending_stops_the_driver_and_costs_no_attempt() -> None:
-    stopped = plan_job(replace(FRESH, suspended=True, last_attempt=2, attempts=(Attempt(2, "Running"),)))
+    stopped = plan_job(
+        replace(FRESH, suspended=True, last_attempt=2, attempts=(Attempt(2, "Running"),))
+    )
     assert (stopped.state, stopped.stop, stopped.attempt) == (SUSPENDED, True, 1)
     resumed = plan_job(replace(FRESH, last_attempt=stopped.attempt))
     assert resumed.create == 2
 
 
 def test_a_driver_that_is_shown_as_failed_while_it_goes_costs_no_attempt() -> None:
-    """What a kubelet makes of a pod that it stops for a suspension; with a single attempt the run would be over without having run."""
+    """What a kubelet makes of a pod that it stops for a suspension; with a single attempt the
+    run would be over without having run."""
     once = replace(FRESH, attempts_max=1, last_attempt=1)
-    for seen in (Attempt(1, "Running"), Attempt(1, "Running", stopped=True), Attempt(1, "Failed", 143, stopped=True)):
+    for seen in (
+        Attempt(1, "Running"),
+        Attempt(1, "Running", stopped=True),
+        Attempt(1, "Failed", 143, stopped=True),
+    ):
         suspended = plan_job(replace(once, suspended=True, attempts=(seen,)))
-        assert (suspended.state, suspended.attempt, suspended.stop) == (SUSPENDED, 0, not seen.stopped)
+        assert (suspended.state, suspended.attempt, suspended.stop) == (
+            SUSPENDED,
+            0,
+            not seen.stopped,
+        )
         once = replace(once, last_attempt=suspended.attempt)
     for going in (Attempt(1, "Running", stopped=True), Attempt(1, "Failed", 143, stopped=True)):
         resumed = plan_job(replace(once, attempts=(going,)))
@@ -108,11 +153,16 @@ def test_a_driver_that_is_shown_as_failed_while_it_goes_costs_no_attempt() -> No
 
 
 def test_a_driver_that_failed_before_it_was_suspended_has_used_its_attempt_up() -> None:
-    assert plan_job(replace(FRESH, suspended=True, last_attempt=1, attempts=(FAILED_POD,))).attempt == 1
+    assert (
+        plan_job(replace(FRESH, suspended=True, last_attempt=1, attempts=(FAILED_POD,))).attempt
+        == 1
+    )
 
 
 def test_a_driver_that_somebody_else_deletes_has_used_its_attempt_up() -> None:
-    evicted = plan_job(replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Failed", 143, stopped=True),)))
+    evicted = plan_job(
+        replace(FRESH, last_attempt=1, attempts=(Attempt(1, "Failed", 143, stopped=True),))
+    )
     assert evicted.create == 2
 
 
@@ -123,7 +173,14 @@ views = st.builds(
     attempts_max=st.integers(1, 4),
     last_attempt=st.integers(0, 4),
     attempts=st.lists(
-        st.builds(Attempt, st.integers(1, 4), phases, st.sampled_from([None, 0, 1, 2]), stopped=st.booleans()), max_size=3
+        st.builds(
+            Attempt,
+            st.integers(1, 4),
+            phases,
+            st.sampled_from([None, 0, 1, 2]),
+            stopped=st.booleans(),
+        ),
+        max_size=3,
     ).map(tuple),
     record=st.sampled_from([None, SUCCESS, STARTED, FAILURE]),
     other_driver=st.sampled_from(["", "other"]),
@@ -136,7 +193,8 @@ views = st.builds(
 
 @given(views)
 def test_any_view_leads_on(view: JobView) -> None:
-    """Never a second driver beside a living one; whatever is not final is looked at again; no attempt beyond the last."""
+    """Never a second driver beside a living one; whatever is not final is looked at again; no
+    attempt beyond the last."""
     plan = plan_job(view)
     alive = any(not attempt.is_over for attempt in view.attempts)
     if plan.create:
@@ -145,7 +203,9 @@ def test_any_view_leads_on(view: JobView) -> None:
         assert not view.suspended
         assert view.obstacle is None
         assert plan.create == plan.attempt <= max(view.attempts_max, 1)
-        assert plan.create not in {attempt.number for attempt in view.attempts}, "its pod's name is taken"
+        assert plan.create not in {attempt.number for attempt in view.attempts}, (
+            "its pod's name is taken"
+        )
     assert (plan.again_s is None) == (plan.state in (SUCCEEDED, FAILED, SUSPENDED))
     if plan.state == RUNNING:
         assert alive

@@ -1,4 +1,5 @@
-"""The cache of watched objects: whatever order they are heard of in, the newest is known and each piece of news is told once."""
+"""The cache of watched objects: whatever order they are heard of in, the newest is known and
+each piece of news is told once."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar_operator.engine.work_queue import Key
-from magnetar_operator.kube.cache import STALE_LISTS_MAX, ObjectCache, Shown, claim_slot, label_slot, owner_of, shown
+from magnetar_operator.kube.cache import (
+    STALE_LISTS_MAX,
+    ObjectCache,
+    Shown,
+    claim_slot,
+    label_slot,
+    owner_of,
+    shown,
+)
 from magnetar_operator.metrics import OperatorMetrics
 
 
@@ -32,7 +41,13 @@ def topic_namespace(name: str, version: int, **metadata: Any) -> Shown:
 
 
 def pod(name: str, version: int, labels: dict[str, str]) -> Shown:
-    metadata = {"name": name, "namespace": "shop", "uid": name, "resourceVersion": str(version), "labels": labels}
+    metadata = {
+        "name": name,
+        "namespace": "shop",
+        "uid": name,
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
     return shown({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
 
 
@@ -41,7 +56,9 @@ class Heard:
 
     def __init__(self) -> None:
         self.news: list[tuple[str, int, bool]] = []
-        self.cache = ObjectCache(lambda item, gone: self.news.append((item.name[1], item.version, gone)))
+        self.cache = ObjectCache(
+            lambda item, gone: self.news.append((item.name[1], item.version, gone))
+        )
 
     def list(self, version: int, *items: Shown) -> bool:
         listing = self.cache.listing("TopicNamespace", "")
@@ -68,7 +85,14 @@ def test_a_new_status_is_known_but_no_news_while_every_change_of_a_child_is() ->
     heard.cache.put(topic_namespace("a", 1))
     assert heard.cache.put(topic_namespace("a", 2))
     heard.cache.put(topic_namespace("a", 3, annotations={"magnetar.io/paused": "true"}))
-    heard.cache.put(topic_namespace("a", 4, annotations={"magnetar.io/paused": "true"}, deletionTimestamp="2026-01-01T00:00:00Z"))
+    heard.cache.put(
+        topic_namespace(
+            "a",
+            4,
+            annotations={"magnetar.io/paused": "true"},
+            deletionTimestamp="2026-01-01T00:00:00Z",
+        )
+    )
     assert [version for _, version, _ in heard.news] == [1, 3, 4]
     heard.cache.put(pod("p", 5, {"magnetar.io/cluster": "main"}))
     heard.cache.put(pod("p", 6, {"magnetar.io/cluster": "main"}))
@@ -106,7 +130,8 @@ def test_a_list_finds_what_the_watch_missed_and_spares_what_is_younger() -> None
 
 
 def test_an_older_list_is_refused_until_it_insists() -> None:
-    """One stale answer is a lagging API server; the same again and again is a store that was put back from a backup."""
+    """One stale answer is a lagging API server; the same again and again is a store that was put
+    back from a backup."""
     heard = Heard()
     assert heard.list(10, topic_namespace("a", 9))
     for _ in range(STALE_LISTS_MAX - 1):
@@ -135,7 +160,9 @@ def test_indexes_follow_their_objects() -> None:
 
 def test_news_of_a_child_concerns_its_owner() -> None:
     assert owner_of(topic_namespace("a", 1)) == Key("TopicNamespace", "shop", "a")
-    assert owner_of(pod("p", 1, {"magnetar.io/cluster": "main"})) == Key("BrokerCluster", "shop", "main")
+    assert owner_of(pod("p", 1, {"magnetar.io/cluster": "main"})) == Key(
+        "BrokerCluster", "shop", "main"
+    )
     driver = pod("d", 1, {"magnetar.io/cluster": "main", "magnetar.io/job": "prices"})
     assert owner_of(driver) == Key("DataJob", "shop", "prices")
     assert owner_of(pod("x", 1, {})) is None
@@ -144,7 +171,8 @@ def test_news_of_a_child_concerns_its_owner() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_in_whatever_order_a_history_is_heard_its_end_is_known(data: st.DataObject) -> None:
-    """Events shuffled, doubled and lost, lists of any moment in between: after one list of the end the cache is the end."""
+    """Events shuffled, doubled and lost, lists of any moment in between: after one list of the
+    end the cache is the end."""
     history: list[dict[str, int]] = [{}]
     for version in range(1, data.draw(st.integers(2, 12)) + 1):
         state = dict(history[-1])
@@ -166,13 +194,18 @@ def test_in_whatever_order_a_history_is_heard_its_end_is_known(data: st.DataObje
             heard.cache.put(topic_namespace(changed, moment))
         else:
             heard.cache.remove(topic_namespace(changed, moment))
-    while not heard.list(last, *(topic_namespace(name, version) for name, version in history[last].items())):
+    while not heard.list(
+        last, *(topic_namespace(name, version) for name, version in history[last].items())
+    ):
         pass
-    assert {item.name[1]: item.version for item in heard.cache.all("TopicNamespace")} == history[last]
+    assert {item.name[1]: item.version for item in heard.cache.all("TopicNamespace")} == history[
+        last
+    ]
 
 
 def test_resources_are_counted_by_how_they_stand_and_not_after_they_are_gone() -> None:
-    """What the metric says is what the cache knows when asked: a status of its own moves an object, a deletion takes it away."""
+    """What the metric says is what the cache knows when asked: a status of its own moves an
+    object, a deletion takes it away."""
 
     def with_ready(name: str, version: int, status: str, reason: str) -> Shown:
         manifest = topic_namespace(name, version).manifest
@@ -193,7 +226,9 @@ def test_resources_are_counted_by_how_they_stand_and_not_after_they_are_gone() -
         ("TopicNamespace", "False", "Conflict"): 1,
         ("TopicNamespace", "True", "AsDesired"): 1,
     }
-    conflict = b'magnetar_operator_resources{kind="TopicNamespace",ready="False",reason="Conflict"} 1.0'
+    conflict = (
+        b'magnetar_operator_resources{kind="TopicNamespace",ready="False",reason="Conflict"} 1.0'
+    )
     assert conflict in metrics.render()
     cache.put(with_ready("one", 5, "True", "AsDesired"))
     cache.remove(with_ready("two", 6, "True", "AsDesired"))
@@ -202,7 +237,8 @@ def test_resources_are_counted_by_how_they_stand_and_not_after_they_are_gone() -
 
 
 def test_of_what_is_known_a_list_compares_versions_only() -> None:
-    """A resync of ten thousand objects takes none of them apart; what is gone is still seen, and what is younger taken in."""
+    """A resync of ten thousand objects takes none of them apart; what is gone is still seen, and
+    what is younger taken in."""
     heard = Heard()
     for name in ("a", "b", "c"):
         heard.cache.put(topic_namespace(name, 5))
@@ -210,7 +246,9 @@ def test_of_what_is_known_a_list_compares_versions_only() -> None:
     heard.news.clear()
     names_only = {"metadata": {"namespace": "shop", "name": "a", "resourceVersion": "5"}}
     listing = heard.cache.listing("TopicNamespace", "")
-    assert heard.cache.page(listing, 9, [names_only, topic_namespace("b", 7, generation=2).manifest])
+    assert heard.cache.page(
+        listing, 9, [names_only, topic_namespace("b", 7, generation=2).manifest]
+    )
     heard.cache.finish(listing)
     assert heard.cache.get("TopicNamespace", "shop", "a") is before
     assert heard.news == [("b", 7, False), ("c", 5, True)]

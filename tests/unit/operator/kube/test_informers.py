@@ -1,4 +1,5 @@
-"""What the operator takes for a sign that a watch shows its writes, and which namespaces it may read."""
+"""What the operator takes for a sign that a watch shows its writes, and which namespaces it may
+read."""
 
 from __future__ import annotations
 
@@ -20,8 +21,18 @@ from magnetar_operator.metrics import OperatorMetrics
 
 
 def written(version: int) -> dict[str, Any]:
-    metadata = {"namespace": "team", "name": f"n-{version}", "uid": f"u-{version}", "resourceVersion": str(version)}
-    return {"apiVersion": "magnetar.io/v1alpha1", "kind": "TopicNamespace", "metadata": metadata, "spec": {}}
+    metadata = {
+        "namespace": "team",
+        "name": f"n-{version}",
+        "uid": f"u-{version}",
+        "resourceVersion": str(version),
+    }
+    return {
+        "apiVersion": "magnetar.io/v1alpha1",
+        "kind": "TopicNamespace",
+        "metadata": metadata,
+        "spec": {},
+    }
 
 
 def overdue(informers: Informers) -> list[int]:
@@ -30,7 +41,8 @@ def overdue(informers: Informers) -> list[int]:
 
 
 def test_a_write_is_shown_by_the_watch_or_by_the_list_that_the_watch_begins_with() -> None:
-    """A watch that opens late tells of earlier writes in its list only; whoever waited for more would think it dead, and list everything again."""
+    """A watch that opens late tells of earlier writes in its list only; whoever waited for more
+    would think it dead, and list everything again."""
     cache, metrics = ObjectCache(lambda _object, _gone: None), OperatorMetrics()
     informers = Informers(None, cache, SystemClock(), metrics, (), "system", lambda: None)  # type: ignore[arg-type]  # nothing is asked
     for version in (5, 6, 9):
@@ -38,7 +50,12 @@ def test_a_write_is_shown_by_the_watch_or_by_the_list_that_the_watch_begins_with
     assert overdue(informers) == [5, 6, 9]
     informers.seen([Seen(shown(written(6)), gone=False, sentinel=False, by_watch=False)])
     assert overdue(informers) == [9]
-    assert metrics.registry.get_sample_value("magnetar_operator_watch_events_total", {"kind": "TopicNamespace"}) is None
+    assert (
+        metrics.registry.get_sample_value(
+            "magnetar_operator_watch_events_total", {"kind": "TopicNamespace"}
+        )
+        is None
+    )
     informers.seen([Seen(shown(written(9)), gone=False, sentinel=False, by_watch=True)])
     assert overdue(informers) == []
     informers.written(written(8))
@@ -46,25 +63,41 @@ def test_a_write_is_shown_by_the_watch_or_by_the_list_that_the_watch_begins_with
 
 
 class Lists:
-    """Answers lists as an API server does: one object of each kind in each namespace, 403 for namespaces that are closed."""
+    """Answers lists as an API server does: one object of each kind in each namespace, 403 for
+    namespaces that are closed."""
 
     def __init__(self, *closed: str) -> None:
         self.closed = set(closed)
         self.asked: list[str] = []
 
-    async def pages(self, resource: Resource, namespace: str, _selector: str, _objects: int) -> AsyncIterator[Page]:
+    async def pages(
+        self, resource: Resource, namespace: str, _selector: str, _objects: int
+    ) -> AsyncIterator[Page]:
         await asyncio.sleep(0)
         self.asked.append(namespace)
         if namespace in self.closed:
             raise ApiRefused(f"GET {resource.path(namespace)}: 403 Forbidden", 403)
-        metadata = {"namespace": namespace, "name": "one", "uid": f"u-{namespace}", "resourceVersion": "7"}
-        item: Manifest = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+        metadata = {
+            "namespace": namespace,
+            "name": "one",
+            "uid": f"u-{namespace}",
+            "resourceVersion": "7",
+        }
+        item: Manifest = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": metadata,
+        }
         yield Page("7", [item])
 
 
 def reading(lists: Lists, *namespaces: str) -> tuple[Informers, ObjectCache, OperatorMetrics]:
     cache, metrics = ObjectCache(lambda _object, _gone: None), OperatorMetrics()
-    return Informers(lists, cache, SystemClock(), metrics, namespaces, "system", lambda: None), cache, metrics  # type: ignore[arg-type]
+    return (
+        Informers(lists, cache, SystemClock(), metrics, namespaces, "system", lambda: None),
+        cache,
+        metrics,
+    )  # type: ignore[arg-type]
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -76,14 +109,17 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_a_namespace_that_may_not_be_read_costs_the_others_nothing_and_is_read_when_it_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Deleting a namespace takes the operator's role in it along. The kinds count as listed, and it alone is asked again and again."""
+    """Deleting a namespace takes the operator's role in it along. The kinds count as listed, and
+    it alone is asked again and again."""
     monkeypatch.setattr("magnetar_operator.kube.informers.RETRY_MIN_S", 0.005)
     lists = Lists("b", "c")
     informers, cache, metrics = reading(lists, "a", "b", "c")
 
     async def scenario() -> None:
         kinds = list(informers._kinds.values())
-        tasks = [asyncio.create_task(informers._list_again_and_again(state, 3600.0)) for state in kinds]
+        tasks = [
+            asyncio.create_task(informers._list_again_and_again(state, 3600.0)) for state in kinds
+        ]
         try:
             async with asyncio.timeout(120):
                 await informers.synced()
@@ -108,7 +144,8 @@ def test_a_namespace_that_may_not_be_read_costs_the_others_nothing_and_is_read_w
 
 
 def test_an_operator_that_may_read_no_namespace_is_not_ready_and_says_why() -> None:
-    """As one that may not read the cluster as a whole; what it has watched so far it would watch again."""
+    """As one that may not read the cluster as a whole; what it has watched so far it would watch
+    again."""
 
     async def scenario() -> None:
         for namespaces in (("a", "b"), ()):

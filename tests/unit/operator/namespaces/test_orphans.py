@@ -1,4 +1,5 @@
-"""The sweep for what resources that are gone still own: one cluster that cannot be read hides no other."""
+"""The sweep for what resources that are gone still own: one cluster that cannot be read hides no
+other."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class InMemory(Stores):
         super().__init__(SystemClock(), OperatorMetrics(), "operator", lambda: True)
         self.store = store
 
-    def of(self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None) -> ClusterStore:
+    def of(
+        self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None
+    ) -> ClusterStore:
         assert tls is None, f"{cluster} at {endpoints} has no TLS"
         return self.store
 
@@ -66,18 +69,45 @@ class InMemory(Stores):
 
 async def world_of(secrets: Secrets, refused: str = "") -> World:
     """A cluster in either namespace, and records of resources in `OPEN` that are gone."""
-    memory, clock, cache = MemoryStore(SystemClock()), SystemClock(), ObjectCache(lambda _object, _gone: None)
+    memory, clock, cache = (
+        MemoryStore(SystemClock()),
+        SystemClock(),
+        ObjectCache(lambda _object, _gone: None),
+    )
     for namespace in (CLOSED, OPEN):
-        metadata = {"name": "main", "namespace": namespace, "uid": namespace, "resourceVersion": "1"}
+        metadata = {
+            "name": "main",
+            "namespace": namespace,
+            "uid": namespace,
+            "resourceVersion": "1",
+        }
         spec = {"etcd": {"external": {"endpoints": [f"{namespace}:2379"]}}}
-        cache.put(shown({"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": metadata, "spec": spec}))
+        cache.put(
+            shown(
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "BrokerCluster",
+                    "metadata": metadata,
+                    "spec": spec,
+                }
+            )
+        )
     record = NamespaceRecord(initial_boundaries(2), {}, f"{OPEN}/orders")
     await memory.put(keys.namespace(NamespaceName("acme", "orders")), record.encode())
     await memory.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, f"{OPEN}/tx").encode())
     store = ClusterStore(memory, clock, OperatorMetrics(), "operator", lambda: True)
     unused: Any = None
     return World(
-        unused, InMemory(store), unused, clock, DEFAULTS, (CLOSED, OPEN), cache, secrets, unused, lambda name: name == refused
+        unused,
+        InMemory(store),
+        unused,
+        clock,
+        DEFAULTS,
+        (CLOSED, OPEN),
+        cache,
+        secrets,
+        unused,
+        lambda name: name == refused,
     )
 
 
@@ -89,7 +119,8 @@ ORPHANS = [Key("TopicNamespace", OPEN, "orders"), Key("TransactionCoordinator", 
 
 
 def test_a_cluster_whose_credentials_are_refused_leaves_the_orphans_of_others_to_be_found() -> None:
-    """It comes first, and nobody who has lost a right in one namespace may lose the sweep of all."""
+    """It comes first, and nobody who has lost a right in one namespace may lose the sweep of
+    all."""
 
     async def script() -> None:
         secrets = Secrets(FORBIDDEN)
@@ -120,7 +151,8 @@ def test_who_does_not_lead_any_more_sweeps_no_further() -> None:
 
 
 def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_namespace() -> None:
-    """It exists and does not fit the model: its owner record goes, with what it had set there; fields of others stay."""
+    """It exists and does not fit the model: its owner record goes, with what it had set there;
+    fields of others stay."""
 
     class Readable(KubernetesApi):
         """Has nothing more to say of the resource."""
@@ -131,20 +163,40 @@ def test_a_resource_that_was_stored_before_the_rule_does_not_own_the_brokers_nam
 
     async def script() -> None:
         world = replace(await world_of(Secrets(FORBIDDEN)), api=Readable())
-        store = await world.store_of(BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest))  # type: ignore[union-attr]
-        spec = {"clusterRef": {"name": "main"}, "tenant": "pulsar", "namespace": "system", "policies": {TTL: 1}}
+        store = await world.store_of(
+            BrokerCluster.model_validate(world.cache.get("BrokerCluster", OPEN, "main").manifest)
+        )  # type: ignore[union-attr]
+        spec = {
+            "clusterRef": {"name": "main"},
+            "tenant": "pulsar",
+            "namespace": "system",
+            "policies": {TTL: 1},
+        }
         metadata = {"name": "system", "namespace": OPEN, "uid": "s", "resourceVersion": "2"}
-        world.cache.put(shown({"apiVersion": API_VERSION, "kind": "TopicNamespace", "metadata": metadata, "spec": spec}))
+        world.cache.put(
+            shown(
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "TopicNamespace",
+                    "metadata": metadata,
+                    "spec": spec,
+                }
+            )
+        )
         key, system = Key("TopicNamespace", OPEN, "system"), keys.namespace(SYSTEM_NAMESPACE)
         policies = {TTL: 1, "max_topics_per_namespace": 7}
-        record = NamespaceRecord(initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",))
+        record = NamespaceRecord(
+            initial_boundaries(2), policies, f"{OPEN}/system", (f"policies.{TTL}",)
+        )
         await store.reader.put(system, record.encode())
         assert await namespace_release.orphans(world) == [*ORPHANS[:1], key]
         with pytest.raises(InvalidResource, match="belongs to the brokers"):
             await topic_namespace.reconcile(world, key)
         item = await store.reader.get(system)
         assert item is not None
-        assert NamespaceRecord.decode(item.value) == NamespaceRecord(record.boundaries, {"max_topics_per_namespace": 7})
+        assert NamespaceRecord.decode(item.value) == NamespaceRecord(
+            record.boundaries, {"max_topics_per_namespace": 7}
+        )
         assert await namespace_release.orphans(world) == ORPHANS[:1]
 
     asyncio.run(script())

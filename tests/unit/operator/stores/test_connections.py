@@ -47,7 +47,8 @@ async def refused(asked: Coroutine[Any, Any, Any]) -> None:
 
 
 def test_a_store_is_open_as_long_as_one_cluster_uses_it() -> None:
-    """Two clusters share one; it is closed with its views when the second one has gone, and opens nothing any more for who still holds it."""
+    """Two clusters share one; it is closed with its views when the second one has gone, and
+    opens nothing any more for who still holds it."""
 
     async def script(stores: Stores) -> None:
         store = stores.of(ONE, HERE)
@@ -92,7 +93,9 @@ class Away(MemoryStore):
         super().__init__(SystemClock())
         self.away, self.waited, self.gets = True, 0, 0
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> TxnResult:
         await self._answer()
         return await super().transact(compares, operations)
 
@@ -123,14 +126,19 @@ class Hands(SystemClock):
         return self.now_s
 
 
-def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there for other clusters."""
+def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred resources of one cluster cost one timeout, not a hundred: the workers are there
+    for other clusters."""
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MIN_S", 0.005)
     monkeypatch.setattr("magnetar_operator.stores.record_view.RETRY_MAX_S", 0.005)
 
     async def script() -> None:
         away, told = Away(), asyncio.Queue[str]()
-        store = ClusterStore(away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store = ClusterStore(
+            away, Hands(), OperatorMetrics(), "operator", lambda: True, told.put_nowait
+        )
         store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
         try:
             for _ in range(100):
@@ -152,13 +160,16 @@ def test_a_store_that_is_away_is_waited_for_once_and_tells_when_it_is_back(monke
 
 
 def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> None:
-    """Its copies are warm, and many want to write, or to read what is not in a copy: one now and then finds out, and tells the others."""
+    """Its copies are warm, and many want to write, or to read what is not in a copy: one now and
+    then finds out, and tells the others."""
     put = Put(KEY, b"{}")
 
     async def script() -> None:
         away, clock, told = Away(), Hands(), asyncio.Queue[str]()
         away.away = False
-        store = ClusterStore(away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait)
+        store = ClusterStore(
+            away, clock, OperatorMetrics(), "operator", lambda: True, told.put_nowait
+        )
         store.claims["team", "orders"] = {NamespaceName("acme", "orders")}
         requests: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
             lambda: store.write((), (put,)),
@@ -224,7 +235,10 @@ def test_what_is_wrong_with_one_write_holds_up_no_other() -> None:
 def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None:
     """Beginning where an error of a single request does, up to a minute."""
     outage = Outage(100.0, "nobody answers")
-    retries = [Blocked.by_store(outage.error(100.0 + age_s)).retry_s for age_s in (0.0, 4.0, 10.0, 40.0, 3600.0)]
+    retries = [
+        Blocked.by_store(outage.error(100.0 + age_s)).retry_s
+        for age_s in (0.0, 4.0, 10.0, 40.0, 3600.0)
+    ]
     assert retries == [2.0, 2.0, 5.0, 20.0, 60.0]
     assert Blocked.by_store(StoreUnavailable("no leader")).retry_s == 2.0
     assert isinstance(outage.error(100.0), StoreAway)

@@ -1,4 +1,5 @@
-"""The warm copy of a store's records: as new as what was written, told of what others change, right again after any gap."""
+"""The warm copy of a store's records: as new as what was written, told of what others change,
+right again after any gap."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class Watched:
 
     def __init__(self, store: MemoryStore) -> None:
         self.told: list[tuple[str, bytes | None, bytes | None]] = []
-        self.view = RecordView(store, "namespaces/", lambda *change: self.told.append(change), SystemClock())
+        self.view = RecordView(
+            store, "namespaces/", lambda *change: self.told.append(change), SystemClock()
+        )
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(120):
@@ -66,11 +69,17 @@ def test_changes_of_others_are_known_and_told_once() -> None:
 def test_own_writes_are_known_at_once_and_not_told() -> None:
     async def scenario() -> None:
         async with running() as (store, watched):
-            each: tuple[list[Put | Delete], ...] = ([Put(A, b"mine")], [Put(B, b"mine")], [Delete(A)])
+            each: tuple[list[Put | Delete], ...] = (
+                [Put(A, b"mine")],
+                [Put(B, b"mine")],
+                [Delete(A)],
+            )
             for operations in each:
                 watched.view.writing(operations)
                 watched.view.wrote(operations, (await store.transact((), operations)).revision)
-                assert value(watched.view, operations[0].key) == (None if isinstance(operations[0], Delete) else b"mine")
+                assert value(watched.view, operations[0].key) == (
+                    None if isinstance(operations[0], Delete) else b"mine"
+                )
             await store.put("namespaces/acme/last", b"theirs")
             await watched.until(lambda: value(watched.view, "namespaces/acme/last") == b"theirs")
             assert watched.told == [("namespaces/acme/last", None, b"theirs")]
@@ -95,12 +104,22 @@ def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> None:
 
 
 def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:
-    """Reading all again after a lost watch; then once more of a store whose revisions have begun anew."""
+    """Reading all again after a lost watch; then once more of a store whose revisions have begun
+    anew."""
     told: list[tuple[str, bytes | None, bytes | None]] = []
-    view = RecordView(MemoryStore(SystemClock()), "namespaces/", lambda *change: told.append(change), SystemClock())
+    view = RecordView(
+        MemoryStore(SystemClock()),
+        "namespaces/",
+        lambda *change: told.append(change),
+        SystemClock(),
+    )
 
     def load(revision: int, *records: tuple[str, bytes, int]) -> None:
-        view._load(RangeResult(revision, tuple(KeyValue(key, content, 1, at, 1) for key, content, at in records)))
+        view._load(
+            RangeResult(
+                revision, tuple(KeyValue(key, content, 1, at, 1) for key, content, at in records)
+            )
+        )
 
     load(10, (A, b"1", 5), (B, b"1", 6))
     assert told == []

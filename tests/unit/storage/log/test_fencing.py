@@ -1,4 +1,5 @@
-"""Takeover: whatever was acknowledged is below the seal; takers agree; torn tails are cut and damage is not."""
+"""Takeover: whatever was acknowledged is below the seal; takers agree; torn tails are cut and
+damage is not."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.log.writer import RecordPlace
 from magnetar.storage.transactions.coordinator_log import read_changes
 from magnetar.storage.volumes.posix import PosixVolume
-from tests.support.logs import INCARNATION, Failures, append_numbered, new_writer, open_writer, read_numbers, run_on_volume
+from tests.support.logs import (
+    INCARNATION,
+    Failures,
+    append_numbered,
+    new_writer,
+    open_writer,
+    read_numbers,
+    run_on_volume,
+)
 
 HEADER = encode_file_header(FileHeader(INCARNATION, 0, 0))
 
@@ -51,24 +60,32 @@ def place_log(root: Path, data: bytes) -> None:
 
 
 def as_file_7(data: bytes, ends: list[int]) -> bytes:
-    """Intact blocks at the same offsets, but written as the incarnation's file 7: what recycling leaves behind."""
+    """Intact blocks at the same offsets, but written as the incarnation's file 7: what recycling
+    leaves behind."""
     seed = block_seed(INCARNATION, 7)
     blocks = [
-        (start, bytes(byte ^ 0xFF for byte in data[start + BLOCK_HEADER_BYTES : end])) for start, end in itertools.pairwise(ends)
+        (start, bytes(byte ^ 0xFF for byte in data[start + BLOCK_HEADER_BYTES : end]))
+        for start, end in itertools.pairwise(ends)
     ]
-    return HEADER + b"".join(encode_block_header(seed, start, 50 + start, 1, 1, body) + body for start, body in blocks)
+    return HEADER + b"".join(
+        encode_block_header(seed, start, 50 + start, 1, 1, body) + body for start, body in blocks
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", ["cut", "zeros", "stale"])
-def test_a_log_cut_at_any_byte_is_sealed_at_its_longest_valid_prefix(tmp_path: Path, tail: str) -> None:
+def test_a_log_cut_at_any_byte_is_sealed_at_its_longest_valid_prefix(
+    tmp_path: Path, tail: str
+) -> None:
     """At every byte, followed by nothing, by zeros, or by what another log left there."""
 
     async def script(volume: PosixVolume) -> None:
         data, ends = await written_log(PosixVolume(tmp_path / "origin"), 3)
         stale = as_file_7(data, ends)
         for cut in range(FILE_HEADER_BYTES, len(data) + 1):
-            place_log(tmp_path, data[:cut] + {"cut": b"", "zeros": bytes(500), "stale": stale[cut:]}[tail])
+            place_log(
+                tmp_path, data[:cut] + {"cut": b"", "zeros": bytes(500), "stale": stale[cut:]}[tail]
+            )
             expected = max(end for end in ends if end <= cut)
             assert await seal(volume, INCARNATION, 0) == expected, cut
         assert list(await read_numbers(volume, None)) == [0, 1, 2]
@@ -92,7 +109,8 @@ def test_blocks_of_another_incarnation_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_an_error_and_never_a_shorter_log(tmp_path: Path) -> None:
-    """Below a seal, and in an unsealed file wherever an intact block follows: acknowledged data is never quietly cut off."""
+    """Below a seal, and in an unsealed file wherever an intact block follows: acknowledged data
+    is never quietly cut off."""
 
     async def script(volume: PosixVolume) -> None:
         data, ends = await written_log(PosixVolume(tmp_path / "origin"), 3)
@@ -113,9 +131,12 @@ def test_a_flipped_bit_is_an_error_and_never_a_shorter_log(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "length"), [(b"", 0), (HEADER[:100].ljust(8192, b"\0"), 0), (HEADER, 4096), (HEADER + bytes(9), 4096)]
+    ("content", "length"),
+    [(b"", 0), (HEADER[:100].ljust(8192, b"\0"), 0), (HEADER, 4096), (HEADER + bytes(9), 4096)],
 )
-def test_files_whose_owner_stopped_while_creating_them(tmp_path: Path, content: bytes, length: int) -> None:
+def test_files_whose_owner_stopped_while_creating_them(
+    tmp_path: Path, content: bytes, length: int
+) -> None:
     """Without a whole header a file holds nothing; recovery passes over it."""
 
     async def script(volume: PosixVolume) -> None:
@@ -135,7 +156,9 @@ def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
         for number in range(100):
             append_numbered(writer, number, done, size=2000)
             await writer.barrier()
-        takers = await asyncio.gather(*(fence(PosixVolume(tmp_path), INCARNATION) for _ in range(4)))
+        takers = await asyncio.gather(
+            *(fence(PosixVolume(tmp_path), INCARNATION) for _ in range(4))
+        )
         assert all(taken == takers[0] for taken in takers)
         assert await fence(volume, INCARNATION) == takers[0]
         assert await read_numbers(volume, None) == done
@@ -150,7 +173,8 @@ def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
-    """Rolling and sealing go on while takers fence: all that was acknowledged is read, every file has one length that all adopt."""
+    """Rolling and sealing go on while takers fence: all that was acknowledged is read, every
+    file has one length that all adopt."""
 
     async def script(volume: PosixVolume) -> None:
         chance = random.Random(seed)
@@ -163,15 +187,22 @@ def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
         for number in itertools.count():
             append_numbered(writer, number, done, size=chance.randrange(8, 6000))
             if number == moment:
-                takers = [asyncio.ensure_future(fence(PosixVolume(tmp_path), INCARNATION)) for _ in range(3)]
+                takers = [
+                    asyncio.ensure_future(fence(PosixVolume(tmp_path), INCARNATION))
+                    for _ in range(3)
+                ]
             await asyncio.sleep(0 if chance.random() < 0.5 else 0.0003)
             if failures:
                 break
         taken = await asyncio.gather(*takers)
         await writer.close()
-        # A file that the writer created after one taker had looked is found by a later one; nothing in it was acknowledged.
+        # A file that the writer created after one taker had looked is found by a later one; nothing
+        # in it was acknowledged.
         most = max(taken, key=len)
-        final = [SealedFile(file.number, await read_seal(volume, INCARNATION, file.number) or 0) for file in most]
+        final = [
+            SealedFile(file.number, await read_seal(volume, INCARNATION, file.number) or 0)
+            for file in most
+        ]
         assert all(found == final[: len(found)] for found in taken)
         for found in taken:
             read = await read_numbers(volume, LogPosition(found[-1].number, found[-1].length))
@@ -189,7 +220,8 @@ def test_fencing_somebody_who_never_was_is_harmless(tmp_path: Path) -> None:
 
 
 def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path: Path) -> None:
-    """It slept through its own end: between its attempt and its look the taker's seal went with the file."""
+    """It slept through its own end: between its attempt and its look the taker's seal went with
+    the file."""
 
     async def script(volume: PosixVolume) -> None:
         assert await publish_seal(volume, INCARNATION, 0, 4096) == 4096
@@ -208,7 +240,8 @@ def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path
 
 
 def test_a_file_that_was_begun_and_is_gone_is_known_by_the_seal_before_it(tmp_path: Path) -> None:
-    """Its owner has said so. A file that a taker has sealed, or its owner at its end, is the last one as far as anybody knows."""
+    """Its owner has said so. A file that a taker has sealed, or its owner at its end, is the
+    last one as far as anybody knows."""
 
     async def script(volume: PosixVolume) -> None:
         sealed = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Log files made of dead ones: what an earlier life left in them is never taken for anything, and what cannot be recycled is created anew."""
+"""Log files made of dead ones: what an earlier life left in them is never taken for anything,
+and what cannot be recycled is created anew."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from magnetar.storage.log.format import FILE_HEADER_BYTES, block_seed
 from magnetar.storage.log.recovery import read_file_header
 from magnetar.storage.log.writer import LogWriter, RecordPlace
 from magnetar.storage.volumes.posix import PosixVolume
-from tests.support.logs import FILE_BYTES, INCARNATION, append_numbered, open_writer, read_numbers, run_on_volume
+from tests.support.logs import (
+    FILE_BYTES,
+    INCARNATION,
+    append_numbered,
+    open_writer,
+    read_numbers,
+    run_on_volume,
+)
 
 
 async def fill(writer: LogWriter, done: dict[int, RecordPlace], file: int) -> None:
@@ -35,13 +43,18 @@ async def set_aside(volume: PosixVolume, writer: LogWriter, number: int) -> bool
     while not await volume.exists(names.index(INCARNATION, number)):
         await writer.barrier()
     aside = await writer.set_aside(number, FILE_BYTES)
-    for name in (names.log_file(INCARNATION, number), names.index(INCARNATION, number), names.sealed(INCARNATION, number)):
+    for name in (
+        names.log_file(INCARNATION, number),
+        names.index(INCARNATION, number),
+        names.sealed(INCARNATION, number),
+    ):
         await volume.remove(name)
     return aside
 
 
 def test_a_file_made_of_a_dead_one_holds_nothing_but_what_was_written_to_it(tmp_path: Path) -> None:
-    """The inode is the old one, full of intact blocks of an earlier file; scan and seal see only the new blocks, and where they end."""
+    """The inode is the old one, full of intact blocks of an earlier file; scan and seal see only
+    the new blocks, and where they end."""
 
     async def script(volume: PosixVolume) -> None:
         async with open_writer(volume, spares_max=1) as writer:
@@ -51,7 +64,9 @@ def test_a_file_made_of_a_dead_one_holds_nothing_but_what_was_written_to_it(tmp_
             assert await set_aside(volume, writer, 0)
             assert not await volume.exists(names.log_file(INCARNATION, 0))
             first = writer.position.file
-            while (tmp_path / names.log_file(INCARNATION, writer.position.file)).stat().st_ino != inode:
+            while (
+                tmp_path / names.log_file(INCARNATION, writer.position.file)
+            ).stat().st_ino != inode:
                 await fill(writer, done, writer.position.file)
             recycled = writer.position.file
             assert (await read_file_header(volume, INCARNATION, recycled)).number == recycled
@@ -66,20 +81,27 @@ def test_a_file_made_of_a_dead_one_holds_nothing_but_what_was_written_to_it(tmp_
             assert any(raw), "there is something behind the end"
             await volume.remove(names.claim(INCARNATION))
             sealed = await fence(volume, INCARNATION)
-            assert (sealed[-1].number, sealed[-1].length) in ((end.file, end.offset), (end.file + 1, FILE_HEADER_BYTES))
+            assert (sealed[-1].number, sealed[-1].length) in (
+                (end.file, end.offset),
+                (end.file + 1, FILE_HEADER_BYTES),
+            )
             assert await read_numbers(volume, end, LogPosition(first, 0)) == expected
             await volume.put_if_absent(names.claim(INCARNATION), b"")
 
     run_on_volume(tmp_path, script)
 
 
-def test_there_are_never_more_spares_than_allowed_and_a_planned_end_leaves_none(tmp_path: Path) -> None:
+def test_there_are_never_more_spares_than_allowed_and_a_planned_end_leaves_none(
+    tmp_path: Path,
+) -> None:
     async def script(volume: PosixVolume) -> None:
         async with open_writer(volume, spares_max=1) as writer:
             done: dict[int, RecordPlace] = {}
             await fill(writer, done, 3)
             assert [await set_aside(volume, writer, number) for number in (0, 1)] == [True, False]
-            assert [name for name in await volume.list("logs") if name.endswith(".spare")] == [names.spare(INCARNATION, 0)]
+            assert [name for name in await volume.list("logs") if name.endswith(".spare")] == [
+                names.spare(INCARNATION, 0)
+            ]
         assert not [name for name in await volume.list("logs") if name.endswith(".spare")]
 
     run_on_volume(tmp_path, script)
@@ -124,7 +146,11 @@ def test_what_cannot_be_recycled_is_created_anew(tmp_path: Path, lost: bool) -> 
     run_on_volume(tmp_path, script)
 
 
-@pytest.mark.parametrize(("call", "length"), [("pread", 100_000), ("preadv", 1000)], ids=["in a thread", "from the page cache"])
+@pytest.mark.parametrize(
+    ("call", "length"),
+    [("pread", 100_000), ("preadv", 1000)],
+    ids=["in a thread", "from the page cache"],
+)
 def test_a_read_during_which_the_file_is_set_aside_finds_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, length: int
 ) -> None:
@@ -151,6 +177,9 @@ def test_a_read_during_which_the_file_is_set_aside_finds_no_file(
 
 
 @given(st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1))
-def test_no_two_files_of_an_incarnation_share_the_start_of_their_checksums(first: int, second: int) -> None:
-    """CRC-32C maps the four bytes of the number one to one: it is no matter of luck that old blocks fail."""
+def test_no_two_files_of_an_incarnation_share_the_start_of_their_checksums(
+    first: int, second: int
+) -> None:
+    """CRC-32C maps the four bytes of the number one to one: it is no matter of luck that old
+    blocks fail."""
     assert (block_seed(INCARNATION, first) == block_seed(INCARNATION, second)) == (first == second)

@@ -100,7 +100,9 @@ def golden_records() -> list[Encoded]:
             partial=[(11, 8, (-2,))],
             properties={"k": "v"},
         ),
-        encode_topic(epoch=5, topic="persistent://a/b/c", operation=TopicOperation.CREATE, properties={}),
+        encode_topic(
+            epoch=5, topic="persistent://a/b/c", operation=TopicOperation.CREATE, properties={}
+        ),
         encode_release(epoch=5, bundle="a/b/0x00000000_0x40000000", state=b"{}"),
         encode_term(epoch=5, bundle="a/b/0x00000000_0x40000000", state=b'{"schema":1}'),
     ]
@@ -123,11 +125,23 @@ def test_decoding_the_golden_block_gives_the_values() -> None:
     entries, cursor, topic, release, term = (record for _, record in decode_records(body))
     assert isinstance(entries, EntriesRecord)
     assert [bytes(entry) for entry in entries.entries()] == [b"\x0e\x01one", b"two"]
-    assert (entries.epoch, entries.ledger, entries.first_entry, entries.append_ms) == (5, 11, 2, 1_700_000_000_001)
+    assert (entries.epoch, entries.ledger, entries.first_entry, entries.append_ms) == (
+        5,
+        11,
+        2,
+        1_700_000_000_001,
+    )
     assert (entries.topic, entries.producer) == ("persistent://a/b/c", "p")
     assert (list(entries.message_counts), list(entries.sequences)) == ([1, 3], [8, 2**64 - 1])
     assert cursor == CursorRecord(
-        5, "persistent://a/b/c", "s", CursorOperation.ACKNOWLEDGE, (11, -1), ((11, 4, 6),), ((11, 8, (-2,)),), {"k": "v"}
+        5,
+        "persistent://a/b/c",
+        "s",
+        CursorOperation.ACKNOWLEDGE,
+        (11, -1),
+        ((11, 4, 6),),
+        ((11, 8, (-2,)),),
+        {"k": "v"},
     )
     assert topic == TopicRecord(5, "persistent://a/b/c", TopicOperation.CREATE, {})
     assert release == ReleaseRecord(5, "a/b/0x00000000_0x40000000", b"{}")
@@ -136,17 +150,37 @@ def test_decoding_the_golden_block_gives_the_values() -> None:
 
 def test_records_of_some_types_are_found_without_decoding_the_others() -> None:
     body = memoryview(b"".join(map(joined, golden_records())))
-    assert [record for _, record in decode_records(body, kinds={RecordType.RELEASE, RecordType.TERM})] == [
+    assert [
+        record for _, record in decode_records(body, kinds={RecordType.RELEASE, RecordType.TERM})
+    ] == [
         ReleaseRecord(5, "a/b/0x00000000_0x40000000", b"{}"),
         TermRecord(5, "a/b/0x00000000_0x40000000", b'{"schema":1}'),
     ]
 
 
-@given(U64, U64, U64, U64, TEXT, TEXT, st.lists(st.tuples(st.binary(max_size=50), U32, U64), min_size=1, max_size=20))
+@given(
+    U64,
+    U64,
+    U64,
+    U64,
+    TEXT,
+    TEXT,
+    st.lists(st.tuples(st.binary(max_size=50), U32, U64), min_size=1, max_size=20),
+)
 def test_entries_come_back(
-    epoch: int, ledger: int, first: int, ms: int, topic: str, producer: str, rows: list[tuple[bytes, int, int]]
+    epoch: int,
+    ledger: int,
+    first: int,
+    ms: int,
+    topic: str,
+    producer: str,
+    rows: list[tuple[bytes, int, int]],
 ) -> None:
-    entries, counts, sequences = [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+    entries, counts, sequences = (
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [row[2] for row in rows],
+    )
     encoded = encode_entries(
         epoch=epoch,
         ledger=ledger,
@@ -161,7 +195,12 @@ def test_entries_come_back(
     record = only_record(encoded)
     assert isinstance(record, EntriesRecord)
     assert [bytes(entry) for entry in record.entries()] == entries
-    assert (record.epoch, record.ledger, record.first_entry, record.append_ms) == (epoch, ledger, first, ms)
+    assert (record.epoch, record.ledger, record.first_entry, record.append_ms) == (
+        epoch,
+        ledger,
+        first,
+        ms,
+    )
     assert (record.topic, record.producer) == (topic, producer)
     assert (record.message_counts, record.sequences) == (array("I", counts), array("Q", sequences))
     assert joined(encoded)[RECORD_HEADER_BYTES + encoded.entries_offset :] == b"".join(entries)
@@ -191,18 +230,24 @@ def test_cursors_come_back(
         partial=partial,
         properties=properties,
     )
-    assert only_record(encoded) == CursorRecord(1, "t", "größe", operation, mark, ranges, partial, properties)
+    assert only_record(encoded) == CursorRecord(
+        1, "t", "größe", operation, mark, ranges, partial, properties
+    )
 
 
 @given(U64, TEXT, st.sampled_from(TopicOperation), PROPERTIES, st.binary(max_size=30))
 def test_topics_releases_and_terms_come_back(
     epoch: int, name: str, operation: TopicOperation, properties: dict[str, str], state: bytes
 ) -> None:
-    assert only_record(encode_topic(epoch=epoch, topic=name, operation=operation, properties=properties)) == TopicRecord(
-        epoch, name, operation, properties
+    assert only_record(
+        encode_topic(epoch=epoch, topic=name, operation=operation, properties=properties)
+    ) == TopicRecord(epoch, name, operation, properties)
+    assert only_record(encode_release(epoch=epoch, bundle=name, state=state)) == ReleaseRecord(
+        epoch, name, state
     )
-    assert only_record(encode_release(epoch=epoch, bundle=name, state=state)) == ReleaseRecord(epoch, name, state)
-    assert only_record(encode_term(epoch=epoch, bundle=name, state=state)) == TermRecord(epoch, name, state)
+    assert only_record(encode_term(epoch=epoch, bundle=name, state=state)) == TermRecord(
+        epoch, name, state
+    )
 
 
 def test_every_flipped_bit_of_a_block_is_found() -> None:
@@ -218,8 +263,12 @@ def test_every_flipped_bit_of_a_block_is_found() -> None:
         assert header is None or not block_is_intact(view, 0, header, seed), bit
 
 
-@pytest.mark.parametrize(("incarnation", "number", "offset"), [("j", 0, 4096), ("i", 1, 4096), ("i", 0, 8192)])
-def test_a_block_of_another_place_is_not_accepted(incarnation: str, number: int, offset: int) -> None:
+@pytest.mark.parametrize(
+    ("incarnation", "number", "offset"), [("j", 0, 4096), ("i", 1, 4096), ("i", 0, 8192)]
+)
+def test_a_block_of_another_place_is_not_accepted(
+    incarnation: str, number: int, offset: int
+) -> None:
     """Stale bytes of a reused file, of another file or of another offset never pass."""
     body = joined(golden_records()[0])
     view = memoryview(encode_block_header(block_seed("i", 0), 4096, 0, 1, 1, body) + body)
@@ -235,7 +284,9 @@ def test_an_unknown_record_type_is_an_error() -> None:
 
 
 @given(st.integers(0, 4), st.data())
-def test_a_record_that_is_cut_short_never_crashes_the_decoder(which: int, data: st.DataObject) -> None:
+def test_a_record_that_is_cut_short_never_crashes_the_decoder(
+    which: int, data: st.DataObject
+) -> None:
     """Whatever length the header claims, the answer is CorruptData or a record."""
     whole = joined(golden_records()[which])
     cut = whole[: data.draw(st.integers(1, len(whole) - 1))]

@@ -1,7 +1,8 @@
-"""The log on a simulated disk: takeover at any step, of an owner that is paused, dead or alive, then a power loss.
+"""The log on a simulated disk: takeover at any step, of an owner that is paused, dead or alive,
+then a power loss.
 
-The disk tears writes, fails flushes and keeps what a failed flush left readable (see the kernel's fault model), so a taker meets bytes that
-were never flushed.
+The disk tears writes, fails flushes and keeps what a failed flush left readable (see the kernel's
+fault model), so a taker meets bytes that were never flushed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from tests.support.logs import INCARNATION, numbered, read_numbers
 
 FILE_BYTES = 16 * 1024
 IN_FLIGHT = 3
-FAULTS = Faults(flush_error_probability=0.01, partial_write_probability=0.3, slow_flush_probability=0.02, slow_flush_s=(0.01, 0.5))
+FAULTS = Faults(
+    flush_error_probability=0.01,
+    partial_write_probability=0.3,
+    slow_flush_probability=0.02,
+    slow_flush_s=(0.01, 0.5),
+)
 SEEDS = 60
 
 
@@ -41,7 +47,9 @@ class Story:
         self.dead = -1
         self.kept = 0
 
-    async def collect(self, volume: SimVolume, writer: LogWriter, sealed: asyncio.Queue[tuple[int, int]]) -> None:
+    async def collect(
+        self, volume: SimVolume, writer: LogWriter, sealed: asyncio.Queue[tuple[int, int]]
+    ) -> None:
         """Give up files some time after they were sealed, as the collector does."""
         while True:
             number, length = await sealed.get()
@@ -101,7 +109,8 @@ async def fence_patiently(volume: SimVolume) -> list[SealedFile]:
 
 
 def lost_records(seed: int) -> tuple[set[int], Story]:
-    """One story: what was acknowledged, lies in no file that was given up, and cannot be read after it."""
+    """One story: what was acknowledged, lies in no file that was given up, and cannot be read
+    after it."""
     chance = random.Random(seed)
     story = Story()
     acknowledged = story.acknowledged
@@ -127,7 +136,10 @@ def lost_records(seed: int) -> tuple[set[int], Story]:
             assert not acknowledged
             return set(), story
         end = LogPosition(sealed[0][-1].number, sealed[0][-1].length)
-        read = world.complete(read_numbers(world.outsider("reader").volume, end, LogPosition(story.dead + 1, 0)), within_s=60.0)
+        read = world.complete(
+            read_numbers(world.outsider("reader").volume, end, LogPosition(story.dead + 1, 0)),
+            within_s=60.0,
+        )
     needed = {number: place for number, place in acknowledged.items() if place.file > story.dead}
     return {number for number, place in needed.items() if read.get(number) != place}, story
 
@@ -145,22 +157,30 @@ def check_seeds(seeds: int = SEEDS) -> None:
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_read_after_any_takeover() -> None:
-    """Whatever the owner's state, two takers agree, nothing acknowledged is missing, and what they sealed survives a power loss."""
+    """Whatever the owner's state, two takers agree, nothing acknowledged is missing, and what
+    they sealed survives a power loss."""
     check_seeds()
 
 
 @pytest.mark.slow
-def test_files_with_one_start_for_their_checksums_show_what_earlier_files_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_one_start_for_their_checksums_show_what_earlier_files_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The broken variant of recycling: a scan takes the blocks of an earlier life for its own."""
     for module in (log_files, recovery):
-        monkeypatch.setattr(module, "block_seed", lambda incarnation, _number: crc32c(incarnation.encode()))
+        monkeypatch.setattr(
+            module, "block_seed", lambda incarnation, _number: crc32c(incarnation.encode())
+        )
     with pytest.raises((AssertionError, StorageError)):
         check_seeds()
 
 
 @pytest.mark.slow
-def test_a_taker_that_does_not_flush_what_it_seals_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken variant of sealing: some seed shows a sealed length above what survived the power loss."""
+def test_a_taker_that_does_not_flush_what_it_seals_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broken variant of sealing: some seed shows a sealed length above what survived the
+    power loss."""
 
     async def nothing(_self: SimVolume, _name: str, _offset: int, _data: Buffer) -> None:
         return
@@ -171,11 +191,16 @@ def test_a_taker_that_does_not_flush_what_it_seals_loses_it(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_an_owner_that_looks_for_its_claim_before_it_writes_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken variant of the order: a claim found before the flush says nothing about what the taker reads."""
+def test_an_owner_that_looks_for_its_claim_before_it_writes_loses_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broken variant of the order: a claim found before the flush says nothing about what
+    the taker reads."""
     look_for_claim, append = SimVolume.look_for_claim, SimVolume.append
 
-    async def look_then_append(self: SimVolume, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
+    async def look_then_append(
+        self: SimVolume, handle: SimLogHandle, offset: int, buffers: Sequence[Buffer], claim: str
+    ) -> None:
         await look_for_claim(self, claim)
         await append(self, handle, offset, buffers, claim)
 
@@ -185,11 +210,14 @@ def test_an_owner_that_looks_for_its_claim_before_it_writes_loses_records(monkey
     monkeypatch.setattr(SimVolume, "append", look_then_append)
     monkeypatch.setattr(SimVolume, "look_for_claim", nothing)
     with pytest.raises(AssertionError, match="seed"):
-        check_seeds(seeds=20 * SEEDS)  # it must be stopped within a few system calls, so it takes more of them
+        # it must be stopped within a few system calls, so it takes more of them
+        check_seeds(seeds=20 * SEEDS)
 
 
 @pytest.mark.slow
-def test_an_owner_that_does_not_look_for_its_claim_loses_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_does_not_look_for_its_claim_loses_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The broken variant of acknowledging."""
 
     async def nothing(_self: SimVolume, _claim: str) -> None:

@@ -44,7 +44,12 @@ def test_extents_and_epochs() -> None:
 
 
 @pytest.mark.slow
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 5), st.integers(0, 3)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 5), st.integers(0, 3)),
+        max_size=20,
+    )
+)
 def test_find_agrees_with_a_model(runs: list[tuple[str, int, int, int]]) -> None:
     """Every entry that was added is found where it lies, with holes between runs, and no other."""
     from_heads, from_scan = IndexBuilder("i", 0), IndexBuilder("i", 0)
@@ -61,7 +66,10 @@ def test_find_agrees_with_a_model(runs: list[tuple[str, int, int, int]]) -> None
         assert isinstance(record, EntriesRecord)
         from_scan.add(record, payload_offset)
         for number in range(count):
-            where[topic, ledger, first + number] = (payload_offset + encoded.entries_offset + 40 * number, 40)
+            where[topic, ledger, first + number] = (
+                payload_offset + encoded.entries_offset + 40 * number,
+                40,
+            )
         offset += encoded.size
     data = from_heads.encode(offset)
     assert data == from_scan.encode(offset), "writer's memory and scan give the same index"
@@ -70,13 +78,18 @@ def test_find_agrees_with_a_model(runs: list[tuple[str, int, int, int]]) -> None
         for ledger in range(5):
             for entry in range(-1, 90):
                 assert index.find(topic, ledger, entry) == where.get((topic, ledger, entry))
-    assert sum(len(run.lengths) for topic in index.topics() for run in index.runs(topic)) == len(where)
+    assert sum(len(run.lengths) for topic in index.topics() for run in index.runs(topic)) == len(
+        where
+    )
 
 
 def test_the_order_in_which_runs_come_says_nothing() -> None:
-    """Equal contents, equal bytes: also where a scan or a file's writer comes to a later run first."""
+    """Equal contents, equal bytes: also where a scan or a file's writer comes to a later run
+    first."""
     heads = [
-        (numbered(number, count=2, ledger=ledger).buffers[0], 5000 + 100 * number) for ledger in (3, 5) for number in (1, 7, 40)
+        (numbered(number, count=2, ledger=ledger).buffers[0], 5000 + 100 * number)
+        for ledger in (3, 5)
+        for number in (1, 7, 40)
     ]
     built = []
     for order in (heads, heads[::-1], heads[3:] + heads[:3]):
@@ -86,11 +99,14 @@ def test_the_order_in_which_runs_come_says_nothing() -> None:
         built.append(builder.encode(65536))
     assert built == built[:1] * 3
     runs = LevelZeroIndex.decode(built[0], "i").runs(TOPIC)
-    assert [(run.ledger, run.first_entry) for run in runs] == [(ledger, number) for ledger in (3, 5) for number in (1, 7, 40)]
+    assert [(run.ledger, run.first_entry) for run in runs] == [
+        (ledger, number) for ledger in (3, 5) for number in (1, 7, 40)
+    ]
 
 
 def test_putting_an_index_together_takes_no_step_per_run() -> None:
-    """A file of tiny runs has hundreds of thousands, and the loop stands still meanwhile: each was laid out when it came."""
+    """A file of tiny runs has hundreds of thousands, and the loop stands still meanwhile: each
+    was laid out when it came."""
 
     def steps(runs: int) -> int:
         builder, count = IndexBuilder("i", 0), 0
@@ -125,4 +141,8 @@ def test_every_damaged_byte_is_found() -> None:
 
 def test_lengths_are_shared_arrays() -> None:
     run = LevelZeroIndex.decode(golden_index(), "i").runs(TOPIC)[0]
-    assert (run.lengths, run.message_counts, run.last_entry) == (array("I", [40, 40]), array("I", [1, 1]), 8)
+    assert (run.lengths, run.message_counts, run.last_entry) == (
+        array("I", [40, 40]),
+        array("I", [1, 1]),
+        8,
+    )

@@ -36,7 +36,8 @@ from tests.support.logs import (
 
 
 class GatedVolume(PosixVolume):
-    """Appends wait for `gate`, then fail with `failure` if it is set; `appended` counts those that were started."""
+    """Appends wait for `gate`, then fail with `failure` if it is set; `appended` counts those
+    that were started."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -82,7 +83,8 @@ def run_gated(directory: Path, script: Any) -> None:
 
 
 def test_everything_of_one_iteration_joins_one_flush(tmp_path: Path) -> None:
-    """Group commit without linger: one flush for what was appended before it started, one for what came meanwhile."""
+    """Group commit without linger: one flush for what was appended before it started, one for
+    what came meanwhile."""
 
     async def script(volume: GatedVolume) -> None:
         async with open_writer(volume) as writer:
@@ -117,7 +119,9 @@ def test_places_lead_back_to_the_records(tmp_path: Path) -> None:
             assert await read_numbers(volume, writer.position) == done
             encoded = numbered(150, 900)
             place = done[150]
-            raw = await volume.read(names.log_file(INCARNATION, place.file), place.offset + encoded.entries_offset, 900)
+            raw = await volume.read(
+                names.log_file(INCARNATION, place.file), place.offset + encoded.entries_offset, 900
+            )
             assert raw == encoded.buffers[1]
             assert place.file > 0
 
@@ -142,7 +146,8 @@ def test_an_empty_append_runs_behind_what_was_appended_before(tmp_path: Path) ->
 
 
 def test_rolled_files_get_seal_and_index(tmp_path: Path) -> None:
-    """Every file that was left is sealed at its end, indexed, and reported; closing seals the last and gives up the claim."""
+    """Every file that was left is sealed at its end, indexed, and reported; closing seals the
+    last and gives up the claim."""
     sealed: list[tuple[int, int, dict[str, list[int]]]] = []
 
     async def script(volume: PosixVolume) -> None:
@@ -155,7 +160,9 @@ def test_rolled_files_get_seal_and_index(tmp_path: Path) -> None:
         assert [file for file, _, _ in sealed if file <= last.file] == list(range(last.file + 1))
         for file, length, epochs in sealed:
             assert await read_seal(volume, INCARNATION, file) == length
-            index = LevelZeroIndex.decode(await volume.read(names.index(INCARNATION, file)), "index")
+            index = LevelZeroIndex.decode(
+                await volume.read(names.index(INCARNATION, file)), "index"
+            )
             assert (index.length, index.number, index.incarnation) == (length, file, INCARNATION)
             assert index.topics() == list(epochs)
             for number, place in done.items():
@@ -188,14 +195,17 @@ def test_roll_goes_on_in_the_next_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "appends", "seal"), [(StorageError("EIO"), 2, FILE_HEADER_BYTES), (Fenced("claim gone"), 1, None)]
+    ("failure", "appends", "seal"),
+    [(StorageError("EIO"), 2, FILE_HEADER_BYTES), (Fenced("claim gone"), 1, None)],
 )
 def test_after_a_failure_nothing_is_acknowledged_any_more(
     tmp_path: Path, failure: StorageError, appends: int, seal: int | None
 ) -> None:
-    """Neither what was under way, nor what waited, nor what comes later; the owner hears of it once.
+    """Neither what was under way, nor what waited, nor what comes later; the owner hears of it
+    once.
 
-    After a failed flush the same records are tried once more, in a file of their own; after a lost claim nothing is.
+    After a failed flush the same records are tried once more, in a file of their own; after a lost
+    claim nothing is.
     """
 
     async def script(volume: GatedVolume) -> None:
@@ -220,7 +230,9 @@ def test_after_a_failure_nothing_is_acknowledged_any_more(
             await writer.check_claim()
         await writer.close()
         assert (done, failures, volume.appended, writer.fenced) == ({}, [failure], appends, True)
-        assert await read_seal(volume, INCARNATION, 0) == seal, "a file that was not abandoned is sealed by the taker"
+        assert await read_seal(volume, INCARNATION, 0) == seal, (
+            "a file that was not abandoned is sealed by the taker"
+        )
 
     run_gated(tmp_path, script)
 
@@ -244,7 +256,8 @@ def test_an_idle_owner_finds_out_that_its_claim_is_gone(tmp_path: Path) -> None:
 def test_whoever_waits_for_nothing_but_the_claim_is_not_told_that_it_is_there(
     tmp_path: Path, ask: Callable[[LogWriter], Awaitable[None]]
 ) -> None:
-    """A former owner with nothing to write must not go on to tell what it knows: neither a waiter nor an empty append gets through."""
+    """A former owner with nothing to write must not go on to tell what it knows: neither a
+    waiter nor an empty append gets through."""
 
     async def script(volume: PosixVolume) -> None:
         failures = Failures()
@@ -317,7 +330,10 @@ def test_an_owner_adopts_an_equal_seal(tmp_path: Path) -> None:
         async with open_writer(volume) as writer:
             append_numbered(writer, 0, {})
             await writer.barrier()
-            assert await publish_seal(volume, INCARNATION, 0, writer.position.offset) == writer.position.offset
+            assert (
+                await publish_seal(volume, INCARNATION, 0, writer.position.offset)
+                == writer.position.offset
+            )
             await writer.roll("test")
 
     run_on_volume(tmp_path, script)
@@ -342,7 +358,8 @@ def test_limits_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_who_waits_for_the_disk_is_told_once_it_has_caught_up(tmp_path: Path, fails: bool) -> None:
-    """Nobody has to look: at the flush that brings what is pending to the bound, or at the log's failure, after which nothing is flushed."""
+    """Nobody has to look: at the flush that brings what is pending to the bound, or at the log's
+    failure, after which nothing is flushed."""
 
     async def script(volume: GatedVolume) -> None:
         failures, told = Failures(), list[int]()
@@ -378,7 +395,9 @@ def test_a_callback_that_raises_stops_the_log(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         failures = Failures()
         reported: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: reported.append(context)
+        )
         writer = new_writer(volume, failures)
         await writer.open()
         encoded = numbered(0)

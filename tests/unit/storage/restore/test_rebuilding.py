@@ -1,4 +1,5 @@
-"""The store that is rebuilt from logs recovers everything that was acknowledged, after every history; with an old backup, and without."""
+"""The store that is rebuilt from logs recovers everything that was acknowledged, after every
+history; with an old backup, and without."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ from magnetar.storage.log.fencing import SealedFile
 from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest
 from magnetar.storage.restore.log_copies import LogFacts, TermCopy
-from magnetar.storage.restore.rebuilding import ManifestFact, RebuiltStore, StorageFacts, choose_manifest, rebuild
+from magnetar.storage.restore.rebuilding import (
+    ManifestFact,
+    RebuiltStore,
+    StorageFacts,
+    choose_manifest,
+    rebuild,
+)
 
 RECORD_BYTES = 10
 WHOLE = "t/n/0x00000000_0xffffffff"
@@ -50,7 +57,8 @@ class Written:
 
 @dataclass
 class Incarnation:
-    """A broker's log: files of records, how much of the last one is durable, and whether its claim stands."""
+    """A broker's log: files of records, how much of the last one is durable, and whether its
+    claim stands."""
 
     name: str
     files: dict[int, list[Written]] = field(default_factory=lambda: {0: []})
@@ -77,7 +85,8 @@ class Incarnation:
 
 @dataclass
 class ModelCluster:
-    """Bundles that move, split and shorten their chains by the broker's own rules; the store is a dictionary."""
+    """Bundles that move, split and shorten their chains by the broker's own rules; the store is
+    a dictionary."""
 
     revision: int = 0
     bundles: dict[str, BundleRecord] = field(default_factory=dict)
@@ -93,7 +102,7 @@ class ModelCluster:
         for number in range(2):
             self.start(number)
 
-    # --- acts ---------------------------------------------------------------------------------------------------------------------
+    # --- acts -------------------------------------------------------------------------------------
 
     def start(self, number: int) -> None:
         """A new incarnation of a broker; the one before is fenced."""
@@ -104,7 +113,14 @@ class ModelCluster:
         self.incarnations[name] = Incarnation(name)
 
     def live(self, number: int) -> str:
-        return next((name for name, known in self.incarnations.items() if known.alive and name.startswith(f"{number}.")), "")
+        return next(
+            (
+                name
+                for name, known in self.incarnations.items()
+                if known.alive and name.startswith(f"{number}.")
+            ),
+            "",
+        )
 
     def commit(self, bundle: str, record: BundleRecord) -> None:
         self.revision += 1
@@ -117,7 +133,10 @@ class ModelCluster:
             return
         if record is None or record.state is BundleState.FREE:
             self.commit(bundle, rules.assign(record, taker, "test"))
-        elif record.incarnation not in self.incarnations or not self.incarnations[record.incarnation].alive:
+        elif (
+            record.incarnation not in self.incarnations
+            or not self.incarnations[record.incarnation].alive
+        ):
             if taker in rules.former_owners(record):
                 return
             self.commit(bundle, rules.override(record, taker, owner_is_dead=True, reason="test"))
@@ -133,7 +152,9 @@ class ModelCluster:
             before.die()
             sealed_end = before.position
         taker = self.incarnations[record.incarnation]
-        owned = rules.own(record, taker.name, epoch=epoch, start=taker.position, sealed_end=sealed_end)
+        owned = rules.own(
+            record, taker.name, epoch=epoch, start=taker.position, sealed_end=sealed_end
+        )
         self.commit(bundle, owned)
         taker.append(Written("term", bundle, epoch, copy=owned))
 
@@ -159,7 +180,8 @@ class ModelCluster:
             self.acknowledged |= {record.entry for record in fresh if record.entry is not None}
 
     def checkpoint(self, bundle: str, committed: bool) -> None:
-        """Roll, write the checkpoint, keep a copy of the record to be, and commit it, or lose the answer and die."""
+        """Roll, write the checkpoint, keep a copy of the record to be, and commit it, or lose
+        the answer and die."""
         owner, record = self.owner(bundle), self.bundles.get(bundle)
         if owner is None or record is None:
             return
@@ -167,12 +189,22 @@ class ModelCluster:
         owner.files[owner.last + 1], owner.durable = [], 0
         position = owner.position
         name = names.checkpoint(BundleName.parse(bundle), record.epoch, len(self.checkpoints) + 1)
-        closed = replace(record, chain=(*record.chain[:-1], replace(record.chain[-1], end=position)))
+        closed = replace(
+            record, chain=(*record.chain[:-1], replace(record.chain[-1], end=position))
+        )
         self.checkpoints[name] = frozenset(self.recovered(bundle, closed))
         listed = self.manifests.setdefault(bundle, [])
         covered = (record.epoch, position.file)
         generation = max((fact.generation for fact in listed), default=0) + 1
-        listed.append(ManifestFact(names.manifest(BundleName.parse(bundle), generation, 7), generation, covered, frozenset(), ()))
+        listed.append(
+            ManifestFact(
+                names.manifest(BundleName.parse(bundle), generation, 7),
+                generation,
+                covered,
+                frozenset(),
+                (),
+            )
+        )
         advanced = rules.advance_checkpoint(record, CheckpointPointer(name, owner.name, position))
         owner.append(Written("term", bundle, record.epoch, copy=advanced))
         self.flush(owner)
@@ -196,7 +228,8 @@ class ModelCluster:
             self.acquire(bundle)
 
     def split(self, bundle: str, committed: bool) -> None:
-        """Into halves, at the same owner; the children's copies are durable before the transaction, or its owner dies before it."""
+        """Into halves, at the same owner; the children's copies are durable before the
+        transaction, or its owner dies before it."""
         owner, record, name = self.owner(bundle), self.bundles.get(bundle), BundleName.parse(bundle)
         if owner is None or record is None or name.high - name.low < 16:
             return
@@ -208,7 +241,10 @@ class ModelCluster:
         closed = replace(record.chain[-1], end=owner.position)
         chain = (*record.chain[:-1], closed, LogRange(owner.name, owner.position, None))
         child = replace(record, epoch=epoch, chain=chain, epochs=(*record.epochs, epoch))
-        children = [BundleName(name.namespace, name.low, middle), BundleName(name.namespace, middle, name.high)]
+        children = [
+            BundleName(name.namespace, name.low, middle),
+            BundleName(name.namespace, middle, name.high),
+        ]
         for made in children:
             owner.append(Written("term", str(made), epoch, copy=child))
         self.flush(owner)
@@ -219,7 +255,9 @@ class ModelCluster:
         for made in children:
             self.commit(str(made), child)
             facts = [replace(fact, generation=1) for fact in self.manifests.get(bundle, ())[-1:]]
-            self.manifests[str(made)] = [replace(fact, object=names.manifest(made, 1, 7)) for fact in facts]
+            self.manifests[str(made)] = [
+                replace(fact, object=names.manifest(made, 1, 7)) for fact in facts
+            ]
 
     def collect(self) -> None:
         """Whatever no record of the store needs goes at once."""
@@ -229,28 +267,52 @@ class ModelCluster:
                 over = number < incarnation.last or not incarnation.alive
                 if over and not any(found.replays((incarnation.name, number)) for found in facts):
                     del incarnation.files[number]
-        pointed = {record.checkpoint.object for record in self.bundles.values() if record.checkpoint is not None}
+        pointed = {
+            record.checkpoint.object
+            for record in self.bundles.values()
+            if record.checkpoint is not None
+        }
         for bundle, record in self.bundles.items():
-            listed = [name for name in self.checkpoints if name.startswith(f"{names.checkpoints_of(BundleName.parse(bundle))}/")]
+            listed = [
+                name
+                for name in self.checkpoints
+                if name.startswith(f"{names.checkpoints_of(BundleName.parse(bundle))}/")
+            ]
             if record.state is not BundleState.DELETED:
                 for name in set(superseded_checkpoints(listed, record)) - pointed:
                     del self.checkpoints[name]
 
     def copy(self) -> None:
         """A backup of the store."""
-        items = {keys.bundle(BundleName.parse(name)): record.encode() for name, record in self.bundles.items()}
-        living = [BundleName.parse(name) for name, record in self.bundles.items() if record.state is not BundleState.DELETED]
-        edges = {0, FULL_RANGE_END, *(edge for bundle in living for edge in (bundle.low, bundle.high))}
+        items = {
+            keys.bundle(BundleName.parse(name)): record.encode()
+            for name, record in self.bundles.items()
+        }
+        living = [
+            BundleName.parse(name)
+            for name, record in self.bundles.items()
+            if record.state is not BundleState.DELETED
+        ]
+        edges = {
+            0,
+            FULL_RANGE_END,
+            *(edge for bundle in living for edge in (bundle.low, bundle.high)),
+        }
         items["namespaces/t/n"] = NamespaceRecord(tuple(sorted(edges)), {"p": 1}).encode()
         items[keys.CLUSTER] = ClusterRecord(STORAGE_ID, 0, 1).encode()
         self.backup = Backup(STORAGE_ID, 0, self.revision, 0, items)
 
-    # --- looking ------------------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def recovered(self, bundle: str, record: BundleRecord) -> set[tuple[int, int]]:
-        """What whoever recovers the bundle from this record finds. Raises KeyError for what is missing."""
+        """What whoever recovers the bundle from this record finds. Raises KeyError for what is
+        missing."""
         name = BundleName.parse(bundle)
-        found = set(self.checkpoints[record.checkpoint.object]) if record.checkpoint is not None else set()
+        found = (
+            set(self.checkpoints[record.checkpoint.object])
+            if record.checkpoint is not None
+            else set()
+        )
         for epoch, span in zip(record.epochs, record.chain, strict=True):
             found |= self._replayed(name, epoch, span)
         return {entry for entry in found if name.contains_hash(entry[0])}
@@ -270,7 +332,11 @@ class ModelCluster:
                 if not (span.start.file, span.start.offset) <= place < end or record.epoch != epoch:
                     continue
                 released = BundleName.parse(record.bundle)
-                if record.kind == "release" and released.low <= name.low and name.high <= released.high:
+                if (
+                    record.kind == "release"
+                    and released.low <= name.low
+                    and name.high <= released.high
+                ):
                     return found
                 if record.entry is not None:
                     found.add(record.entry)
@@ -293,11 +359,22 @@ class ModelCluster:
                 for at, record in enumerate(records):
                     offset = FILE_HEADER_BYTES + RECORD_BYTES * at
                     if record.kind == "release":
-                        logs.releases[record.bundle, record.epoch] = LogPosition(number, offset + RECORD_BYTES)
+                        logs.releases[record.bundle, record.epoch] = LogPosition(
+                            number, offset + RECORD_BYTES
+                        )
                     elif record.copy is not None:
-                        logs.terms.append(TermCopy(record.bundle, record.copy, incarnation.name, (record.epoch, number, offset)))
+                        logs.terms.append(
+                            TermCopy(
+                                record.bundle,
+                                record.copy,
+                                incarnation.name,
+                                (record.epoch, number, offset),
+                            )
+                        )
         logs.terms.sort(key=lambda copy: copy.place)
-        return StorageFacts(STORAGE_ID, logs, dict.fromkeys(self.checkpoints, frozenset()), self.manifests)
+        return StorageFacts(
+            STORAGE_ID, logs, dict.fromkeys(self.checkpoints, frozenset()), self.manifests
+        )
 
 
 KINDS = [
@@ -315,13 +392,19 @@ KINDS = [
     "collect",
     "copy",
 ]
-ACTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 20), st.integers(0, 1)), max_size=60)
+ACTS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 20), st.integers(0, 1)), max_size=60
+)
 
 
 def play(acts: list[tuple[str, int, int]]) -> ModelCluster:
     cluster = ModelCluster()
     for act, choice, number in acts:
-        bundles = sorted(name for name, record in cluster.bundles.items() if record.state is not BundleState.DELETED) or [WHOLE]
+        bundles = sorted(
+            name
+            for name, record in cluster.bundles.items()
+            if record.state is not BundleState.DELETED
+        ) or [WHOLE]
         bundle = bundles[choice % len(bundles)]
         match act:
             case "take":
@@ -355,7 +438,11 @@ def check(cluster: ModelCluster, backup: Backup | None) -> RebuiltStore:
     """Rebuild, and recover everything from what comes out."""
     result = rebuild(cluster.facts(), backup, 1, 1)
     assert result.problems == []
-    records = {key.removeprefix(keys.BUNDLES): value for key, value in result.items.items() if key.startswith(keys.BUNDLES)}
+    records = {
+        key.removeprefix(keys.BUNDLES): value
+        for key, value in result.items.items()
+        if key.startswith(keys.BUNDLES)
+    }
     found: set[tuple[int, int]] = set()
     living = []
     for name, value in records.items():
@@ -363,7 +450,8 @@ def check(cluster: ModelCluster, backup: Backup | None) -> RebuiltStore:
         if record.state is BundleState.DELETED:
             continue
         assert record.state is BundleState.FREE
-        assert record.epoch <= cluster.revision  # whoever owns it next has a higher epoch: the restore number was raised
+        # whoever owns it next has a higher epoch: the restore number was raised
+        assert record.epoch <= cluster.revision
         found |= cluster.recovered(name, record)
         living.append(BundleName.parse(name))
         needed = record.checkpoint
@@ -402,15 +490,20 @@ def test_the_newest_backup_adds_nothing(acts: list[tuple[str, int, int]]) -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(ACTS, ACTS)
-def test_a_store_can_be_rebuilt_again_and_again(first: list[tuple[str, int, int]], further: list[tuple[str, int, int]]) -> None:
+def test_a_store_can_be_rebuilt_again_and_again(
+    first: list[tuple[str, int, int]], further: list[tuple[str, int, int]]
+) -> None:
     """Once more before anything has happened, the result is the same."""
     cluster = play([*first, *further])
     assert check(cluster, None).items == check(cluster, None).items
 
 
-# --- one by one ---------------------------------------------------------------------------------------------------------------
+# --- one by one -----------------------------------------------------------------------------------
 
-A, B, C = (f"t/n/0x{low:08x}_0x{high:08x}" for low, high in ((0, 0x80000000), (0x80000000, FULL_RANGE_END), (0, 0x40000000)))
+A, B, C = (
+    f"t/n/0x{low:08x}_0x{high:08x}"
+    for low, high in ((0, 0x80000000), (0x80000000, FULL_RANGE_END), (0, 0x40000000))
+)
 
 
 def owned(epoch: int, *, epochs: tuple[int, ...] = (), incarnation: str = "b.1") -> BundleRecord:
@@ -426,21 +519,32 @@ def facts_of(**records: BundleRecord) -> StorageFacts:
     logs = LogFacts({"b.1": [SealedFile(0, 8192)]})
     bundles = {"whole": WHOLE, "a": A, "b": B, "c": C}
     logs.terms = [
-        TermCopy(bundles[name], record, "b.1", (record.epoch, 0, at)) for at, (name, record) in enumerate(records.items())
+        TermCopy(bundles[name], record, "b.1", (record.epoch, 0, at))
+        for at, (name, record) in enumerate(records.items())
     ]
     return StorageFacts(STORAGE_ID, logs, {}, {})
 
 
 def living(result: RebuiltStore) -> set[str]:
-    found = {key.removeprefix(keys.BUNDLES): BundleRecord.decode(item) for key, item in result.items.items() if "bundles/" in key}
+    found = {
+        key.removeprefix(keys.BUNDLES): BundleRecord.decode(item)
+        for key, item in result.items.items()
+        if "bundles/" in key
+    }
     return {name for name, record in found.items() if record.state is not BundleState.DELETED}
 
 
 def test_a_parent_is_over_once_its_children_cover_it() -> None:
-    result = rebuild(facts_of(whole=owned(5), a=owned(9, epochs=(5,)), b=owned(9, epochs=(5,))), None, 1, 1)
+    result = rebuild(
+        facts_of(whole=owned(5), a=owned(9, epochs=(5,)), b=owned(9, epochs=(5,))), None, 1, 1
+    )
     assert living(result) == {A, B}
     assert "was split into" in result.bundles[WHOLE]
-    assert NamespaceRecord.decode(result.items["namespaces/t/n"]).boundaries == (0, 0x80000000, FULL_RANGE_END)
+    assert NamespaceRecord.decode(result.items["namespaces/t/n"]).boundaries == (
+        0,
+        0x80000000,
+        FULL_RANGE_END,
+    )
 
 
 def test_a_child_without_its_sibling_has_acknowledged_nothing() -> None:
@@ -466,7 +570,9 @@ def test_a_namespace_that_was_deleted_before_the_backup_stays_deleted() -> None:
     assert "deleted before the backup" in result.bundles[WHOLE]
 
 
-def test_a_namespace_that_the_backup_does_not_know_loses_nothing_until_somebody_sets_its_policies() -> None:
+def test_a_namespace_that_the_backup_does_not_know_loses_nothing_until_somebody_sets_its_policies() -> (
+    None
+):
     result = rebuild(facts_of(whole=owned(7)), backup_of(revision=6), 1, 1)
     assert living(result) == {WHOLE}
     assert NamespaceRecord.decode(result.items["namespaces/t/n"]).policies == KEPT_POLICIES
@@ -475,16 +581,25 @@ def test_a_namespace_that_the_backup_does_not_know_loses_nothing_until_somebody_
 
 def test_policies_come_from_the_backup_and_boundaries_from_the_bundles() -> None:
     namespace = NamespaceRecord((0, FULL_RANGE_END), {"p": 1})
-    backup = replace(backup_of(revision=6), items={"namespaces/t/n": namespace.encode(), keys.CLUSTER: b"{}"})
+    backup = replace(
+        backup_of(revision=6), items={"namespaces/t/n": namespace.encode(), keys.CLUSTER: b"{}"}
+    )
     children = {"a": owned(9, epochs=(5,)), "b": owned(9, epochs=(5,))}
     result = rebuild(facts_of(whole=owned(5), **children), backup, 1, 1)
-    assert NamespaceRecord.decode(result.items["namespaces/t/n"]) == NamespaceRecord((0, 0x80000000, FULL_RANGE_END), {"p": 1})
+    assert NamespaceRecord.decode(result.items["namespaces/t/n"]) == NamespaceRecord(
+        (0, 0x80000000, FULL_RANGE_END), {"p": 1}
+    )
 
 
 def test_a_missing_file_is_a_problem_that_names_it() -> None:
     facts = facts_of(
         whole=replace(
-            owned(5), chain=(LogRange("gone.1", LogPosition(3, 4096), LogPosition(4, 9000)), owned(5).chain[0]), epochs=(4, 5)
+            owned(5),
+            chain=(
+                LogRange("gone.1", LogPosition(3, 4096), LogPosition(4, 9000)),
+                owned(5).chain[0],
+            ),
+            epochs=(4, 5),
         )
     )
     result = rebuild(facts, None, 1, 1)
@@ -492,8 +607,12 @@ def test_a_missing_file_is_a_problem_that_names_it() -> None:
     assert "logs/gone.1/00000003.log, logs/gone.1/00000004.log" in result.problems[0]
 
 
-@pytest.mark.parametrize(("lost", "released", "named"), [(1, False, True), (1, True, False), (None, False, False)])
-def test_a_log_that_goes_on_in_a_file_that_is_not_there_is_a_problem(lost: int | None, released: bool, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("lost", "released", "named"), [(1, False, True), (1, True, False), (None, False, False)]
+)
+def test_a_log_that_goes_on_in_a_file_that_is_not_there_is_a_problem(
+    lost: int | None, released: bool, named: bool
+) -> None:
     """For whoever has not released its bundle before: then it was written up to its end."""
     facts = facts_of(whole=owned(5))
     if lost is not None:
@@ -518,23 +637,42 @@ def test_what_only_the_store_knew_comes_from_the_backup_but_not_what_must_not_co
         keys.CLUSTER: b"{}",
     }
     result = rebuild(facts_of(), replace(backup_of(revision=1), items=items), 4, 1)
-    assert set(result.items) == {"tenants/t", "clusters/c", "cordons/b", "logs/b.1/00000000", keys.RESTORE, keys.CLUSTER}
+    assert set(result.items) == {
+        "tenants/t",
+        "clusters/c",
+        "cordons/b",
+        "logs/b.1/00000000",
+        keys.RESTORE,
+        keys.CLUSTER,
+    }
     assert ClusterRecord.decode(result.items[keys.CLUSTER]) == ClusterRecord(STORAGE_ID, 4, 1)
 
 
 def test_partitioned_topics_are_found_by_their_partitions() -> None:
     facts = facts_of(whole=owned(5))
-    topics = {"p-partition-0": True, "p-partition-2": True, "q-partition-0": False, "r": True, "r-partition-0": True}
-    facts.logs.topics = {f"persistent://t/n/{name}": ((5, 0, 0), there) for name, there in topics.items()}
+    topics = {
+        "p-partition-0": True,
+        "p-partition-2": True,
+        "q-partition-0": False,
+        "r": True,
+        "r-partition-0": True,
+    }
+    facts.logs.topics = {
+        f"persistent://t/n/{name}": ((5, 0, 0), there) for name, there in topics.items()
+    }
     result = rebuild(facts, None, 1, 1)
     found = {
-        key: PartitionedTopicRecord.decode(value).partitions for key, value in result.items.items() if key.startswith("topics/")
+        key: PartitionedTopicRecord.decode(value).partitions
+        for key, value in result.items.items()
+        if key.startswith("topics/")
     }
     assert found == {"topics/t/n/persistent/p": 3}
 
 
 def manifest(generation: int, nonce: str, covered: int = 1, segments: str = "") -> ManifestFact:
-    return ManifestFact(f"{generation}-{nonce}", generation, (1, covered), frozenset(segments.split()), ())
+    return ManifestFact(
+        f"{generation}-{nonce}", generation, (1, covered), frozenset(segments.split()), ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -544,7 +682,14 @@ def manifest(generation: int, nonce: str, covered: int = 1, segments: str = "") 
         ([manifest(1, "a"), manifest(2, "a")], "2-a"),
         # the last generation may have lost its commit: what it wrote may be deleted any moment
         ([manifest(1, "a"), manifest(2, "a", segments="s")], "1-a"),
-        ([manifest(1, "a", segments="s"), manifest(2, "a", segments="s"), manifest(3, "a", segments="s")], "3-a"),
+        (
+            [
+                manifest(1, "a", segments="s"),
+                manifest(2, "a", segments="s"),
+                manifest(3, "a", segments="s"),
+            ],
+            "3-a",
+        ),
         # of two that list nothing new the one that has taken in more
         ([manifest(1, "a"), manifest(2, "b", covered=2), manifest(2, "a", covered=3)], "2-a"),
         ([manifest(1, "a"), manifest(2, "b", covered=1), manifest(2, "a", segments="s")], "2-b"),

@@ -1,4 +1,5 @@
-"""Level-1 rewriting: which inputs a round takes, what its commit compares, and blocks made of whole runs."""
+"""Level-1 rewriting: which inputs a round takes, what its commit compares, and blocks made of
+whole runs."""
 
 from __future__ import annotations
 
@@ -10,8 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.storage.log.index import Run
-from magnetar.storage.manifest import Compacted, LevelZero, Manifest, SegmentReference, TopicSegments
-from magnetar.storage.segments.format import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, UNPARSED, RunColumns, encode_run_block
+from magnetar.storage.manifest import (
+    Compacted,
+    LevelZero,
+    Manifest,
+    SegmentReference,
+    TopicSegments,
+)
+from magnetar.storage.segments.format import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ROWS_MAX,
+    UNPARSED,
+    RunColumns,
+    encode_run_block,
+)
 from magnetar.storage.segments.level_one import (
     SHARED_OBJECTS_MAX,
     SHARED_TOPIC_BYTES_MAX,
@@ -39,16 +52,22 @@ def state(number: int, live: int, age_ms: int = 0, size: int = 100) -> FileState
     return FileState(file(number), size, live, NOW_MS - age_ms)
 
 
-def segment(name: str, first: int, last: int, length: int = 1000, offset: int = 0) -> SegmentReference:
-    return SegmentReference(name, length, last - first + 1, length - 100, (11, first), (11, last), offset)
+def segment(
+    name: str, first: int, last: int, length: int = 1000, offset: int = 0
+) -> SegmentReference:
+    return SegmentReference(
+        name, length, last - first + 1, length - 100, (11, first), (11, last), offset
+    )
 
 
-# --- the choice ------------------------------------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 def test_dead_files_go_and_old_or_mostly_dead_ones_are_rewritten() -> None:
     """A young file that is mostly alive stays as it is."""
-    found = choose([state(0, 0), state(1, 90), state(2, 50), state(3, 90, HOUR_MS)], NOW_MS, HOUR_MS, 0.5)
+    found = choose(
+        [state(0, 0), state(1, 90), state(2, 50), state(3, 90, HOUR_MS)], NOW_MS, HOUR_MS, 0.5
+    )
     assert (found.drop, found.rewrite) == ((file(0),), (file(3), file(2)))
 
 
@@ -60,7 +79,8 @@ def test_a_round_is_bounded_but_takes_at_least_one_file() -> None:
 
 
 def test_a_pinned_file_is_rewritten_in_part_once_that_is_due() -> None:
-    """Only what can be rewritten counts for the bound of a round; what was rewritten before is not done again, whatever is dead."""
+    """Only what can be rewritten counts for the bound of a round; what was rewritten before is
+    not done again, whatever is dead."""
     old, young = state(0, 90, HOUR_MS), state(1, 90)
 
     def pinned(found: FileState, loose: int, *, wanted: bool = False) -> FileState:
@@ -73,12 +93,21 @@ def test_a_pinned_file_is_rewritten_in_part_once_that_is_due() -> None:
     assert choose([pinned(state(3, 10), 5)], NOW_MS, HOUR_MS, 0.5) == none
     assert choose([pinned(state(4, 0), 0)], NOW_MS, HOUR_MS, 0.5) == none
     assert choose([pinned(young, 40, wanted=True)], NOW_MS, HOUR_MS, 0.5).partly == (file(1),)
-    assert choose([dataclasses.replace(young, wanted=True)], NOW_MS, HOUR_MS, 0.5).rewrite == (file(1),)
+    assert choose([dataclasses.replace(young, wanted=True)], NOW_MS, HOUR_MS, 0.5).rewrite == (
+        file(1),
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=6), st.integers(0, 20), st.integers(1, 12))
-def test_what_segments_hold_of_a_run_does_not_count(stretches: list[tuple[int, int]], first: int, count: int) -> None:
-    """Entry by entry, with the bytes where they lie; segments may begin and end in other ledgers."""
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=6),
+    st.integers(0, 20),
+    st.integers(1, 12),
+)
+def test_what_segments_hold_of_a_run_does_not_count(
+    stretches: list[tuple[int, int]], first: int, count: int
+) -> None:
+    """Entry by entry, with the bytes where they lie; segments may begin and end in other
+    ledgers."""
     held: set[int] = set()
     segments, entry = [], 0
     for gap, size in stretches:
@@ -94,7 +123,9 @@ def test_what_segments_hold_of_a_run_does_not_count(stretches: list[tuple[int, i
     found = {}
     for part in outside(run, segments):
         at = part.offset
-        for number, (length, messages) in enumerate(zip(part.lengths, part.message_counts, strict=True), part.first_entry):
+        for number, (length, messages) in enumerate(
+            zip(part.lengths, part.message_counts, strict=True), part.first_entry
+        ):
             found[number] = (at, length, messages)
             at += length
     wanted, at = {}, 4096
@@ -106,15 +137,20 @@ def test_what_segments_hold_of_a_run_does_not_count(stretches: list[tuple[int, i
 
 
 def test_small_objects_are_merged_once_there_are_many() -> None:
-    small = {f"{TOPIC}{n}": TopicSegments((segment(f"s{n}", 0, 9, 100 + n),)) for n in range(SHARED_OBJECTS_MAX)}
+    small = {
+        f"{TOPIC}{n}": TopicSegments((segment(f"s{n}", 0, 9, 100 + n),))
+        for n in range(SHARED_OBJECTS_MAX)
+    }
     large = {OTHER: TopicSegments((segment("large", 0, 9, SHARED_TOPIC_BYTES_MAX),))}
     few = dict(list(small.items())[1:])
     assert choose_merge(Manifest(BUNDLE, 1, topics={**few, **large})) == frozenset()
-    assert choose_merge(Manifest(BUNDLE, 1, topics={**small, **large})) == {f"s{n}" for n in range(SHARED_OBJECTS_MAX)}
+    assert choose_merge(Manifest(BUNDLE, 1, topics={**small, **large})) == {
+        f"s{n}" for n in range(SHARED_OBJECTS_MAX)
+    }
     assert choose_merge(Manifest(BUNDLE, 1, topics=small), bytes_max=320) == {"s0", "s1", "s2"}
 
 
-# --- the commit ------------------------------------------------------------------------------------------------------------------
+# --- the commit -----------------------------------------------------------------------------------
 
 
 def rewrite(*files: LevelZero, generation: int = 0, **change: object) -> LevelOneRewrite:
@@ -134,7 +170,11 @@ def test_inputs_leave_the_list_and_outputs_take_their_place() -> None:
 
 def test_files_and_segments_that_came_meanwhile_stay() -> None:
     """Only my inputs are compared: a move or a roll never fails a rewrite."""
-    later = dataclasses.replace(LISTED, level0=(*LISTED.level0, file(2)), topics={OTHER: TopicSegments((segment("o", 0, 3),))})
+    later = dataclasses.replace(
+        LISTED,
+        level0=(*LISTED.level0, file(2)),
+        topics={OTHER: TopicSegments((segment("o", 0, 3),))},
+    )
     applied = rewrite(file(0)).apply(later)
     assert applied is not None
     assert applied.level0 == (file(1), file(2))
@@ -194,10 +234,15 @@ def test_a_merged_segment_must_still_be_listed() -> None:
     assert applied is not None
     assert applied.topic(TOPIC).level1 == (segment("new", 0, 9),)
     assert change.apply(LISTED) is None
-    assert change.apply(LISTED.with_topic(TOPIC, TopicSegments((segment("old", 20, 29, offset=0),)))) is None
+    assert (
+        change.apply(LISTED.with_topic(TOPIC, TopicSegments((segment("old", 20, 29, offset=0),))))
+        is None
+    )
 
 
-def test_a_deleted_topic_leaves_the_manifest_and_is_remembered_while_a_listed_file_holds_it() -> None:
+def test_a_deleted_topic_leaves_the_manifest_and_is_remembered_while_a_listed_file_holds_it() -> (
+    None
+):
     """Else a job could take its entries for those of a topic of the same name."""
     view = TopicSegments((segment("old", 0, 9),), Compacted(2, (11, 3), ()))
     manifest = LISTED.with_topic(TOPIC, view)
@@ -217,7 +262,7 @@ def test_trimmed_never_goes_back() -> None:
     assert applied.topic(TOPIC).trimmed == (11, 50)
 
 
-# --- covering --------------------------------------------------------------------------------------------------------------------
+# --- covering -------------------------------------------------------------------------------------
 
 
 def test_what_was_covered_is_never_listed_again() -> None:
@@ -229,7 +274,7 @@ def test_what_was_covered_is_never_listed_again() -> None:
     assert taken.covered == (7, 5)
 
 
-# --- blocks of runs --------------------------------------------------------------------------------------------------------------
+# --- blocks of runs -------------------------------------------------------------------------------
 
 LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)
 RUNS = st.lists(st.tuples(LENGTHS, st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=12)
@@ -242,15 +287,27 @@ def runs_from(shape: list[tuple[list[int], int, int]]) -> list[RunColumns]:
     for number, (lengths, gap, skip) in enumerate(shape):
         ledger, entry = (ledger + 2 * skip, gap) if skip else (ledger, entry + gap)
         payload = b"".join(bytes([number % 251]) * length for length in lengths)
-        runs.append(RunColumns(ledger, entry, 1000 + number, lengths, [1 + at % 3 for at in range(len(lengths))], payload))
+        runs.append(
+            RunColumns(
+                ledger,
+                entry,
+                1000 + number,
+                lengths,
+                [1 + at % 3 for at in range(len(lengths))],
+                payload,
+            )
+        )
         entry += len(lengths)
     return runs
 
 
 @settings(max_examples=80, deadline=None)
 @given(RUNS)
-def test_a_segment_of_runs_reads_back_entry_by_entry(shape: list[tuple[list[int], int, int]]) -> None:
-    """Positions, times, counts and bytes, however runs fall into blocks; and no entry that was not written."""
+def test_a_segment_of_runs_reads_back_entry_by_entry(
+    shape: list[tuple[list[int], int, int]],
+) -> None:
+    """Positions, times, counts and bytes, however runs fall into blocks; and no entry that was
+    not written."""
     runs = runs_from(shape)
     writer = RunSegmentWriter({"topic": TOPIC})
     for run in runs:
@@ -260,7 +317,13 @@ def test_a_segment_of_runs_reads_back_entry_by_entry(shape: list[tuple[list[int]
     assert writer.length == len(data)
     reader = SegmentReader(lambda at, size: data[at : at + size], len(data), "s")
     found = [
-        (block.ledgers[row], block.entries[row], block.append_times[row], block.message_counts[row], bytes(block.payload(row)))
+        (
+            block.ledgers[row],
+            block.entries[row],
+            block.append_times[row],
+            block.message_counts[row],
+            bytes(block.payload(row)),
+        )
         for block in reader.blocks()
         for row in range(block.count)
     ]
@@ -269,7 +332,9 @@ def test_a_segment_of_runs_reads_back_entry_by_entry(shape: list[tuple[list[int]
         at = 0
         for row, length in enumerate(run.lengths):
             payload = bytes(memoryview(run.payload)[at : at + length])
-            wanted.append((run.ledger, run.first_entry + row, run.append_ms, run.message_counts[row], payload))
+            wanted.append(
+                (run.ledger, run.first_entry + row, run.append_ms, run.message_counts[row], payload)
+            )
             at += length
     assert found == wanted
     assert footer.rows == len(wanted)
@@ -280,7 +345,16 @@ def test_blocks_of_runs_are_bounded_in_rows_and_bytes() -> None:
     writer = RunSegmentWriter({})
     rows = 3 * BLOCK_ROWS_MAX + 1
     writer.add(RunColumns(1, 0, 7, [1] * rows, [1] * rows, bytes(rows)))
-    writer.add(RunColumns(3, 0, 7, [BLOCK_BYTES_MAX - 10, 20, 3 * BLOCK_BYTES_MAX, 5], [1] * 4, bytes(4 * BLOCK_BYTES_MAX + 15)))
+    writer.add(
+        RunColumns(
+            3,
+            0,
+            7,
+            [BLOCK_BYTES_MAX - 10, 20, 3 * BLOCK_BYTES_MAX, 5],
+            [1] * 4,
+            bytes(4 * BLOCK_BYTES_MAX + 15),
+        )
+    )
     _, footer = writer.finish()
     assert [block.rows for block in footer.blocks] == [BLOCK_ROWS_MAX] * 3 + [2, 1, 1, 1]
     assert footer.rows == rows + 4
@@ -297,14 +371,17 @@ GOLDEN_BLOCK = bytes.fromhex(
 
 def test_golden_run_block() -> None:
     """Version 1 never changes."""
-    block, entry = encode_run_block([RunColumns(3, 5, 70, [2, 1], [1, 4], b"abc"), RunColumns(5, 0, 80, [1], [1], b"d")], 64)
+    block, entry = encode_run_block(
+        [RunColumns(3, 5, 70, [2, 1], [1, 4], b"abc"), RunColumns(5, 0, 80, [1], [1], b"d")], 64
+    )
     assert block.hex() == GOLDEN_BLOCK.hex()
     assert entry[:7] == (64, len(block), 3, 3, 5, 5, 0)
     assert entry[7:] == (-(1 << 63), (1 << 63) - 1, -(1 << 63), (1 << 63) - 1, 70, 80, 6, 4)
 
 
 def test_whoever_judges_by_an_earlier_term_changes_nothing() -> None:
-    """A former owner that has not heard of its end takes what its successor wrote for trimmed: its round is refused."""
+    """A former owner that has not heard of its end takes what its successor wrote for trimmed:
+    its round is refused."""
     file = LevelZero("i.1", 0, 4096, (7,))
     manifest = Manifest("public/default/0x00000000_0xffffffff", 1, level0=(file,), covered=(7, 1))
     assert LevelOneRewrite("", (file,), {}, 6).apply(manifest) is None

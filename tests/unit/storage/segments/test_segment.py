@@ -54,7 +54,9 @@ def written(rows: list[Row]) -> bytes:
 
 def reader(data: bytes, cached: int = 4) -> SegmentReader:
     view = memoryview(data)
-    return SegmentReader(lambda offset, length: view[offset : offset + length], len(data), "s", cached)
+    return SegmentReader(
+        lambda offset, length: view[offset : offset + length], len(data), "s", cached
+    )
 
 
 def test_golden_segment() -> None:
@@ -63,7 +65,8 @@ def test_golden_segment() -> None:
 
 
 def test_columns_are_arrow_buffers() -> None:
-    """Offsets are int32 from 0, all columns begin at multiples of 8, absent and empty keys differ."""
+    """Offsets are int32 from 0, all columns begin at multiples of 8, absent and empty keys
+    differ."""
     data, entry = encode_block(ROWS, 0)
     block = Block.decode(data, "s")
     assert list(block.payload_offsets) == [0, 7, 13, 13]
@@ -72,12 +75,20 @@ def test_columns_are_arrow_buffers() -> None:
     assert [block.key(row) for row in range(3)] == [b"k", None, b""]
     assert list(block.flags) == [HAS_KEY, IS_BATCH, HAS_KEY]
     assert list(block.event_times) == [100, -1, 50]
-    assert (entry.event_time_min, entry.event_time_max, entry.messages, entry.bytes, entry.rows) == (-1, 100, 9, 13, 3)
+    assert (
+        entry.event_time_min,
+        entry.event_time_max,
+        entry.messages,
+        entry.bytes,
+        entry.rows,
+    ) == (-1, 100, 9, 13, 3)
     assert BLOCK_HEADER_BYTES % 8 == len(data) % 8 == 0
     assert data.index(struct.pack("<3q", 3, 3, 9)) % 8 == 0
 
 
-POSITIONS = st.sets(st.tuples(st.integers(1, 4), st.integers(0, 30)), min_size=1, max_size=60).map(sorted)
+POSITIONS = st.sets(st.tuples(st.integers(1, 4), st.integers(0, 30)), min_size=1, max_size=60).map(
+    sorted
+)
 
 
 @pytest.mark.slow
@@ -86,7 +97,10 @@ POSITIONS = st.sets(st.tuples(st.integers(1, 4), st.integers(0, 30)), min_size=1
 def test_find_floor_and_ceiling_agree_with_a_model(positions: list[tuple[int, int]]) -> None:
     """With holes, several ledgers and several blocks."""
     size = BLOCK_BYTES_MAX // 8
-    rows = [Row(ledger, entry, 0, 0, 0, 1, 0, None, bytes([ledger, entry]).ljust(size, b"x")) for ledger, entry in positions]
+    rows = [
+        Row(ledger, entry, 0, 0, 0, 1, 0, None, bytes([ledger, entry]).ljust(size, b"x"))
+        for ledger, entry in positions
+    ]
     found = reader(written(rows), 2)
 
     def position(place: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -99,12 +113,16 @@ def test_find_floor_and_ceiling_agree_with_a_model(positions: list[tuple[int, in
         for entry in range(-1, 33, 2):
             asked = (ledger, entry)
             above, below = bisect_left(positions, asked), bisect_right(positions, asked) - 1
-            assert position(found.ceiling(*asked)) == (positions[above] if above < len(positions) else None)
+            assert position(found.ceiling(*asked)) == (
+                positions[above] if above < len(positions) else None
+            )
             assert position(found.floor(*asked)) == (positions[below] if below >= 0 else None)
             payload = found.find(*asked)
             assert (payload is not None) == (asked in positions)
             assert payload is None or bytes(payload[:2]) == bytes(asked)
-    assert [row for block in found.blocks() for row in zip(block.ledgers, block.entries, strict=True)] == positions
+    assert [
+        row for block in found.blocks() for row in zip(block.ledgers, block.entries, strict=True)
+    ] == positions
 
 
 def test_blocks_keep_their_limits() -> None:
@@ -114,7 +132,11 @@ def test_blocks_keep_their_limits() -> None:
     rows.append(Row(2, 1, 0, 0, 0, 1, 0, None, b"y"))
     footer = reader(written(rows)).footer
     assert [block.rows for block in footer.blocks] == [BLOCK_ROWS_MAX, 1, 1, 1]
-    assert (footer.rows, footer.messages, footer.description) == (len(rows), len(rows), {"topic": "persistent://a/b/c"})
+    assert (footer.rows, footer.messages, footer.description) == (
+        len(rows),
+        len(rows),
+        {"topic": "persistent://a/b/c"},
+    )
 
 
 def test_every_damaged_byte_is_found() -> None:

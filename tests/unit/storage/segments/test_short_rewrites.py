@@ -15,4 +15,6 @@ def test_only_what_gives_back_more_than_it_writes_is_rewritten_and_little_at_onc
     files = [state(0, 0), state(1, 51), state(2, 50), state(3, 40), state(4, 5)]
     named = [found.file for found in files]
     chosen = Round(drop=(named[0],), rewrite=tuple(named[1:]), partly=(named[4],))
-    assert while_space_is_short(chosen, files, 60) == Round(drop=(named[0],), rewrite=(named[2], named[4]))
+    assert while_space_is_short(chosen, files, 60) == Round(
+        drop=(named[0],), rewrite=(named[2], named[4])
+    )

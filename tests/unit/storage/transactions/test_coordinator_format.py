@@ -1,4 +1,5 @@
-"""The bytes of a coordinator's log and checkpoints: golden ones, all values there and back, damage noticed."""
+"""The bytes of a coordinator's log and checkpoints: golden ones, all values there and back,
+damage noticed."""
 
 from __future__ import annotations
 
@@ -64,13 +65,31 @@ HEAD = "0700000000000000" + "0200" + "01"
 GOLDEN: list[tuple[Change, str]] = [
     (
         Opened(5, 60_000, 1_000, "ann"),
-        "07000000" + "29000000" + HEAD + "01" + "0500000000000000" + "60ea000000000000" + "e803000000000000" + "0300" + "616e6e",
+        "07000000"
+        + "29000000"
+        + HEAD
+        + "01"
+        + "0500000000000000"
+        + "60ea000000000000"
+        + "e803000000000000"
+        + "0300"
+        + "616e6e",
     ),
     (
         Joined(5, (Participant("t"), Participant("u", "s"))),
-        "07000000" + "23000000" + HEAD + "02" + "0500000000000000" + "02000000" + "0100740000" + "010075010073",
+        "07000000"
+        + "23000000"
+        + HEAD
+        + "02"
+        + "0500000000000000"
+        + "02000000"
+        + "0100740000"
+        + "010075010073",
     ),
-    (Decided(5, Action.ABORT, 2), "07000000" + "1d000000" + HEAD + "03" + "0500000000000000" + "01" + "0200000000000000"),
+    (
+        Decided(5, Action.ABORT, 2),
+        "07000000" + "1d000000" + HEAD + "03" + "0500000000000000" + "01" + "0200000000000000",
+    ),
     (Ended(5, 3), "07000000" + "1c000000" + HEAD + "04" + "0500000000000000" + "0300000000000000"),
 ]
 
@@ -98,7 +117,8 @@ def test_there_and_back(epoch: int, tcid: int, changes: list[Change]) -> None:
 
 
 def test_each_reader_passes_over_the_others_records() -> None:
-    """A block may hold both kinds: bundles' replay and the index see theirs, a coordinator its own."""
+    """A block may hold both kinds: bundles' replay and the index see theirs, a coordinator its
+    own."""
     own = joined(encode_changes(7, 2, [Ended(1, 2)]))
     topic = joined(encode_topic(epoch=7, topic="t", operation=TopicOperation.CREATE, properties={}))
     body = memoryview(own + topic + own)
@@ -141,7 +161,9 @@ CHECKPOINT = CoordinatorCheckpoint(
     CoordinatorState(
         9,
         (
-            LiveTransaction(7, 60_000, 5, "ann", (Participant("t"), Participant("u", "s")), Action.COMMIT),
+            LiveTransaction(
+                7, 60_000, 5, "ann", (Participant("t"), Participant("u", "s")), Action.COMMIT
+            ),
             LiveTransaction(8, 1, 2, "", ()),
         ),
         (Outcome(6, Action.ABORT, 99, "ann"),),
@@ -163,7 +185,8 @@ def test_golden_checkpoint() -> None:
 
 @given(state=STATES)
 def test_checkpoints_there_and_back(state: CoordinatorState) -> None:
-    """Any state, in any number of pieces; the bytes are those of a document that is made at once."""
+    """Any state, in any number of pieces; the bytes are those of a document that is made at
+    once."""
     checkpoint = CoordinatorCheckpoint(0, 1, "i", LogPosition(0, 0), state)
     data = encode_checkpoint(checkpoint)
     assert decode_checkpoint(data, "c") == checkpoint
@@ -173,9 +196,13 @@ def test_checkpoints_there_and_back(state: CoordinatorState) -> None:
 
 def test_many_transactions_make_many_pieces() -> None:
     """None of them large, and the whole reads back."""
-    live = tuple(LiveTransaction(least, 60_000, 5, "ann", (Participant("t"),)) for least in range(1700))
+    live = tuple(
+        LiveTransaction(least, 60_000, 5, "ann", (Participant("t"),)) for least in range(1700)
+    )
     outcomes = tuple(Outcome(least, Action.COMMIT, least, "") for least in range(5000, 6200))
-    checkpoint = CoordinatorCheckpoint(0, 1, "i", LogPosition(0, 0), CoordinatorState(9000, live, outcomes))
+    checkpoint = CoordinatorCheckpoint(
+        0, 1, "i", LogPosition(0, 0), CoordinatorState(9000, live, outcomes)
+    )
     pieces = list(checkpoint_pieces(checkpoint))
     assert len(pieces) == 3 + 4 + 3
     assert max(map(len, pieces)) < 32 << 10

@@ -1,4 +1,5 @@
-"""Bytes of transactions in logs and checkpoints: golden ones, all values there and back, damage noticed."""
+"""Bytes of transactions in logs and checkpoints: golden ones, all values there and back, damage
+noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from magnetar.storage.checkpoint import Checkpoint, TopicCheckpoint, decode_chec
 from magnetar.storage.log.format import decode_records, encode_transaction
 from magnetar.storage.log.framing import RECORD_HEADER_BYTES
 from magnetar.storage.transactions import topic_format as transaction_format
-from magnetar.storage.transactions.topic_format import TransactionRecord, participant_pieces, participant_state
+from magnetar.storage.transactions.topic_format import (
+    TransactionRecord,
+    participant_pieces,
+    participant_state,
+)
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import (
     NOWHERE,
@@ -98,13 +103,17 @@ GOLDEN: list[tuple[Change, str, str]] = [
 
 
 def encoded(change: Change, subscription: str) -> bytes:
-    found = encode_transaction(epoch=5, topic="persistent://a/b/c", change=change, subscription=subscription)
+    found = encode_transaction(
+        epoch=5, topic="persistent://a/b/c", change=change, subscription=subscription
+    )
     data = b"".join(found.buffers)
     assert len(data) == found.size
     return data
 
 
-@pytest.mark.parametrize(("change", "subscription", "data"), GOLDEN, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("change", "subscription", "data"), GOLDEN, ids=lambda value: type(value).__name__
+)
 def test_golden_records(change: Change, subscription: str, data: str) -> None:
     """Version 1 of each operation never changes."""
     assert encoded(change, subscription).hex() == data
@@ -126,14 +135,21 @@ PENDING = st.builds(
     RANGES,
     st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple),
 )
-APPENDS = st.builds(Append, TXNS, TEXT, PLACES, I64, st.integers(-1, 2**64 - 2), I64, I64, PLACES, I64)
+APPENDS = st.builds(
+    Append, TXNS, TEXT, PLACES, I64, st.integers(-1, 2**64 - 2), I64, I64, PLACES, I64
+)
 PARTIAL = st.lists(st.tuples(I64, I64, I64, WORDS), max_size=2).map(tuple)
 ENDS = st.builds(EndAcks, TXNS, U64, st.just(Outcome.COMMITTED), RANGES, PARTIAL) | st.builds(
     EndAcks, TXNS, U64, st.just(Outcome.ABORTED)
 )
 
 
-@given(APPENDS | st.builds(Commit, TXNS, U64, PLACES, RANGES, I64) | st.builds(Abort, TXNS, U64) | st.builds(Unbegun, TXNS, PLACES))
+@given(
+    APPENDS
+    | st.builds(Commit, TXNS, U64, PLACES, RANGES, I64)
+    | st.builds(Abort, TXNS, U64)
+    | st.builds(Unbegun, TXNS, PLACES)
+)
 def test_changes_of_buffers_come_back(change: Change) -> None:
     [(_, record)] = decode_records(memoryview(encoded(change, "")))
     assert record == TransactionRecord(5, "persistent://a/b/c", change)
@@ -146,7 +162,9 @@ def test_changes_of_subscriptions_come_back(change: Change, subscription: str) -
 
 
 @given(st.sampled_from(GOLDEN), st.data())
-def test_a_record_that_is_cut_short_never_crashes_the_decoder(golden: tuple[Change, str, str], data: st.DataObject) -> None:
+def test_a_record_that_is_cut_short_never_crashes_the_decoder(
+    golden: tuple[Change, str, str], data: st.DataObject
+) -> None:
     """Whatever length its header claims, the answer is CorruptData."""
     whole = bytes.fromhex(golden[2])
     cut = whole[: data.draw(st.integers(RECORD_HEADER_BYTES, len(whole) - 1))]
@@ -156,7 +174,9 @@ def test_a_record_that_is_cut_short_never_crashes_the_decoder(golden: tuple[Chan
 
 
 @given(st.sampled_from(GOLDEN), st.data())
-def test_a_record_with_other_words_is_refused_or_read(golden: tuple[Change, str, str], data: st.DataObject) -> None:
+def test_a_record_with_other_words_is_refused_or_read(
+    golden: tuple[Change, str, str], data: st.DataObject
+) -> None:
     """Lengths inside the words that lead beyond them are damage, not a crash."""
     whole = bytearray.fromhex(golden[2])
     at = data.draw(st.integers(RECORD_HEADER_BYTES, len(whole) - 1))
@@ -180,9 +200,17 @@ STATE = ParticipantState(
         open=(OpenState(TXN, 1000, 77, 9, (Span(14, 2, 3, (15, -1)),), (("p", 5, (14, 4)),)),),
         fences=(FenceState(3, 7, array("Q", [8, 8]), array("Q", [10, 12])),),
         committed=(CommittedState(TxnId(3, 8), (("p", 4, (14, 0)),)),),
-        translations=(TranslationState(14, (15,), array("Q", [0]), array("I", [2]), array("I", [1]), array("q", [4])),),
+        translations=(
+            TranslationState(
+                14, (15,), array("Q", [0]), array("I", [2]), array("I", [1]), array("q", [4])
+            ),
+        ),
     ),
-    {"s": PendingState((PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),)),), (FenceState(3, 7),))},
+    {
+        "s": PendingState(
+            (PendingAck(TXN, ((15, 1, 2),), ((15, 5, 3, (-2,)),)),), (FenceState(3, 7),)
+        )
+    },
 )
 GOLDEN_DOCUMENT = (
     '{"buffer":{"committed":[[3,8,[["p",4,14,0]]]],"fences":[[3,7,"CAAAAAAAAAAIAAAAAAAAAA==","CgAAAAAAAAAMAAAAAAAAAA=="]],"last":[14,9],'
@@ -198,20 +226,29 @@ def test_golden_part_of_a_checkpoint() -> None:
     assert participant_state({"pending": {}}) == ParticipantState()
     used = TopicCheckpoint(5, transactions=STATE)
     topics = {"persistent://a/b/c": used, "persistent://a/b/d": TopicCheckpoint(6)}
-    data = encoder_of(Checkpoint("a/b/0x00000000_0x40000000", 7, "i", LogPosition(2, 8192), topics)).finish()
+    data = encoder_of(
+        Checkpoint("a/b/0x00000000_0x40000000", 7, "i", LogPosition(2, 8192), topics)
+    ).finish()
     assert decode_checkpoint(data, "c").topics == topics
     assert data.count(b"pending") == 1
 
 
 def test_a_long_part_of_a_checkpoint_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they are cut they are the same bytes, none is long, and a topic's state is found in them again."""
+    """However they are cut they are the same bytes, none is long, and a topic's state is found
+    in them again."""
     many = 1000
     assert STATE.buffer is not None
     buffer = replace(
         STATE.buffer,
-        open=(replace(STATE.buffer.open[0], spans=tuple(Span(14, 2 * n, 1, (15, n)) for n in range(many))),) * 2,
+        open=(
+            replace(
+                STATE.buffer.open[0], spans=tuple(Span(14, 2 * n, 1, (15, n)) for n in range(many))
+            ),
+        )
+        * 2,
         fences=(FenceState(3, 7, array("Q", range(many)), array("Q")), FenceState(4, 1)),
-        translations=(TranslationState(14, (15,), *(array(code, range(many)) for code in "QIIq")),) * 2,
+        translations=(TranslationState(14, (15,), *(array(code, range(many)) for code in "QIIq")),)
+        * 2,
     )
     pending = PendingState(STATE.pending["s"].pending * many)
     state = ParticipantState(buffer, {"t": pending, "s": pending})
@@ -226,6 +263,10 @@ def test_a_long_part_of_a_checkpoint_comes_in_pieces(monkeypatch: pytest.MonkeyP
 
 def test_a_damaged_part_of_a_checkpoint_is_refused() -> None:
     """Anything else than what was written is CorruptData, as for the rest of a checkpoint."""
-    for damaged in ({}, {"pending": {"s": [1]}}, {"pending": {}, "buffer": {"last": list(NOWHERE)}}):
+    for damaged in (
+        {},
+        {"pending": {"s": [1]}},
+        {"pending": {}, "buffer": {"last": list(NOWHERE)}},
+    ):
         with pytest.raises((KeyError, TypeError, ValueError)):
             participant_state(damaged)

@@ -12,7 +12,8 @@ from magnetar.storage.volumes.posix import TEMPORARY
 
 
 def test_the_start_up_check_drops_what_a_crash_has_left(tmp_path: Path) -> None:
-    """Files that were never linked, once nobody can be writing them any more; one that may be a live process's, and objects, stay."""
+    """Files that were never linked, once nobody can be writing them any more; one that may be a
+    live process's, and objects, stay."""
 
     async def scenario() -> None:
         objects = LinkedObjects(tmp_path / "new")

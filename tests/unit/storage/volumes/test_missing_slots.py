@@ -1,4 +1,5 @@
-"""Slots that were deleted from outside: they are named before anything is written, and bringing them back brings everything back."""
+"""Slots that were deleted from outside: they are named before anything is written, and bringing
+them back brings everything back."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from magnetar.storage.volumes.objects import ObjectStore, RetryingObjects
 from magnetar.storage.volumes.posix import PosixVolume
 from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES
 from magnetar.storage.volumes.slots import SlotVolume
-from tests.support.logs import CLOCK, INCARNATION, Failures, append_numbered, new_writer, read_numbers
+from tests.support.logs import (
+    CLOCK,
+    INCARNATION,
+    Failures,
+    append_numbered,
+    new_writer,
+    read_numbers,
+)
 from tests.support.objects_in_memory import MemoryService
 from tests.unit.storage.volumes.test_slots import Laggard, LaggardObjects
 
@@ -38,8 +46,11 @@ def taker(service: MemoryService) -> SlotVolume:
     return SlotVolume(RetryingObjects(service, CLOCK), CLOCK)
 
 
-async def crashed(volume: SlotVolume, per_file: list[int], *, sealed: bool = True) -> dict[int, RecordPlace]:
-    """A log of so many appends in each of its files, whose owner has died; the files before the last are sealed unless the crash came too soon."""
+async def crashed(
+    volume: SlotVolume, per_file: list[int], *, sealed: bool = True
+) -> dict[int, RecordPlace]:
+    """A log of so many appends in each of its files, whose owner has died; the files before the
+    last are sealed unless the crash came too soon."""
     done: dict[int, RecordPlace] = {}
     seals = asyncio.Semaphore(0)
     writer = new_writer(volume, Failures(), on_sealed=lambda *_: seals.release())
@@ -67,7 +78,8 @@ def fences(service: MemoryService) -> list[str]:
 
 @given(st.integers(1, 8), st.sets(st.integers(0, 8), min_size=1))
 def test_a_hole_is_named_and_left_as_it_is(appends: int, gone: set[int]) -> None:
-    """Whichever slots below the last are missing, no fence is put anywhere; once they are back everything is read."""
+    """Whichever slots below the last are missing, no fence is put anywhere; once they are back
+    everything is read."""
     gone = {slot for slot in gone if slot < appends}
 
     async def script() -> None:
@@ -83,7 +95,9 @@ def test_a_hole_is_named_and_left_as_it_is(appends: int, gone: set[int]) -> None
                     await fence(volume, INCARNATION)
             assert missing.value.file == names.slot(FIRST, min(gone))
             assert fences(service) == []
-        service.objects.update({key: value for key, value in before.items() if names.slot_of(key) is not None})
+        service.objects.update(
+            {key: value for key, value in before.items() if names.slot_of(key) is not None}
+        )
         await fence(volume, INCARNATION)
         assert await read_numbers(volume, None) == done
 
@@ -114,7 +128,9 @@ def test_a_sealed_file_is_whole_again_once_its_slots_are_back() -> None:
         await fence(volume, INCARNATION)
         for slot in (1, 4):
             lost = service.objects.pop(names.slot(FIRST, slot))
-            with pytest.raises(CorruptData, match=f"{slot:08d} is missing, but the file is sealed") as missing:
+            with pytest.raises(
+                CorruptData, match=f"{slot:08d} is missing, but the file is sealed"
+            ) as missing:
                 await read_numbers(taker(service), None)
             assert missing.value.file == names.slot(FIRST, slot)
             follower = taker(service)
@@ -127,7 +143,8 @@ def test_a_sealed_file_is_whole_again_once_its_slots_are_back() -> None:
 
 
 def test_missing_last_slots_are_named_where_their_length_is_known() -> None:
-    """From a term that began there, or a key of a file whose seal is missing as well; before a fence hides them."""
+    """From a term that began there, or a key of a file whose seal is missing as well; before a
+    fence hides them."""
 
     async def script() -> None:
         service = MemoryService()
@@ -152,7 +169,11 @@ def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
     async def script() -> None:
         service = MemoryService()
         done = await crashed(taker(service), [3, 3])
-        lost = {key: service.objects.pop(key) for key in list(service.objects) if key.startswith(f"{SECOND}/")}
+        lost = {
+            key: service.objects.pop(key)
+            for key in list(service.objects)
+            if key.startswith(f"{SECOND}/")
+        }
         await fence(taker(service), INCARNATION)
         assert [key for key in fences(service) if key in lost] == []
         service.objects.update(lost)
@@ -164,7 +185,8 @@ def test_no_fence_hides_a_file_that_is_missing_as_a_whole() -> None:
 
 
 def test_a_list_that_shows_a_slot_and_not_the_one_before_is_no_hole() -> None:
-    """A list is no moment: the owner may have put both while it was made. Only a look by name decides."""
+    """A list is no moment: the owner may have put both while it was made. Only a look by name
+    decides."""
 
     async def script() -> None:
         service = Laggard()
@@ -243,7 +265,9 @@ class TestAccepting:
             assert log_end(found, START) == LogPosition(0, kept)
             assert list(await self.read(taker(service), found)) == [0, 1, 2]
             service.objects[names.slot(FIRST, 4)] = lost
-            assert list(await self.read(taker(service), await fence(taker(service), INCARNATION))) == [0, 1, 2]
+            assert list(
+                await self.read(taker(service), await fence(taker(service), INCARNATION))
+            ) == [0, 1, 2]
 
         self.play([6], script)
 
@@ -254,7 +278,8 @@ class TestAccepting:
             found = await fence(taker(service), INCARNATION)
             assert [file.number for file in found] == [0, 1]
             assert list(await self.read(taker(service), found)) == [0]
-            # Who needs only what came later has it all; so has a range that was closed before the loss.
+            # Who needs only what came later has it all; so has a range that was closed before the
+            # loss.
             later = LogPosition(1, FILE_HEADER_BYTES)
             assert list(await read_numbers(taker(service), log_end(found, later), later)) == [4, 5]
             assert list(await read_numbers(taker(service), LogPosition(1, found[1].length))) == [0]
@@ -293,7 +318,8 @@ class TestAccepting:
         asyncio.run(script())
 
     @pytest.mark.parametrize(
-        ("file", "why"), [("manifests/x", "no log file"), (FIRST, "later files follow"), (SECOND, "may be alive")]
+        ("file", "why"),
+        [("manifests/x", "no log file"), (FIRST, "later files follow"), (SECOND, "may be alive")],
     )
     def test_what_may_not_be_accepted(self, file: str, why: str) -> None:
         async def script(volume: SlotVolume, _service: MemoryService) -> None:
@@ -304,7 +330,9 @@ class TestAccepting:
 
         self.play([3, 3], script)
 
-    def play(self, per_file: list[int], script: Callable[[SlotVolume, MemoryService], Awaitable[None]]) -> None:
+    def play(
+        self, per_file: list[int], script: Callable[[SlotVolume, MemoryService], Awaitable[None]]
+    ) -> None:
         async def main() -> None:
             service = MemoryService()
             volume = taker(service)

@@ -1,4 +1,5 @@
-"""Of many puts of one key exactly one is told that it won, whatever is lost, repeated or refused on the way."""
+"""Of many puts of one key exactly one is told that it won, whatever is lost, repeated or refused
+on the way."""
 
 from __future__ import annotations
 
@@ -106,14 +107,19 @@ def test_a_deletion_says_whether_something_was_there() -> None:
     async def scenario() -> None:
         objects = RetryingObjects(MemoryService(), CLOCK)
         await objects.put_if_absent("key", [b"1"])
-        assert [await objects.delete("key"), await objects.delete("key"), await objects.exists("key")] == [True, False, False]
+        assert [
+            await objects.delete("key"),
+            await objects.delete("key"),
+            await objects.exists("key"),
+        ] == [True, False, False]
 
     asyncio.run(scenario())
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5))
 def test_exactly_one_of_many_puts_wins(troubles: list[tuple[int, int]]) -> None:
-    """`troubles`: how often each put is lost before, and its answer after it took effect; they go one after another."""
+    """`troubles`: how often each put is lost before, and its answer after it took effect; they
+    go one after another."""
     service = MemoryService()
     won = []
     for number, (before, after) in enumerate(troubles):

@@ -41,14 +41,21 @@ def test_what_is_a_directory_and_what_is_not() -> None:
     for location in ("data", "/var/lib/magnetar", "s3", "link"):
         check_location(location)
         assert is_directory(location)
-    for location in ("link:///data", "s3://bucket", "s3://bucket/a/b?endpoint=http://127.0.0.1:9000&region=x"):
+    for location in (
+        "link:///data",
+        "s3://bucket",
+        "s3://bucket/a/b?endpoint=http://127.0.0.1:9000&region=x",
+    ):
         check_location(location)
         assert not is_directory(location)
 
 
 def test_a_directory_and_a_directory_of_links_are_opened(tmp_path: Path) -> None:
     async def scenario() -> None:
-        for location, kind in ((str(tmp_path / "a"), PosixVolume), (f"link://{tmp_path}/b", SlotVolume)):
+        for location, kind in (
+            (str(tmp_path / "a"), PosixVolume),
+            (f"link://{tmp_path}/b", SlotVolume),
+        ):
             volume = await open_volume(location, CLOCK)
             assert isinstance(volume, kind)
             assert await volume.list("") == []
@@ -63,12 +70,17 @@ def test_nfs_is_refused_as_a_directory_with_a_way_out(tmp_path: Path) -> None:
     coherence.check_linked_file_system(NFS, tmp_path)
 
 
-def test_an_unknown_file_system_is_refused_for_links_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_file_system_is_refused_for_links_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linked_objects, "file_system_magic", lambda _path: 0x65735546)
     with pytest.raises(StorageError, match=r"FUSE .* s3://"):
         asyncio.run(open_volume(f"link://{tmp_path}/b", CLOCK))
 
 
 def test_obstore_is_imported_only_for_a_volume_on_s3() -> None:
-    code = "import sys; import magnetar.broker.process, magnetar.storage.volumes.slots; sys.exit('obstore' in sys.modules)"
+    code = (
+        "import sys; import magnetar.broker.process, magnetar.storage.volumes.slots; "
+        "sys.exit('obstore' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -29,7 +29,8 @@ class Refusing(MemoryService):
 
 
 def test_many_callers_cost_no_more_requests_than_one_and_go_on_together() -> None:
-    """During an outage one request per pause is sent, however many callers wait; when it is over everybody goes on within one pause."""
+    """During an outage one request per pause is sent, however many callers wait; when it is over
+    everybody goes on within one pause."""
     requests = {}
 
     async def play(world: World, callers: int) -> None:

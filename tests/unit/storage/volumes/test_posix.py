@@ -17,10 +17,18 @@ from magnetar.storage.volumes.worker import Worker
 from tests.support.logs import run_on_volume
 
 
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a/", "a\0b", f"{TEMPORARY}/x"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a/", "a\0b", f"{TEMPORARY}/x"],
+)
 def test_no_name_leads_out_of_the_root(tmp_path: Path, name: str) -> None:
     async def script(volume: PosixVolume) -> None:
-        for call in (volume.read(name), volume.put_if_absent(name, b""), volume.exists(name), volume.remove(name)):
+        for call in (
+            volume.read(name),
+            volume.put_if_absent(name, b""),
+            volume.exists(name),
+            volume.remove(name),
+        ):
             with pytest.raises(StorageError, match="not valid"):
                 await call
         with pytest.raises(StorageError, match="not valid"):
@@ -30,7 +38,8 @@ def test_no_name_leads_out_of_the_root(tmp_path: Path, name: str) -> None:
 
 
 def test_zeros_never_cover_what_was_appended(tmp_path: Path) -> None:
-    """Appends race with the filler over a whole file, also inside the chunk it is writing; the rest of the file is zeros."""
+    """Appends race with the filler over a whole file, also inside the chunk it is writing; the
+    rest of the file is zeros."""
     capacity = 12 * ZERO_CHUNK_BYTES
     step = 150_000
 
@@ -45,13 +54,17 @@ def test_zeros_never_cover_what_was_appended(tmp_path: Path) -> None:
         await handle.close()
         content = await volume.read("log")
         written = (offset - 4096) // step
-        assert content == b"header".ljust(4096, b"\0") + pattern * written + bytes(capacity - offset)
+        assert content == b"header".ljust(4096, b"\0") + pattern * written + bytes(
+            capacity - offset
+        )
         assert os.stat(tmp_path / "log").st_size == capacity
 
     run_on_volume(tmp_path, script)
 
 
-def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_storage(tmp_path: Path) -> None:
+def test_a_log_that_is_collected_while_its_owner_creates_it_is_an_error_of_the_storage(
+    tmp_path: Path,
+) -> None:
     """The owner slept between two steps of it; what it gets is handled as any failed creation."""
 
     class Collected(PosixVolume):
@@ -74,8 +87,13 @@ def test_large_reads_take_the_other_path_and_agree(tmp_path: Path) -> None:
         data = os.urandom(READ_DIRECT_BYTES_MAX * 3)
         await volume.put_if_absent("f", data)
         assert await volume.read("f") == data
-        assert await volume.read("f", 5, READ_DIRECT_BYTES_MAX) == data[5 : 5 + READ_DIRECT_BYTES_MAX]
-        assert await volume.read("f", 5, READ_DIRECT_BYTES_MAX + 1) == data[5 : 6 + READ_DIRECT_BYTES_MAX]
+        assert (
+            await volume.read("f", 5, READ_DIRECT_BYTES_MAX) == data[5 : 5 + READ_DIRECT_BYTES_MAX]
+        )
+        assert (
+            await volume.read("f", 5, READ_DIRECT_BYTES_MAX + 1)
+            == data[5 : 6 + READ_DIRECT_BYTES_MAX]
+        )
 
     run_on_volume(tmp_path, script)
 
@@ -91,7 +109,11 @@ def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
 def test_errors_of_the_disk_are_storage_errors(tmp_path: Path) -> None:
     async def script(volume: PosixVolume) -> None:
         await volume.put_if_absent("file", b"")
-        for call in (volume.put_if_absent("file/below", b""), volume.exists("file/below"), volume.read("file/below")):
+        for call in (
+            volume.put_if_absent("file/below", b""),
+            volume.exists("file/below"),
+            volume.read("file/below"),
+        ):
             with pytest.raises(StorageError):
                 await call
 

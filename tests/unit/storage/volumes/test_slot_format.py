@@ -1,4 +1,5 @@
-"""The bytes of a slot's header, and that a header of another place or a damaged one never passes."""
+"""The bytes of a slot's header, and that a header of another place or a damaged one never
+passes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
 from magnetar.storage.log.format import block_seed
-from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES, SlotHeader, SlotKind, decode_slot_header, encode_slot_header
+from magnetar.storage.volumes.slot_format import (
+    SLOT_HEADER_BYTES,
+    SlotHeader,
+    SlotKind,
+    decode_slot_header,
+    encode_slot_header,
+)
 
 SEED = block_seed("broker-0.00000000000000a1", 3)
 DATA = SlotHeader(SlotKind.DATA, 3, 7, 4096, 1234, 0x0123456789ABCDEF0123456789ABCDEF)
@@ -34,7 +41,9 @@ HEADERS = st.builds(
 def test_version_1_is_written_as_it_always_was() -> None:
     fence = SlotHeader(SlotKind.FENCE, 4, 0, 0, 0, 1)
     assert encode_slot_header(SEED, DATA).hex() == GOLDEN_DATA
-    assert encode_slot_header(block_seed("broker-0.00000000000000a1", 4), fence).hex() == GOLDEN_FENCE
+    assert (
+        encode_slot_header(block_seed("broker-0.00000000000000a1", 4), fence).hex() == GOLDEN_FENCE
+    )
 
 
 @given(HEADERS)
@@ -54,6 +63,8 @@ def test_a_flipped_byte_is_noticed(at: int, flip: int) -> None:
 
 def test_a_slot_of_another_file_is_noticed() -> None:
     with pytest.raises(CorruptData, match="not a slot of this log file"):
-        decode_slot_header(block_seed("broker-0.00000000000000a1", 4), encode_slot_header(SEED, DATA), "key")
+        decode_slot_header(
+            block_seed("broker-0.00000000000000a1", 4), encode_slot_header(SEED, DATA), "key"
+        )
     with pytest.raises(CorruptData, match="not a slot"):
         decode_slot_header(SEED, b"short", "key")

@@ -22,7 +22,14 @@ from magnetar.storage.volumes import slots
 from magnetar.storage.volumes.objects import RetryingObjects
 from magnetar.storage.volumes.slot_format import SLOT_HEADER_BYTES
 from magnetar.storage.volumes.slots import SlotVolume
-from tests.support.logs import CLOCK, INCARNATION, Failures, append_numbered, new_writer, read_numbers
+from tests.support.logs import (
+    CLOCK,
+    INCARNATION,
+    Failures,
+    append_numbered,
+    new_writer,
+    read_numbers,
+)
 from tests.support.objects_in_memory import MemoryService, unclear_times
 
 LOG = names.log_file(INCARNATION, 0)
@@ -64,11 +71,16 @@ def play(script: Callable[[MemoryService], Coroutine[Any, Any, None]]) -> None:
 
 @given(
     st.lists(st.integers(1, 300), max_size=12),
-    st.lists(st.tuples(st.integers(0, 3000), st.none() | st.integers(0, 3000)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 3000), st.none() | st.integers(0, 3000)), min_size=1, max_size=8
+    ),
     st.booleans(),
 )
-def test_a_log_reads_as_what_was_appended_to_it(sizes: list[int], reads: list[tuple[int, int | None]], ended: bool) -> None:
-    """By its writer, by one who comes later, and by one who came before it went on; whatever range is asked for."""
+def test_a_log_reads_as_what_was_appended_to_it(
+    sizes: list[int], reads: list[tuple[int, int | None]], ended: bool
+) -> None:
+    """By its writer, by one who comes later, and by one who came before it went on; whatever
+    range is asked for."""
 
     async def script(service: MemoryService) -> None:
         writer, follower = volume_over(service), volume_over(service)
@@ -106,7 +118,9 @@ def test_what_cannot_grow_any_more_is_listed_once() -> None:
     play(script)
 
 
-def test_a_file_with_too_many_slots_is_full_and_the_log_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_too_many_slots_is_full_and_the_log_goes_on_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(slots, "SLOTS_MAX", 4)
 
     async def script(service: MemoryService) -> None:
@@ -164,7 +178,9 @@ def test_an_owner_that_creates_a_file_in_the_same_moment_is_fenced_in_that_file(
         handles = [await owner.create_log(LOG, CAPACITY, HEADER)]
         elsewhere = MemoryService()
         for number in (1, 2):
-            await volume_over(elsewhere).create_log(names.log_file(INCARNATION, number), CAPACITY, HEADER)
+            await volume_over(elsewhere).create_log(
+                names.log_file(INCARNATION, number), CAPACITY, HEADER
+            )
 
         def quicker(key: str) -> None:
             if key in elsewhere.objects:
@@ -173,7 +189,9 @@ def test_an_owner_that_creates_a_file_in_the_same_moment_is_fenced_in_that_file(
         service.before = quicker
         await taker.end_log(LOGS)
         service.before = unclear_times(0)
-        fences = sorted(key for key, (data, _) in service.objects.items() if len(data) == SLOT_HEADER_BYTES)
+        fences = sorted(
+            key for key, (data, _) in service.objects.items() if len(data) == SLOT_HEADER_BYTES
+        )
         assert fences == [
             names.slot(names.log_file(INCARNATION, 0), 1),
             names.slot(names.log_file(INCARNATION, 1), 1),
@@ -202,7 +220,11 @@ def test_whatever_of_the_log_was_collected_its_fences_stay() -> None:
         sealed = await fence(taker, INCARNATION)
         assert sealed[0].length > FILE_HEADER_BYTES
         for file in sealed:
-            for name in (LOG, names.index(INCARNATION, file.number), names.sealed(INCARNATION, file.number)):
+            for name in (
+                LOG,
+                names.index(INCARNATION, file.number),
+                names.sealed(INCARNATION, file.number),
+            ):
                 await taker.remove(name)
         left = set(service.objects)
         assert await taker.list("") == []
@@ -231,7 +253,9 @@ def test_a_list_that_lags_behind_hides_nothing_from_a_taker() -> None:
             await writer.barrier()
             if number == 3:
                 await writer.roll("test")
-        service.hidden = {key for key in service.objects if names.slot_of(key) not in (None, (LOG, 0), (LOG, 1))}
+        service.hidden = {
+            key for key in service.objects if names.slot_of(key) not in (None, (LOG, 0), (LOG, 1))
+        }
         taker = SlotVolume(LaggardObjects(service, CLOCK), CLOCK)
         sealed = await fence(taker, INCARNATION)
         assert [file.number for file in sealed] == [0, 1]

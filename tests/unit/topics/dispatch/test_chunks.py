@@ -1,9 +1,16 @@
-"""Messages in chunks on a Shared subscription: one consumer gets all of one, in order, whatever happens meanwhile."""
+"""Messages in chunks on a Shared subscription: one consumer gets all of one, in order, whatever
+happens meanwhile."""
 
 from __future__ import annotations
 
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch.base import ChunkTrait, Consumer, DispatchLimits, EntryTraits, SubscriptionType
+from magnetar.topics.dispatch.base import (
+    ChunkTrait,
+    Consumer,
+    DispatchLimits,
+    EntryTraits,
+    SubscriptionType,
+)
 from magnetar.topics.dispatch.chunks import ChunkAssignments
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
@@ -18,7 +25,9 @@ class Scene:
 
     def __init__(self, *traits: EntryTraits | None) -> None:
         self.traits = traits
-        self.subscription = Subscription("s", True, Cursor(LedgerTable([(3, len(traits))]), 0), limits=DispatchLimits())
+        self.subscription = Subscription(
+            "s", True, Cursor(LedgerTable([(3, len(traits))]), 0), limits=DispatchLimits()
+        )
 
     def connect(self, handle: str, permits: int) -> None:
         self.subscription.add_consumer(handle, SubscriptionType.SHARED)
@@ -88,13 +97,18 @@ def test_a_message_that_comes_again_begins_anew() -> None:
 
 
 def test_unfinished_messages_are_forgotten_beyond_a_limit() -> None:
-    """Producers that die in the middle must not fill the memory; the one begun first is forgotten first."""
+    """Producers that die in the middle must not fill the memory; the one begun first is
+    forgotten first."""
     assignments, consumer = ChunkAssignments(messages_max=2), Consumer("a")
     uuids = ("1", "2", "3" * 1_000_000)
     for uuid in uuids:
         assignments.given(ChunkTrait(uuid, 0, 5), consumer)
     assert len(assignments) == 2
-    assert [assignments.consumer_of(ChunkTrait(uuid, 1, 5)) for uuid in uuids] == [None, consumer, consumer]
+    assert [assignments.consumer_of(ChunkTrait(uuid, 1, 5)) for uuid in uuids] == [
+        None,
+        consumer,
+        consumer,
+    ]
     assignments.given(ChunkTrait("2", 4, 5), consumer)
     assert len(assignments) == 1
     assignments.forget(consumer)

@@ -45,13 +45,16 @@ def test_those_of_one_tick_come_together_with_the_earliest() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_delays_in_little_memory(seed: int) -> None:
-    """Against a dict: whatever is due comes out; what comes out is early by a tick at most, or is put back; memory stays within the limit."""
+    """Against a dict: whatever is due comes out; what comes out is early by a tick at most, or
+    is put back; memory stays within the limit."""
     chance = random.Random(seed)
     delayed, model, acknowledged = DelayedEntries(TICK, runs_max=8), dict[int, int](), set[int]()
     now = next_ordinal = 0
 
     def wanted(start: int, end: int) -> list[tuple[int, int]]:
-        return [(ordinal, ordinal + 1) for ordinal in range(start, end) if ordinal not in acknowledged]
+        return [
+            (ordinal, ordinal + 1) for ordinal in range(start, end) if ordinal not in acknowledged
+        ]
 
     for _ in range(600):
         if chance.random() < 0.6:
@@ -70,7 +73,9 @@ def test_random_delays_in_little_memory(seed: int) -> None:
                 else:
                     delayed.add(ordinal, ordinal + 1, model[ordinal], wanted)
             assert all(at > now for at in model.values()), "nothing that is due stays"
-            assert not model or ((wakeup := delayed.next_ms()) is not None and wakeup <= min(model.values()))
+            assert not model or (
+                (wakeup := delayed.next_ms()) is not None and wakeup <= min(model.values())
+            )
         assert delayed.run_count <= 9
     assert ordinals(delayed.take_all()) >= set(model)
 
@@ -89,7 +94,9 @@ def test_alike_delays_take_no_memory() -> None:
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 def test_what_is_acknowledged_when_its_time_comes_is_not_delivered(kind: SubscriptionType) -> None:
     """Neither while it waits, nor between its time and the read."""
-    subscription = Subscription("s", True, Cursor(LedgerTable([(3, 3)]), 0), limits=DispatchLimits())
+    subscription = Subscription(
+        "s", True, Cursor(LedgerTable([(3, 3)]), 0), limits=DispatchLimits()
+    )
     subscription.add_consumer("a", kind)
     subscription.flow("a", 1)
     assert subscription.next_read(10, 1000) is not None
@@ -112,7 +119,9 @@ def test_what_is_acknowledged_when_its_time_comes_is_not_delivered(kind: Subscri
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
 def test_a_policy_that_switches_delays_off_releases_what_waits(kind: SubscriptionType) -> None:
     """And what comes later does not wait at all."""
-    subscription = Subscription("s", True, Cursor(LedgerTable([(3, 2)]), 0), limits=DispatchLimits())
+    subscription = Subscription(
+        "s", True, Cursor(LedgerTable([(3, 2)]), 0), limits=DispatchLimits()
+    )
     subscription.add_consumer("a", kind)
     subscription.flow("a", 10)
     traits = [EntryTraits(deliver_at_ms=5000)] * 2
@@ -132,6 +141,15 @@ def test_what_is_discarded_does_not_come_out() -> None:
     for ordinal, due in ((2, 1000), (3, 1000), (31, 4000), (32, 4000), (50, 2000)):
         delayed.discard(ordinal, due)
     found = delayed.take_due(10_000)
-    assert {number for start, end in found for number in range(start, end)} == {0, 1, 4, *range(10, 15), *range(20, 25), 30, 33, 34}
+    assert {number for start, end in found for number in range(start, end)} == {
+        0,
+        1,
+        4,
+        *range(10, 15),
+        *range(20, 25),
+        30,
+        33,
+        34,
+    }
     assert not delayed
     assert delayed.run_count == 0

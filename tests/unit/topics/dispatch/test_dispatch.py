@@ -8,7 +8,14 @@ import pytest
 
 from magnetar.errors import ConsumerBusy, InvalidRequest
 from magnetar.topics.cursor import Cursor
-from magnetar.topics.dispatch.base import Delivery, DispatchLimits, ReadRequest, SubscriptionType, entries_within, read_span
+from magnetar.topics.dispatch.base import (
+    Delivery,
+    DispatchLimits,
+    ReadRequest,
+    SubscriptionType,
+    entries_within,
+    read_span,
+)
 from magnetar.topics.ledgers import LedgerTable
 from magnetar.topics.subscription import Subscription
 
@@ -16,10 +23,14 @@ EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 
 
 def subscription_over(entries: int, **limits: Any) -> Subscription:
-    return Subscription("s", True, Cursor(LedgerTable([(3, entries)]), 0), limits=DispatchLimits(**limits))
+    return Subscription(
+        "s", True, Cursor(LedgerTable([(3, entries)]), 0), limits=DispatchLimits(**limits)
+    )
 
 
-def connected(entries: int, kind: SubscriptionType, *handles: str, permits: int = 1000, **limits: Any) -> Subscription:
+def connected(
+    entries: int, kind: SubscriptionType, *handles: str, permits: int = 1000, **limits: Any
+) -> Subscription:
     subscription = subscription_over(entries, **limits)
     for handle in handles:
         subscription.add_consumer(handle, kind)
@@ -35,7 +46,11 @@ def test_shared_takes_turns_of_twenty_entries() -> None:
     """Round robin over the ready consumers, continued across calls."""
     subscription = connected(100, SHARED, "a", "b", "c")
     assert runs(subscription.dispatch(0, [1] * 50)) == [("a", 0, 20), ("b", 20, 20), ("c", 40, 10)]
-    assert runs(subscription.dispatch(50, [1] * 50)) == [("a", 50, 20), ("b", 70, 20), ("c", 90, 10)]
+    assert runs(subscription.dispatch(50, [1] * 50)) == [
+        ("a", 50, 20),
+        ("b", 70, 20),
+        ("c", 90, 10),
+    ]
     assert subscription.next_read(100) is None
 
 
@@ -45,7 +60,11 @@ def test_lower_priority_number_goes_first() -> None:
     for handle, priority in (("late", 1), ("first", 0), ("second", 0)):
         subscription.add_consumer(handle, SHARED, priority=priority)
         subscription.flow(handle, 5)
-    assert runs(subscription.dispatch(0, [1] * 12)) == [("first", 0, 5), ("second", 5, 5), ("late", 10, 2)]
+    assert runs(subscription.dispatch(0, [1] * 12)) == [
+        ("first", 0, 5),
+        ("second", 5, 5),
+        ("late", 10, 2),
+    ]
 
 
 def test_permits_count_messages_and_may_go_negative() -> None:
@@ -95,20 +114,28 @@ def test_a_subscription_is_blocked_as_a_whole() -> None:
     assert runs(subscription.dispatch(0, [2] * 60)) == [("a", 0, 20)]
     assert subscription.unacknowledged == 40
     assert subscription.next_read(10) is None
-    assert subscription.acknowledge("b", [(0, 10)]), "acknowledging for another consumer counts for the holder"
+    assert subscription.acknowledge("b", [(0, 10)]), (
+        "acknowledging for another consumer counts for the holder"
+    )
     assert subscription.next_read(10) == ReadRequest(20, 10)
 
 
 def test_limits_can_be_switched_off() -> None:
     """0 means no limit on unacknowledged messages."""
-    off = {"unacknowledged_per_consumer_messages_max": 0, "unacknowledged_per_subscription_messages_max": 0}
+    off = {
+        "unacknowledged_per_consumer_messages_max": 0,
+        "unacknowledged_per_subscription_messages_max": 0,
+    }
     subscription = connected(100, SHARED, "a", **off)
     assert sum(delivery.entries for delivery in subscription.dispatch(0, [1] * 100)) == 100
 
 
 def test_saturation_stops_new_entries_only() -> None:
-    """With too many holes, what is given back still goes out; new entries wait until holes close."""
-    subscription = Subscription("s", True, Cursor(LedgerTable([(3, 20)]), 0, acknowledged_ranges_max=2))
+    """With too many holes, what is given back still goes out; new entries wait until holes
+    close."""
+    subscription = Subscription(
+        "s", True, Cursor(LedgerTable([(3, 20)]), 0, acknowledged_ranges_max=2)
+    )
     subscription.add_consumer("a", SHARED)
     subscription.flow("a", 100)
     subscription.dispatch(0, [1] * 10)
@@ -122,11 +149,14 @@ def test_saturation_stops_new_entries_only() -> None:
 
 
 def test_redelivery_is_counted_only_when_asked_for() -> None:
-    """A disconnect brings entries back with count 0; a redelivery request adds 1 each time; an acknowledgement ends it."""
+    """A disconnect brings entries back with count 0; a redelivery request adds 1 each time; an
+    acknowledgement ends it."""
     subscription = connected(10, SHARED, "a", "b", turn_entries_max=5)
     subscription.dispatch(0, [1] * 10)
     subscription.redeliver("a", [(3, 8)])
-    assert subscription.next_read(10) == ReadRequest(3, 2), "entries of another consumer stay where they are"
+    assert subscription.next_read(10) == ReadRequest(3, 2), (
+        "entries of another consumer stay where they are"
+    )
     subscription.remove_consumer("b")
     assert subscription.next_read(10) == ReadRequest(3, 7)
     first, second = subscription.dispatch(3, [1] * 7)
@@ -137,7 +167,8 @@ def test_redelivery_is_counted_only_when_asked_for() -> None:
 
 
 def test_exclusive_redelivery_rewinds_and_takes_the_new_epoch() -> None:
-    """Redelivery reads again from the mark-delete, counts stay 0, an older epoch changes nothing."""
+    """Redelivery reads again from the mark-delete, counts stay 0, an older epoch changes
+    nothing."""
     subscription = connected(10, EXCLUSIVE, "a")
     subscription.dispatch(0, [1] * 10)
     subscription.acknowledge_cumulative("a", 3)
@@ -174,7 +205,8 @@ def test_exclusive_is_taken_by_the_first() -> None:
 
 
 def test_type_changes_only_when_nobody_is_connected() -> None:
-    """While connected the type is fixed; afterwards the next consumer chooses, and delivery begins at the mark-delete."""
+    """While connected the type is fixed; afterwards the next consumer chooses, and delivery
+    begins at the mark-delete."""
     subscription = connected(10, SHARED, "a")
     subscription.dispatch(0, [1] * 10)
     subscription.acknowledge("a", [(0, 3)])

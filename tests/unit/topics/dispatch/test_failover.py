@@ -1,4 +1,5 @@
-"""Failover: who is active, when that changes, who is told; and over any course of events one consumer at a time, in order, nothing lost."""
+"""Failover: who is active, when that changes, who is told; and over any course of events one
+consumer at a time, in order, nothing lost."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ PARTITION = "persistent://public/default/t-partition-{}"
 PLAIN = "persistent://public/default/t"
 
 
-def subscription_of(topic: str = PARTITION.format(0), entries: int = 10, delay_ms: int = DELAY_MS) -> Subscription:
+def subscription_of(
+    topic: str = PARTITION.format(0), entries: int = 10, delay_ms: int = DELAY_MS
+) -> Subscription:
     limits = DispatchLimits(failover_delay_ms=delay_ms)
-    return Subscription("s", True, Cursor(LedgerTable([(3, entries)]), 0), topic=topic, limits=limits)
+    return Subscription(
+        "s", True, Cursor(LedgerTable([(3, entries)]), 0), topic=topic, limits=limits
+    )
 
 
 def join(subscription: Subscription, *names: str, priority: int = 0) -> None:
@@ -36,7 +41,9 @@ def active(subscription: Subscription) -> str:
     return subscription.active.name
 
 
-@pytest.mark.parametrize(("partition", "expected"), [(0, "a"), (1, "b"), (2, "c"), (3, "a"), (7, "b")])
+@pytest.mark.parametrize(
+    ("partition", "expected"), [(0, "a"), (1, "b"), (2, "c"), (3, "a"), (7, "b")]
+)
 def test_partitions_are_spread_by_name(partition: int, expected: str) -> None:
     """Partition number modulo consumers in the order of their names, however they arrived."""
     subscription = subscription_of(PARTITION.format(partition))
@@ -58,23 +65,29 @@ def test_only_the_best_priority_counts() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=8), st.sets(st.text(max_size=4), min_size=1, max_size=6))
 def test_a_topic_without_partitions_picks_from_the_ring(topic: str, names: set[str]) -> None:
-    """The same choice as a ring of 100 points per consumer, written down plainly: ceiling of the topic's hash, with wrap-around."""
+    """The same choice as a ring of 100 points per consumer, written down plainly: ceiling of the
+    topic's hash, with wrap-around."""
     subscription = subscription_of(topic)
     join(subscription, *names)
-    ring = {murmur3(f"{name}{number}".encode()): name for name in sorted(names) for number in range(100)}
+    ring = {
+        murmur3(f"{name}{number}".encode()): name for name in sorted(names) for number in range(100)
+    }
     above = [point for point in ring if point >= murmur3(topic.encode())]
     assert active(subscription) == ring[min(above or ring)]
 
 
 def test_a_turn_begins_after_the_delay_and_everybody_hears_of_it() -> None:
-    """The first consumer waits as well: its predecessor on another connection may have acknowledgements on the way."""
+    """The first consumer waits as well: its predecessor on another connection may have
+    acknowledgements on the way."""
     subscription = subscription_of()
     join(subscription, "b")
     assert subscription.advance(5000) == []
     assert subscription.next_read(10, 5000) is None
     assert subscription.next_wakeup_ms() == 6000
     join(subscription, "c")
-    assert subscription.advance(5999) == [("c", False)], "a newcomer that changes nothing is told at once"
+    assert subscription.advance(5999) == [("c", False)], (
+        "a newcomer that changes nothing is told at once"
+    )
     assert subscription.advance(6000) == [("b", True), ("c", False)]
     assert subscription.next_wakeup_ms() is None
     assert subscription.next_read(10, 6000) == ReadRequest(0, 10)
@@ -83,7 +96,8 @@ def test_a_turn_begins_after_the_delay_and_everybody_hears_of_it() -> None:
 
 
 def test_who_loses_its_turn_gets_nothing_more_and_its_successor_begins_at_the_mark_delete() -> None:
-    """The change takes effect at once for the old one, after the delay for the new one; acknowledgements in between count."""
+    """The change takes effect at once for the old one, after the delay for the new one;
+    acknowledgements in between count."""
     subscription = subscription_of(entries=20)
     join(subscription, "b")
     subscription.advance(0)
@@ -120,7 +134,8 @@ def test_a_turn_that_comes_back_within_the_delay_was_never_lost() -> None:
 
 
 def test_redelivery_asked_for_while_losing_the_turn_is_not_forgotten() -> None:
-    """A client drops what has an older epoch than its request: whoever keeps the turn after all gets those entries again."""
+    """A client drops what has an older epoch than its request: whoever keeps the turn after all
+    gets those entries again."""
     subscription = subscription_of()
     join(subscription, "b")
     subscription.advance(0)
@@ -146,7 +161,8 @@ def test_those_who_stand_by_cannot_rewind() -> None:
 
 
 def test_a_seek_leaves_those_who_stand_by_their_permits() -> None:
-    """Only the active consumer is disconnected by a seek; the next one can go on with what it has."""
+    """Only the active consumer is disconnected by a seek; the next one can go on with what it
+    has."""
     subscription = subscription_of()
     join(subscription, "a", "b")
     subscription.advance(0)
@@ -182,9 +198,15 @@ class Course:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.ledgers = LedgerTable([(1, 5)])
-        topic = PARTITION.format(self.random.randint(0, 3)) if self.random.random() < 0.5 else f"{PLAIN}-{seed}"
+        topic = (
+            PARTITION.format(self.random.randint(0, 3))
+            if self.random.random() < 0.5
+            else f"{PLAIN}-{seed}"
+        )
         limits = DispatchLimits(failover_delay_ms=DELAY_MS, acknowledged_ranges_max=12)
-        self.subscription = Subscription("s", True, Cursor(self.ledgers, 0), topic=topic, limits=limits)
+        self.subscription = Subscription(
+            "s", True, Cursor(self.ledgers, 0), topic=topic, limits=limits
+        )
         self.now = 1_000_000
         self.told: dict[int, bool] = {}
         self.received: dict[int, int] = {}  # by consumer: the last ordinal of its turn
@@ -193,7 +215,16 @@ class Course:
         self.serving: int | None = None
 
     def run(self, steps: int) -> None:
-        events = (self.publish, self.join, self.leave, self.flow, self.acknowledge, self.redeliver, self.wait, self.deliver)
+        events = (
+            self.publish,
+            self.join,
+            self.leave,
+            self.flow,
+            self.acknowledge,
+            self.redeliver,
+            self.wait,
+            self.deliver,
+        )
         for _ in range(steps):
             self.random.choices(events, (10, 4, 3, 10, 12, 2, 25, 40))[0]()
 
@@ -207,7 +238,11 @@ class Course:
             self.subscription.add_consumer(self.number, FAILOVER, name=name, priority=priority)
 
     def any_consumer(self) -> int | None:
-        return self.random.choice(list(self.subscription.consumers)) if self.subscription.consumers else None  # type: ignore[return-value]
+        return (
+            self.random.choice(list(self.subscription.consumers))
+            if self.subscription.consumers
+            else None
+        )  # type: ignore[return-value]
 
     def leave(self) -> None:
         handle = self.any_consumer()
@@ -267,7 +302,9 @@ class Course:
             assert self.told.get(handle), "only the one that was told it is active gets anything"
             assert delivery.redelivery_counts is None
             last = self.received.get(handle, cursor.mark_delete - 1)
-            assert delivery.first == cursor.first_unacknowledged(last + 1), "in order, none left out, from the mark-delete on"
+            assert delivery.first == cursor.first_unacknowledged(last + 1), (
+                "in order, none left out, from the mark-delete on"
+            )
             self.received[handle] = delivery.first + delivery.entries - 1
             self.delivered.update(range(delivery.first, delivery.first + delivery.entries))
 
@@ -290,7 +327,8 @@ class Course:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_course(seed: int) -> None:
-    """Joins, leaves, acknowledgements, redeliveries and time in any order: one at a time, in order, everything in the end."""
+    """Joins, leaves, acknowledgements, redeliveries and time in any order: one at a time, in
+    order, everything in the end."""
     course = Course(seed)
     course.run(600)
     course.finish()

@@ -1,4 +1,5 @@
-"""Who serves which hashes: every division covers what it must, and a change moves no more than it has to."""
+"""Who serves which hashes: every division covers what it must, and a change moves no more than
+it has to."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from magnetar.errors import ConsumerAssignError
 from magnetar.hashes import murmur3
 from magnetar.topics.dispatch.base import Consumer, KeySharedMode, KeySharedPolicy
-from magnetar.topics.dispatch.hash_ranges import SLOTS, HashRanges, HashRing, SplitRanges, StickyRanges, hash_ranges, slot_of
+from magnetar.topics.dispatch.hash_ranges import (
+    SLOTS,
+    HashRanges,
+    HashRing,
+    SplitRanges,
+    StickyRanges,
+    hash_ranges,
+    slot_of,
+)
 
 STICKY = KeySharedMode.STICKY
 PROBES = range(1, SLOTS, 97)
@@ -27,10 +36,17 @@ def owners(ranges: HashRanges) -> list[Consumer | None]:
 
 
 def check_ranges(ranges: HashRanges) -> None:
-    """What is shown is what is served: the ranges do not overlap, and name the owner of each slot."""
-    shown = sorted((start, end, consumer.handle) for consumer, found in ranges.ranges().items() for start, end in found)
+    """What is shown is what is served: the ranges do not overlap, and name the owner of each
+    slot."""
+    shown = sorted(
+        (start, end, consumer.handle)
+        for consumer, found in ranges.ranges().items()
+        for start, end in found
+    )
     assert all(before[1] < after[0] for before, after in itertools.pairwise(shown))
-    by_slot = {slot: handle for slot in PROBES for start, end, handle in shown if start <= slot <= end}
+    by_slot = {
+        slot: handle for slot in PROBES for start, end, handle in shown if start <= slot <= end
+    }
     for slot in PROBES:
         owner = ranges.owner(slot)
         assert by_slot.get(slot) == (owner.handle if owner is not None else None)
@@ -45,13 +61,22 @@ def test_the_division_follows_the_policy() -> None:
 
 def test_slots_begin_at_one() -> None:
     """A hash of slot 0 falls into slot 1."""
-    assert [slot_of(number) for number in (0, SLOTS, 1, SLOTS - 1, 0x7FFFFFFF)] == [1, 1, 1, SLOTS - 1, SLOTS - 1]
+    assert [slot_of(number) for number in (0, SLOTS, 1, SLOTS - 1, 0x7FFFFFFF)] == [
+        1,
+        1,
+        1,
+        SLOTS - 1,
+        SLOTS - 1,
+    ]
 
 
 @settings(max_examples=30, deadline=None)
 @given(NAMES, st.data())
-def test_a_ring_moves_only_what_a_consumer_gains_or_loses(names: list[str], data: st.DataObject) -> None:
-    """Everything is served; a newcomer takes slots, nobody else does; one that leaves loses its own only."""
+def test_a_ring_moves_only_what_a_consumer_gains_or_loses(
+    names: list[str], data: st.DataObject
+) -> None:
+    """Everything is served; a newcomer takes slots, nobody else does; one that leaves loses its
+    own only."""
     ring = HashRing()
     consumers = [Consumer(number, name) for number, name in enumerate(names)]
     for consumer in consumers:
@@ -71,7 +96,8 @@ def test_a_ring_moves_only_what_a_consumer_gains_or_loses(names: list[str], data
 
 
 def test_the_ring_has_pulsars_points() -> None:
-    """Name, number among consumers of that name, index of the point, with NUL between them; the ceiling of a slot owns it, with wrap-around."""
+    """Name, number among consumers of that name, index of the point, with NUL between them; the
+    ceiling of a slot owns it, with wrap-around."""
     ring = HashRing()
     consumers = [Consumer(number, name) for number, name in enumerate(("a", "b", "a"))]
     for consumer in consumers:
@@ -83,7 +109,10 @@ def test_the_ring_has_pulsars_points() -> None:
     for slot in PROBES:
         owner = ring.owner(slot)
         assert owner is not None
-        assert owner.handle == points[min((point for point in points if point >= slot), default=min(points))]
+        assert (
+            owner.handle
+            == points[min((point for point in points if point >= slot), default=min(points))]
+        )
 
 
 def test_numbers_of_a_name_are_used_again() -> None:
@@ -121,7 +150,8 @@ def test_a_newcomer_gets_the_lower_half_of_the_biggest_range() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=40))
 def test_halving_serves_everything(course: list[int]) -> None:
-    """Through any course of joins and leaves every slot has an owner as long as there is anybody."""
+    """Through any course of joins and leaves every slot has an owner as long as there is
+    anybody."""
     split, there = SplitRanges(), []
     for number, event in enumerate(course):
         if event < 6 or not there:
@@ -147,7 +177,17 @@ def test_sticky_ranges_are_respected() -> None:
     a, b = sticky("a", (0, 9), (30, 39)), sticky("b", (20, 29))
     ranges.add(a)
     ranges.add(b)
-    assert [ranges.owner(slot) for slot in (0, 9, 10, 19, 20, 29, 30, 39, 40)] == [a, a, None, None, b, b, a, a, None]
+    assert [ranges.owner(slot) for slot in (0, 9, 10, 19, 20, 29, 30, 39, 40)] == [
+        a,
+        a,
+        None,
+        None,
+        b,
+        b,
+        a,
+        a,
+        None,
+    ]
     check_ranges(ranges)
     ranges.remove(a)
     assert [ranges.owner(slot) for slot in (0, 25, 35)] == [None, b, None]

@@ -1,4 +1,5 @@
-"""Key_Shared: each key in order at one consumer, others keep flowing; by example, and over any course of events against a model."""
+"""Key_Shared: each key in order at one consumer, others keep flowing; by example, and over any
+course of events against a model."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ def subscription_of(hashes: Sequence[int], **limits: int) -> Subscription:
     return Subscription("s", True, Cursor(LedgerTable([(3, len(hashes))]), 0), limits=options)
 
 
-def join(subscription: Subscription, *handles: str, permits: int = 1000, policy: KeySharedPolicy | None = None) -> None:
+def join(
+    subscription: Subscription,
+    *handles: str,
+    permits: int = 1000,
+    policy: KeySharedPolicy | None = None,
+) -> None:
     for handle in handles:
         subscription.add_consumer(handle, KEY_SHARED, name=handle, key_shared=policy)
         if permits:
@@ -82,12 +88,15 @@ def test_reading_ahead_has_a_bound() -> None:
     subscription.flow("a", 100)
     assert deliver(subscription, hashes) == []
     assert subscription.next_read(10) is None
-    assert subscription.acknowledge(None, [(0, 5)]), "the broker's own acknowledgement made room: look again"
+    assert subscription.acknowledge(None, [(0, 5)]), (
+        "the broker's own acknowledgement made room: look again"
+    )
     assert deliver(subscription, hashes) == [("a", 9), ("a", 12)]
 
 
 def test_a_hash_that_moves_drains_first() -> None:
-    """While the old consumer holds entries of it, the new one gets none of them; other hashes move at once."""
+    """While the old consumer holds entries of it, the new one gets none of them; other hashes
+    move at once."""
     hashes = [LOW, LOW + 1, LOW, LOW, LOW + 2, LOW]
     subscription = subscription_of(hashes)
     join(subscription, "a", permits=2)
@@ -120,7 +129,9 @@ def test_out_of_order_delivery_does_not_wait() -> None:
     join(subscription, "b", policy=policy)
     assert deliver(subscription, hashes) == [("b", 2), ("b", 3)]
     subscription.acknowledge("b", [(0, 4)])
-    assert (subscription.unacknowledged, subscription.backlog) == (0, 0), "acknowledging for others counts for the holder"
+    assert (subscription.unacknowledged, subscription.backlog) == (0, 0), (
+        "acknowledging for others counts for the holder"
+    )
 
 
 def test_redelivery_comes_back_in_order_and_counted() -> None:
@@ -150,7 +161,10 @@ def test_sticky_hashes_that_nobody_serves_wait() -> None:
     assert deliver(subscription, hashes) == [("c", 1)]
 
 
-@pytest.mark.parametrize("other", [KeySharedPolicy(STICKY, False, ((0, 1),)), KeySharedPolicy(AUTO_SPLIT, out_of_order=True)])
+@pytest.mark.parametrize(
+    "other",
+    [KeySharedPolicy(STICKY, False, ((0, 1),)), KeySharedPolicy(AUTO_SPLIT, out_of_order=True)],
+)
 def test_all_consumers_must_agree(other: KeySharedPolicy) -> None:
     """Another mode or another attitude to order is refused; when all have left, anything goes."""
     subscription = subscription_of([])
@@ -165,10 +179,19 @@ def test_limits_on_unacknowledged_messages() -> None:
     """Per consumer and per subscription, lifted at half; the others go on while one is blocked."""
     hashes = [LOW, HIGH] * 20
     subscription = subscription_of(
-        hashes, unacknowledged_per_consumer_messages_max=4, unacknowledged_per_subscription_messages_max=6
+        hashes,
+        unacknowledged_per_consumer_messages_max=4,
+        unacknowledged_per_subscription_messages_max=6,
     )
     join(subscription, "a", "b")
-    assert deliver(subscription, hashes) == [("b", 0), ("b", 2), ("b", 4), ("a", 1), ("a", 3), ("a", 5)]
+    assert deliver(subscription, hashes) == [
+        ("b", 0),
+        ("b", 2),
+        ("b", 4),
+        ("a", 1),
+        ("a", 3),
+        ("a", 5),
+    ]
     assert not subscription.acknowledge("a", [(1, 2)])
     subscription.acknowledge("b", [(0, 1)])
     assert subscription.acknowledge("a", [(3, 4)]), "the subscription holds half of its limit"
@@ -208,14 +231,22 @@ class Clock:
         given: list[tuple[object, int]] = []
         while (request := self.subscription.next_read(500, self.now_ms)) is not None:
             high = request.first + request.entries
-            for found in self.subscription.dispatch(request.first, [1] * request.entries, self.traits[request.first : high]):
+            for found in self.subscription.dispatch(
+                request.first, [1] * request.entries, self.traits[request.first : high]
+            ):
                 given += [(found.consumer, ordinal) for ordinal in found.ordinals]
         return given
 
 
 def test_delayed_entries_wait_for_their_time_and_hold_nobody_up() -> None:
-    """Later entries of the same key go out meanwhile; when the time comes the owner of that moment gets them."""
-    traits = [EntryTraits(LOW, 60_000), EntryTraits(LOW), EntryTraits(HIGH, 90_000), EntryTraits(HIGH)]
+    """Later entries of the same key go out meanwhile; when the time comes the owner of that
+    moment gets them."""
+    traits = [
+        EntryTraits(LOW, 60_000),
+        EntryTraits(LOW),
+        EntryTraits(HIGH, 90_000),
+        EntryTraits(HIGH),
+    ]
     subscription = subscription_of([0] * 4)
     clock = Clock(subscription, traits)
     join(subscription, "a")
@@ -243,7 +274,8 @@ def test_delays_can_be_switched_off_while_entries_wait() -> None:
 
 
 def test_a_message_in_chunks_stays_where_it_began() -> None:
-    """A consumer that has lost the hash gets the rest of what it began, for it cannot acknowledge it otherwise; then the hash moves on."""
+    """A consumer that has lost the hash gets the rest of what it began, for it cannot
+    acknowledge it otherwise; then the hash moves on."""
     chunks = [EntryTraits(LOW, 0, ChunkTrait("m", number, 3)) for number in range(3)]
     traits = [chunks[0], chunks[1], EntryTraits(LOW), chunks[2], EntryTraits(LOW)]
     subscription = subscription_of([0] * 5)
@@ -274,9 +306,12 @@ def test_chunks_begin_anew_when_their_consumer_leaves() -> None:
 
 
 class Course:
-    """One random course beside a model that knows, for every entry, its slot and who may have it."""
+    """One random course beside a model that knows, for every entry, its slot and who may have
+    it."""
 
-    def __init__(self, seed: int, mode: KeySharedMode, out_of_order: bool, consistent: bool) -> None:
+    def __init__(
+        self, seed: int, mode: KeySharedMode, out_of_order: bool, consistent: bool
+    ) -> None:
         self.random, self.mode, self.out_of_order = random.Random(seed), mode, out_of_order
         self.ledgers = LedgerTable()
         limits = DispatchLimits(
@@ -287,14 +322,17 @@ class Course:
             look_ahead_per_consumer_entries_max=6,
             look_ahead_per_subscription_entries_max=15,
         )
-        self.subscription = Subscription("s", True, Cursor(self.ledgers, 0, acknowledged_ranges_max=40), limits=limits)
+        self.subscription = Subscription(
+            "s", True, Cursor(self.ledgers, 0, acknowledged_ranges_max=40), limits=limits
+        )
         self.keys = [self.random.randrange(SLOTS) for _ in range(12)]
         self.hashes: list[int] = []
         self.sizes: list[int] = []
         self.acknowledged: set[int] = set()
         self.held: dict[int, dict[int, int]] = {}  # by consumer: messages by ordinal
         self.permits: dict[int, int] = {}
-        self.sent: set[int] = set()  # delivered at least once since the last seek, and not given back
+        # delivered at least once since the last seek, and not given back
+        self.sent: set[int] = set()
         self.redeliveries: dict[int, int] = {}
         self.number = self.delivered = self.moved = 0
 
@@ -328,11 +366,17 @@ class Course:
             ranges = ((start, min(SLOTS - 1, start + self.random.choice((5_000, 20_000, 65_535)))),)
         policy = KeySharedPolicy(self.mode, self.out_of_order, ranges)
         try:
-            self.subscription.add_consumer(self.number, KEY_SHARED, name=self.random.choice("ab"), key_shared=policy)
+            self.subscription.add_consumer(
+                self.number, KEY_SHARED, name=self.random.choice("ab"), key_shared=policy
+            )
         except ConsumerAssignError:
             assert self.mode is STICKY
             taken = list(self.subscription.hash_ranges().values())
-            assert any(low <= ranges[0][1] and ranges[0][0] <= high for found in taken for low, high in found)
+            assert any(
+                low <= ranges[0][1] and ranges[0][0] <= high
+                for found in taken
+                for low, high in found
+            )
             return
         self.held[self.number], self.permits[self.number] = {}, 0
 
@@ -354,7 +398,9 @@ class Course:
 
     def pause(self) -> None:
         for handle in self.held:
-            (self.subscription.pause if self.random.random() < 0.3 else self.subscription.resume)(handle)
+            (self.subscription.pause if self.random.random() < 0.3 else self.subscription.resume)(
+                handle
+            )
 
     def read(self, *, disturbed: bool = False) -> tuple[ReadRequest | None, list[Delivery]]:
         request = self.subscription.next_read(self.random.randint(1, 12))
@@ -364,7 +410,8 @@ class Course:
         traits = [EntryTraits(key_hash) for key_hash in self.hashes[request.first : high]]
         sizes = self.sizes[request.first : high]
         if disturbed:
-            self.random.choice((self.leave, self.acknowledge, self.nack, self.join))()  # the world changes during a fetch
+            # the world changes during a fetch
+            self.random.choice((self.leave, self.acknowledge, self.nack, self.join))()
         return request, self.subscription.dispatch(request.first, sizes, traits)
 
     def deliver(self) -> None:
@@ -375,7 +422,9 @@ class Course:
     def owner(self, ordinal: int) -> int | None:
         slot = slot_of(self.hashes[ordinal])
         found = [
-            handle for handle, ranges in self.subscription.hash_ranges().items() if any(low <= slot <= high for low, high in ranges)
+            handle
+            for handle, ranges in self.subscription.hash_ranges().items()
+            if any(low <= slot <= high for low, high in ranges)
         ]
         assert len(found) <= 1
         return found[0] if found else None  # type: ignore[return-value]
@@ -402,10 +451,14 @@ class Course:
             earlier = [
                 before
                 for before in range(self.subscription.cursor.mark_delete, ordinal)
-                if slot_of(self.hashes[before]) == slot and before not in self.acknowledged and before not in self.sent
+                if slot_of(self.hashes[before]) == slot
+                and before not in self.acknowledged
+                and before not in self.sent
             ]
             assert not earlier, "no entry overtakes an earlier one of its hash"
-            count = delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            count = (
+                delivery.redelivery_counts[index] if delivery.redelivery_counts is not None else 0
+            )
             assert count == self.redeliveries.get(ordinal, 0)
             self.held[handle][ordinal] = self.sizes[ordinal]
             self.sent.add(ordinal)
@@ -421,7 +474,11 @@ class Course:
 
     def acknowledge_any(self) -> None:
         start = self.random.randint(0, len(self.hashes) + 1)
-        self.settle(self.random.choice((None, self.any_consumer())), start, start + self.random.randint(1, 20))
+        self.settle(
+            self.random.choice((None, self.any_consumer())),
+            start,
+            start + self.random.randint(1, 20),
+        )
 
     def settle(self, handle: int | None, start: int, end: int) -> None:
         self.subscription.acknowledge(handle, [(start, end)])
@@ -438,9 +495,15 @@ class Course:
         if handle is None:
             return
         start = self.random.randint(0, len(self.hashes))
-        ranges = None if self.random.random() < 0.3 else [(start, start + self.random.randint(1, 10))]
+        ranges = (
+            None if self.random.random() < 0.3 else [(start, start + self.random.randint(1, 10))]
+        )
         self.subscription.redeliver(handle, ranges)
-        back = [ordinal for ordinal in self.held[handle] if ranges is None or ranges[0][0] <= ordinal < ranges[0][1]]
+        back = [
+            ordinal
+            for ordinal in self.held[handle]
+            if ranges is None or ranges[0][0] <= ordinal < ranges[0][1]
+        ]
         for ordinal in back:
             del self.held[handle][ordinal]
             self.sent.discard(ordinal)
@@ -463,10 +526,13 @@ class Course:
             assert consumer.held == held
             assert consumer.permits == self.permits[handle]
             assert consumer.unacknowledged == sum(held.values())
-        assert self.subscription.unacknowledged == sum(sum(held.values()) for held in self.held.values())
+        assert self.subscription.unacknowledged == sum(
+            sum(held.values()) for held in self.held.values()
+        )
 
     def finish(self) -> None:
-        """When all obstacles go, acknowledging whatever comes empties the backlog: no entry is lost or stuck."""
+        """When all obstacles go, acknowledging whatever comes empties the backlog: no entry is
+        lost or stuck."""
         for handle in list(self.held):
             self.subscription.remove_consumer(handle)
         self.sent.clear()
@@ -496,8 +562,11 @@ class Course:
 @pytest.mark.parametrize("out_of_order", [False, True], ids=["ordered", "unordered"])
 @pytest.mark.parametrize("mode", [AUTO_SPLIT, STICKY], ids=["split", "sticky"])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_course(seed: int, mode: KeySharedMode, out_of_order: bool, consistent: bool) -> None:
-    """Order per key, one consumer at a time, ranges respected, nothing lost, within permits, through any course."""
+def test_random_course(
+    seed: int, mode: KeySharedMode, out_of_order: bool, consistent: bool
+) -> None:
+    """Order per key, one consumer at a time, ranges respected, nothing lost, within permits,
+    through any course."""
     course = Course(seed, mode, out_of_order, consistent)
     course.run(500)
     assert course.delivered > 50, "the course must really deliver, or it proves nothing"

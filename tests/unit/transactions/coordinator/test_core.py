@@ -1,4 +1,5 @@
-"""The coordinator's core, case by case: each status meets each request, and nobody is told anything before it is durable."""
+"""The coordinator's core, case by case: each status meets each request, and nobody is told
+anything before it is durable."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from magnetar.errors import (
     NotAllowed,
     TransactionNotFound,
 )
-from magnetar.transactions.coordinator.core import DUE_AT_ONCE_MAX, FORGOTTEN_AT_ONCE_MAX, OVER_HELD_MAX, CoordinatorCore, Limits
+from magnetar.transactions.coordinator.core import (
+    DUE_AT_ONCE_MAX,
+    FORGOTTEN_AT_ONCE_MAX,
+    OVER_HELD_MAX,
+    CoordinatorCore,
+    Limits,
+)
 from magnetar.transactions.coordinator.events import (
     Answer,
     Await,
@@ -30,10 +37,21 @@ from magnetar.transactions.coordinator.events import (
     Ticked,
     Write,
 )
-from magnetar.transactions.records import Action, CoordinatorState, Decided, Ended, Joined, Opened, Participant
+from magnetar.transactions.records import (
+    Action,
+    CoordinatorState,
+    Decided,
+    Ended,
+    Joined,
+    Opened,
+    Participant,
+)
 
 COMMIT, ABORT = Action.COMMIT, Action.ABORT
-A, B = Participant("persistent://public/default/a"), Participant("persistent://public/default/b", "shop")
+A, B = (
+    Participant("persistent://public/default/a"),
+    Participant("persistent://public/default/b", "shop"),
+)
 ANYBODY, NOBODY = Caller(), Caller("eve", superuser=False)
 MINUTE = 60_000
 
@@ -42,7 +60,13 @@ def core(**limits: int) -> CoordinatorCore:
     return CoordinatorCore(3, Limits(**limits))
 
 
-def begin(found: CoordinatorCore, *participants: Participant, owner: str = "", timeout_ms: int = MINUTE, now_ms: int = 0) -> int:
+def begin(
+    found: CoordinatorCore,
+    *participants: Participant,
+    owner: str = "",
+    timeout_ms: int = MINUTE,
+    now_ms: int = 0,
+) -> int:
     """A transaction with these participants; its sequence."""
     [write] = found.handle(NewRequested("new", timeout_ms, owner, now_ms))
     assert isinstance(write, Write)
@@ -54,14 +78,21 @@ def begin(found: CoordinatorCore, *participants: Participant, owner: str = "", t
     return answer.least
 
 
-def end(found: CoordinatorCore, least: int, action: Action, request: str = "end", caller: Caller = ANYBODY) -> Write:
+def end(
+    found: CoordinatorCore,
+    least: int,
+    action: Action,
+    request: str = "end",
+    caller: Caller = ANYBODY,
+) -> Write:
     [write] = found.handle(EndRequested(request, least, action, caller, 1))
     assert isinstance(write, Write)
     return write
 
 
 def refusal(effects: Iterable[Effect]) -> MagnetarError:
-    """The only thing that comes of a request: an error, behind everything that was appended before."""
+    """The only thing that comes of a request: an error, behind everything that was appended
+    before."""
     [write] = effects
     assert isinstance(write, Write)
     assert write.changes == ()
@@ -73,27 +104,39 @@ def refusal(effects: Iterable[Effect]) -> MagnetarError:
 
 def test_a_transaction_is_told_of_behind_its_record() -> None:
     """NEW_TXN: one durable change, then its sequence; the first is 0."""
-    assert core().handle(NewRequested("r", MINUTE, "ann", 7)) == [Write((Opened(0, MINUTE, 7, "ann"),), (Answer("r", 0),))]
+    assert core().handle(NewRequested("r", MINUTE, "ann", 7)) == [
+        Write((Opened(0, MINUTE, 7, "ann"),), (Answer("r", 0),))
+    ]
 
 
 def test_a_participant_joins_once() -> None:
     """What a transaction has is confirmed, behind the record, and not written again."""
     found = core()
     least = begin(found)
-    assert found.handle(JoinRequested("r", least, (A, B, A), ANYBODY)) == [Write((Joined(least, (A, B)),), (Answer("r", least),))]
-    assert found.handle(JoinRequested("s", least, (B,), ANYBODY)) == [Write((), (Answer("s", least),))]
+    assert found.handle(JoinRequested("r", least, (A, B, A), ANYBODY)) == [
+        Write((Joined(least, (A, B)),), (Answer("r", least),))
+    ]
+    assert found.handle(JoinRequested("s", least, (B,), ANYBODY)) == [
+        Write((), (Answer("s", least),))
+    ]
 
 
 @pytest.mark.parametrize("action", list(Action))
 def test_the_decision_is_durable_before_participants_hear_of_it(action: Action) -> None:
-    """END_TXN: the decision; then participants and the caller's patience; their answers end it without a flush, and answer the caller."""
+    """END_TXN: the decision; then participants and the caller's patience; their answers end it
+    without a flush, and answer the caller."""
     found = core()
     least = begin(found, A, B)
-    assert end(found, least, action) == Write((Decided(least, action, 1),), (Drive(least), Await("end", least)))
+    assert end(found, least, action) == Write(
+        (Decided(least, action, 1),), (Drive(least), Await("end", least))
+    )
     assert found.to_drive(least) == (action, (A, B))
     assert found.handle(ParticipantEnded(least, B, 2)) == []
     assert found.to_drive(least) == (action, (A,))
-    assert found.handle(ParticipantEnded(least, A, 3)) == [Write((Ended(least, 3),), lazy=True), Answer("end", least)]
+    assert found.handle(ParticipantEnded(least, A, 3)) == [
+        Write((Ended(least, 3),), lazy=True),
+        Answer("end", least),
+    ]
     assert found.to_drive(least) is None
     assert found.status(least) == ("COMMITTED" if action is COMMIT else "ABORTED")
 
@@ -102,7 +145,9 @@ def test_a_transaction_without_participants_ends_with_its_decision() -> None:
     """One write, one answer, nobody to ask."""
     found = core()
     least = begin(found)
-    assert end(found, least, COMMIT) == Write((Decided(least, COMMIT, 1), Ended(least, 1)), (Answer("end", least),))
+    assert end(found, least, COMMIT) == Write(
+        (Decided(least, COMMIT, 1), Ended(least, 1)), (Answer("end", least),)
+    )
 
 
 def test_patience_answers_while_participants_are_away() -> None:
@@ -117,24 +162,35 @@ def test_patience_answers_while_participants_are_away() -> None:
 
 
 def test_the_same_end_again_succeeds_in_every_status() -> None:
-    """While it is under way the second caller waits as the first does; afterwards the outcome is confirmed behind a look at the claim."""
+    """While it is under way the second caller waits as the first does; afterwards the outcome is
+    confirmed behind a look at the claim."""
     found = core()
     least = begin(found, A)
     end(found, least, COMMIT)
     assert end(found, least, COMMIT, "again") == Write((), (Await("again", least),))
-    assert found.handle(ParticipantEnded(least, A, 2))[1:] == [Answer("end", least), Answer("again", least)]
+    assert found.handle(ParticipantEnded(least, A, 2))[1:] == [
+        Answer("end", least),
+        Answer("again", least),
+    ]
     assert end(found, least, COMMIT, "late") == Write((), (Answer("late", least),))
 
 
-@pytest.mark.parametrize(("action", "statuses"), [(COMMIT, ("COMMITTING", "COMMITTED")), (ABORT, ("ABORTING", "ABORTED"))])
+@pytest.mark.parametrize(
+    ("action", "statuses"),
+    [(COMMIT, ("COMMITTING", "COMMITTED")), (ABORT, ("ABORTING", "ABORTED"))],
+)
 def test_the_opposite_end_is_told_the_outcome(action: Action, statuses: tuple[str, str]) -> None:
-    """InvalidTxnStatus names the status, before and after the end; so does a participant that comes too late."""
+    """InvalidTxnStatus names the status, before and after the end; so does a participant that
+    comes too late."""
     found = core()
     least = begin(found, A)
     end(found, least, action)
     opposite = ABORT if action is COMMIT else COMMIT
     for status in statuses:
-        for event in (EndRequested("r", least, opposite, ANYBODY, 1), JoinRequested("r", least, (B,), ANYBODY)):
+        for event in (
+            EndRequested("r", least, opposite, ANYBODY, 1),
+            JoinRequested("r", least, (B,), ANYBODY),
+        ):
             error = refusal(found.handle(event))
             assert isinstance(error, InvalidTxnStatus)
             assert f"(3,{least}) is {status}" in str(error)
@@ -150,7 +206,8 @@ def test_what_never_began_is_not_found() -> None:
 
 
 def test_who_asks_after_what_is_not_known_hears_whether_it_has_begun() -> None:
-    """The next number, and the floor below which all has ended everywhere: what is below the next one and not known has ended."""
+    """The next number, and the floor below which all has ended everywhere: what is below the
+    next one and not known has ended."""
     found = core(outcome_kept_ms=10)
     gone, live = begin(found, timeout_ms=1), begin(found, timeout_ms=MINUTE)
     end(found, gone, ABORT)
@@ -174,7 +231,9 @@ def test_outcomes_are_forgotten_after_the_longer_of_timeout_and_retention() -> N
     found.handle(Ticked(1001))
     assert (found.status(short), found.status(long)) == (None, "COMMITTED")
     found.handle(Ticked(5001))
-    assert isinstance(refusal(found.handle(EndRequested("r", long, COMMIT, ANYBODY, 1))), TransactionNotFound)
+    assert isinstance(
+        refusal(found.handle(EndRequested("r", long, COMMIT, ANYBODY, 1))), TransactionNotFound
+    )
     assert found.due_ms is None
 
 
@@ -198,7 +257,8 @@ def test_an_open_transaction_is_aborted_at_its_deadline() -> None:
 
 
 def test_however_much_is_overdue_a_tick_does_a_little_of_it() -> None:
-    """As after a night's outage: the rest stays due, in the order of deadlines, and so do outcomes that are to be forgotten."""
+    """As after a night's outage: the rest stays due, in the order of deadlines, and so do
+    outcomes that are to be forgotten."""
     found, many = core(outcome_kept_ms=1000), 2 * FORGOTTEN_AT_ONCE_MAX
     for number in range(many):
         begin(found, timeout_ms=1 + number // 10)
@@ -208,7 +268,9 @@ def test_however_much_is_overdue_a_tick_does_a_little_of_it() -> None:
         assert 0 < len(writes) <= DUE_AT_ONCE_MAX
         for write in writes:
             assert isinstance(write, Write)
-            decided.append(next(change.least for change in write.changes if isinstance(change, Decided)))
+            decided.append(
+                next(change.least for change in write.changes if isinstance(change, Decided))
+            )
     assert decided == list(range(many))
     assert found.due_ms == now_ms + 1000
     now_ms += 1000
@@ -220,7 +282,8 @@ def test_however_much_is_overdue_a_tick_does_a_little_of_it() -> None:
 
 
 def test_one_that_is_open_for_long_keeps_no_deadlines_of_others() -> None:
-    """Deadlines of ended transactions go while an older one is above them in the heap, and those of open ones stay."""
+    """Deadlines of ended transactions go while an older one is above them in the heap, and those
+    of open ones stay."""
     found = core()
     slow = begin(found, timeout_ms=MINUTE)
     for _ in range(3 * OVER_HELD_MAX):
@@ -252,23 +315,33 @@ def test_others_may_not_touch_a_transaction() -> None:
     """Only the principal that began it, or a super user; without an owner anybody."""
     found = core()
     least = begin(found, owner="ann")
-    for event in (JoinRequested("r", least, (A,), NOBODY), EndRequested("r", least, ABORT, NOBODY, 0)):
+    for event in (
+        JoinRequested("r", least, (A,), NOBODY),
+        EndRequested("r", least, ABORT, NOBODY, 0),
+    ):
         assert isinstance(refusal(found.handle(event)), NotAllowed)
     assert end(found, least, COMMIT, caller=Caller("ann", superuser=False)).changes
-    assert isinstance(refusal(found.handle(EndRequested("r", least, COMMIT, NOBODY, 0))), NotAllowed)
+    assert isinstance(
+        refusal(found.handle(EndRequested("r", least, COMMIT, NOBODY, 0))), NotAllowed
+    )
     assert end(found, begin(found), COMMIT, caller=NOBODY).changes
 
 
 def test_limits_are_named() -> None:
-    """Open transactions, participants and the bytes of their names, timeouts: each with its own words, and nothing is begun."""
+    """Open transactions, participants and the bytes of their names, timeouts: each with its own
+    words, and nothing is begun."""
     found = core(open_max=1, participants_max=1, participant_bytes_max=60, timeout_max_ms=100)
     for timeout_ms in (0, 101):
-        assert isinstance(refusal(found.handle(NewRequested("r", timeout_ms, "", 0))), InvalidRequest)
+        assert isinstance(
+            refusal(found.handle(NewRequested("r", timeout_ms, "", 0))), InvalidRequest
+        )
     least = begin(found, timeout_ms=100)
     error = refusal(found.handle(NewRequested("r", 100, "", 0)))
     assert isinstance(error, LimitExceeded)
     assert "transactions_open_max" in str(error)
-    assert "2 participants" in str(refusal(found.handle(JoinRequested("r", least, (A, B), ANYBODY))))
+    assert "2 participants" in str(
+        refusal(found.handle(JoinRequested("r", least, (A, B), ANYBODY)))
+    )
     long = Participant("persistent://public/default/" + "x" * 60)
     assert "88 bytes" in str(refusal(found.handle(JoinRequested("r", least, (long,), ANYBODY))))
     assert end(found, least, COMMIT).then == (Answer("end", least),)
@@ -281,7 +354,9 @@ def test_limits_are_named() -> None:
         ("open_per_origin_max", {"origin": "10.0.0.1"}, "transactions_open_per_address_max"),
     ],
 )
-def test_one_role_or_address_leaves_transactions_for_others(limit: str, named: dict[str, str], setting: str) -> None:
+def test_one_role_or_address_leaves_transactions_for_others(
+    limit: str, named: dict[str, str], setting: str
+) -> None:
     """Its share counts what has not ended; the others begin theirs meanwhile."""
 
     def ask(**who: str) -> Write:
@@ -330,7 +405,8 @@ def test_names_of_participants_are_given_back_with_the_transaction() -> None:
 
 
 def test_recovery_carries_on() -> None:
-    """What was decided is driven again, all of it; deadlines count from the records; the next sequence is a new one."""
+    """What was decided is driven again, all of it; deadlines count from the records; the next
+    sequence is a new one."""
     found = core()
     for change in (
         Opened(4, 100, 10, "ann"),
@@ -352,7 +428,8 @@ def test_recovery_carries_on() -> None:
 
 
 def test_a_life_goes_on_at_the_time_where_the_records_end() -> None:
-    """In the log or in a checkpoint: deadlines and outcomes stand to it as they stood to the time of the life before."""
+    """In the log or in a checkpoint: deadlines and outcomes stand to it as they stood to the
+    time of the life before."""
     found = core()
     found.apply(Opened(0, 100, 1_000, ""))
     found.apply(Opened(1, 100, 1_040, ""))
@@ -380,7 +457,8 @@ def test_a_log_that_contradicts_itself_is_damage() -> None:
 
 
 def test_a_state_is_what_it_was_made_of() -> None:
-    """A checkpoint restores transactions, outcomes, the next sequence and the low watermark, without walking through all sequences."""
+    """A checkpoint restores transactions, outcomes, the next sequence and the low watermark,
+    without walking through all sequences."""
     found = core()
     begin(found)
     open_one, ended, ending = begin(found, A, B, owner="ann"), begin(found), begin(found, A)

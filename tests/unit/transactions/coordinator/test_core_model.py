@@ -1,6 +1,8 @@
-"""Any course of requests, flushes, crashes and checkpoints: what a client was told stays true, and every transaction ends one way.
+"""Any course of requests, flushes, crashes and checkpoints: what a client was told stays true, and
+every transaction ends one way.
 
-The log is a list of changes of which a prefix is durable. A crash keeps that prefix, or what a checkpoint holds if that is more.
+The log is a list of changes of which a prefix is durable. A crash keeps that prefix, or what a
+checkpoint holds if that is more.
 """
 
 from __future__ import annotations
@@ -28,11 +30,23 @@ from magnetar.transactions.coordinator.events import (
     Ticked,
     Write,
 )
-from magnetar.transactions.records import Action, Change, CoordinatorState, Decided, Joined, Opened, Participant
+from magnetar.transactions.records import (
+    Action,
+    Change,
+    CoordinatorState,
+    Decided,
+    Joined,
+    Opened,
+    Participant,
+)
 
 KEPT_MS = 400
 LIMITS = Limits(outcome_kept_ms=KEPT_MS)
-PARTICIPANTS = [Participant("persistent://public/default/a"), Participant("persistent://public/default/b"), Participant("c", "s")]
+PARTICIPANTS = [
+    Participant("persistent://public/default/a"),
+    Participant("persistent://public/default/b"),
+    Participant("c", "s"),
+]
 ANYBODY = Caller()
 
 
@@ -72,9 +86,10 @@ class Life(RuleBasedStateMachine):
         self.driven: set[int] = set()
         self.told = Told()
         self.numbers = 0
-        self.asked_knowing: set[object] = set()  # requests about sequences that clients had been told of
+        # requests about sequences that clients had been told of
+        self.asked_knowing: set[object] = set()
 
-    # --- what clients do -------------------------------------------------------------------------------------------------------
+    # --- what clients do --------------------------------------------------------------------------
 
     def ask(self, event_of: object) -> None:
         self.numbers += 1
@@ -88,7 +103,10 @@ class Life(RuleBasedStateMachine):
     def new(self, timeout_ms: int) -> None:
         self.ask(lambda request: NewRequested(request, timeout_ms, "", self.now_ms))
 
-    @rule(pick=st.integers(0, 12), names=st.lists(st.sampled_from(PARTICIPANTS), min_size=1, max_size=2))
+    @rule(
+        pick=st.integers(0, 12),
+        names=st.lists(st.sampled_from(PARTICIPANTS), min_size=1, max_size=2),
+    )
     def join(self, pick: int, names: list[Participant]) -> None:
         self.ask(lambda request: JoinRequested(request, pick, tuple(names), ANYBODY))
 
@@ -96,7 +114,7 @@ class Life(RuleBasedStateMachine):
     def end(self, pick: int, action: Action) -> None:
         self.ask(lambda request: EndRequested(request, pick, action, ANYBODY, self.now_ms))
 
-    # --- what happens ----------------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     @precondition(lambda self: self.driven)
     @rule(data=st.data())
@@ -121,7 +139,9 @@ class Life(RuleBasedStateMachine):
         self.now_ms += passed_ms
         due_ms = self.core.due_ms
         effects = self.core.handle(Ticked(self.now_ms))
-        assert due_ms is not None or not effects, "something was due that nobody would have come for"
+        assert due_ms is not None or not effects, (
+            "something was due that nobody would have come for"
+        )
         self.perform(effects)
         assert self.core.due_ms is None or self.core.due_ms > self.now_ms
 
@@ -131,7 +151,11 @@ class Life(RuleBasedStateMachine):
         """A group commit of all that waits, or of a part."""
         last = len(self.waiting) if share == 1.0 else max(1, len(self.waiting) // 2)
         due, self.waiting = self.waiting[:last], self.waiting[last:]
-        self.durable = len(self.changes) if share == 1.0 else max([self.durable, *(reached for reached, _ in due)])
+        self.durable = (
+            len(self.changes)
+            if share == 1.0
+            else max([self.durable, *(reached for reached, _ in due)])
+        )
         for _, then in due:
             for effect in then:
                 self.happen(effect)
@@ -153,16 +177,23 @@ class Life(RuleBasedStateMachine):
             replayed.apply(change)
         drives = core.recovered(self.now_ms)
         assert drives == replayed.recovered(self.now_ms)
-        assert core.state() == replayed.state(), "a checkpoint and its tail say something else than the whole log"
+        assert core.state() == replayed.state(), (
+            "a checkpoint and its tail say something else than the whole log"
+        )
         self.core, self.changes, self.durable = core, self.changes[:kept], kept
-        # A checkpoint that is pointed to is never followed by an older one, nor by one that held what is lost.
-        self.saved = [other for other in self.saved if other.changes <= kept and other.position >= saved.position]
+        # A checkpoint that is pointed to is never followed by an older one, nor by one that held
+        # what is lost.
+        self.saved = [
+            other
+            for other in self.saved
+            if other.changes <= kept and other.position >= saved.position
+        ]
         self.waiting, self.patience, self.requests = [], [], {}
         self.driven = {drive.least for drive in drives}
         for least, action in self.told.decided.items():
             assert self.core.status(least) in (*_names(action), None)
 
-    # --- the host --------------------------------------------------------------------------------------------------------------
+    # --- the host ---------------------------------------------------------------------------------
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -190,7 +221,10 @@ class Life(RuleBasedStateMachine):
         if isinstance(event, NewRequested):
             assert answer.error is None
             assert answer.least not in self.told.sequences, "a sequence was given twice"
-            assert any(change == Opened(answer.least, event.timeout_ms, change.opened_ms) for change in self.opened())
+            assert any(
+                change == Opened(answer.least, event.timeout_ms, change.opened_ms)
+                for change in self.opened()
+            )
             self.told.sequences.add(answer.least)
         elif isinstance(answer.error, TransactionNotFound):
             assert answer.request not in self.asked_knowing or self.forgotten(answer.least)
@@ -210,18 +244,26 @@ class Life(RuleBasedStateMachine):
             assert decision.action is event.action
             self.told.decided[answer.least] = event.action
 
-    # --- what is durable -------------------------------------------------------------------------------------------------------
+    # --- what is durable --------------------------------------------------------------------------
 
     def opened(self) -> list[Opened]:
         return [change for change in self.changes[: self.durable] if isinstance(change, Opened)]
 
     def decision(self, least: int) -> Decided | None:
-        found = [change for change in self.changes[: self.durable] if isinstance(change, Decided) and change.least == least]
+        found = [
+            change
+            for change in self.changes[: self.durable]
+            if isinstance(change, Decided) and change.least == least
+        ]
         assert len(found) <= 1, "decided twice"
         return found[0] if found else None
 
     def participants(self, least: int) -> set[Participant]:
-        joined = [change for change in self.changes[: self.durable] if isinstance(change, Joined) and change.least == least]
+        joined = [
+            change
+            for change in self.changes[: self.durable]
+            if isinstance(change, Joined) and change.least == least
+        ]
         return {name for change in joined for name in change.participants}
 
     def forgotten(self, least: int) -> bool:
@@ -230,10 +272,13 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_behind(self) -> None:
-        """Up to the low watermark every participant that a client was told of has ended what was decided."""
+        """Up to the low watermark every participant that a client was told of has ended what was
+        decided."""
         for least in range(self.core.low_watermark + 1):
             joined = self.told.joined.get(least, set())
-            assert joined <= self.told.ended.get(least, set()), f"{least} has participants that were never asked"
+            assert joined <= self.told.ended.get(least, set()), (
+                f"{least} has participants that were never asked"
+            )
 
     @invariant()
     def what_was_told_stays(self) -> None:
@@ -241,7 +286,9 @@ class Life(RuleBasedStateMachine):
             status = self.core.status(least)
             assert status in _names(action) or (status is None and self.forgotten(least))
         for least in self.told.sequences:
-            decided = any(isinstance(change, Decided) and change.least == least for change in self.changes)
+            decided = any(
+                isinstance(change, Decided) and change.least == least for change in self.changes
+            )
             assert self.core.status(least) is not None or decided
 
 

@@ -10,7 +10,14 @@ import pytest
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
 from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.transactions.ids import TxnId
-from magnetar.transactions.participant_records import NO_SEQUENCE, NOWHERE, Abort, Append, BufferChange, Commit
+from magnetar.transactions.participant_records import (
+    NO_SEQUENCE,
+    NOWHERE,
+    Abort,
+    Append,
+    BufferChange,
+    Commit,
+)
 from magnetar.transactions.topic import parts as open_parts
 from magnetar.transactions.topic.buffer import TransactionBuffer
 from magnetar.transactions.topic.limits import BufferLimits, Judgement, Verdict
@@ -31,9 +38,26 @@ def ledger_18() -> int:
     return 18
 
 
-def send(buffer: TransactionBuffer, txn: TxnId, highest: int, count: int = 1, *, size: int = 10, after: int = 6) -> Append:
+def send(
+    buffer: TransactionBuffer,
+    txn: TxnId,
+    highest: int,
+    count: int = 1,
+    *,
+    size: int = 10,
+    after: int = 6,
+) -> Append:
     """A run that arrives and becomes durable."""
-    change = buffer.append(txn, "p", count=count, highest=highest, size=size, messages=1, send_point=(15, after), now_ms=1000)
+    change = buffer.append(
+        txn,
+        "p",
+        count=count,
+        highest=highest,
+        size=size,
+        messages=1,
+        send_point=(15, after),
+        now_ms=1000,
+    )
     buffer.confirm(change)
     return change
 
@@ -56,7 +80,8 @@ def abort(buffer: TransactionBuffer, txn: TxnId, floor: int = 0) -> Abort:
 
 
 def test_a_marker_takes_an_id_for_each_entry_in_the_order_of_sending() -> None:
-    """Entries of two transactions lie mixed in the sidecar; each marker names its own, in order, and receipts translate."""
+    """Entries of two transactions lie mixed in the sidecar; each marker names its own, in order,
+    and receipts translate."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
     first = send(buffer, FIRST, 2, 3)
     between = send(buffer, SECOND, 0)
@@ -76,14 +101,21 @@ def test_a_marker_takes_an_id_for_each_entry_in_the_order_of_sending() -> None:
 
 
 def test_repetitions_inside_a_transaction_are_duplicates() -> None:
-    """Of one producer, in one transaction, also before the first copy is durable; chunks before the last are not tested."""
+    """Of one producer, in one transaction, also before the first copy is durable; chunks before
+    the last are not tested."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
-    change = buffer.append(FIRST, "p", count=2, highest=5, size=1, messages=1, send_point=(15, 0), now_ms=0)
+    change = buffer.append(
+        FIRST, "p", count=2, highest=5, size=1, messages=1, send_point=(15, 0), now_ms=0
+    )
     assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (14, 1))
     buffer.confirm(change)
     assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (14, 1))
     assert buffer.judge(FIRST, "p", 4) == Judgement(Verdict.DUPLICATE, NOWHERE)
-    assert [buffer.judge(FIRST, "p", 6), buffer.judge(FIRST, "q", 5), buffer.judge(SECOND, "p", 5)] == [Judgement(Verdict.NEW)] * 3
+    assert [
+        buffer.judge(FIRST, "p", 6),
+        buffer.judge(FIRST, "q", 5),
+        buffer.judge(SECOND, "p", 5),
+    ] == [Judgement(Verdict.NEW)] * 3
     assert buffer.judge(FIRST, "p", None) == Judgement(Verdict.NEW)
     send(buffer, FIRST, NO_SEQUENCE)
     assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.NEW), "a chunk is not recorded either"
@@ -91,16 +123,21 @@ def test_repetitions_inside_a_transaction_are_duplicates() -> None:
 
 
 def test_late_sends() -> None:
-    """Committed: what is known is a duplicate, what is new an ordinary message. Aborted, or long ended: not allowed."""
+    """Committed: what is known is a duplicate, what is new an ordinary message. Aborted, or long
+    ended: not allowed."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
     send(buffer, FIRST, 5)
     send(buffer, SECOND, 6)
     count = buffer.entries_to_commit(FIRST)
     change = buffer.commit(FIRST, (15, 9), 0, 50)
-    assert (count, buffer.judge(FIRST, "p", 5)) == (1, Judgement(Verdict.DUPLICATE, (14, 0))), "while the commit is on its way"
+    assert (count, buffer.judge(FIRST, "p", 5)) == (1, Judgement(Verdict.DUPLICATE, (14, 0))), (
+        "while the commit is on its way"
+    )
     assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.ORDINARY)
     buffer.confirm(change)
-    assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (15, 9)), "its id in the partition"
+    assert buffer.judge(FIRST, "p", 5) == Judgement(Verdict.DUPLICATE, (15, 9)), (
+        "its id in the partition"
+    )
     assert buffer.judge(FIRST, "p", 6) == Judgement(Verdict.ORDINARY)
     assert buffer.judge(FIRST, "q", 0) == Judgement(Verdict.ORDINARY)
     aborting = buffer.abort(SECOND, floor=1)
@@ -115,7 +152,8 @@ def test_late_sends() -> None:
 
 
 def test_an_end_is_repeated_at_will_and_never_reversed() -> None:
-    """The same end again: nothing to write, also while the first is on its way. The opposite: an error that names the outcome."""
+    """The same end again: nothing to write, also while the first is on its way. The opposite: an
+    error that names the outcome."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
     send(buffer, FIRST, 5)
     change = buffer.commit(FIRST, (15, 9), 0, 50)
@@ -135,16 +173,32 @@ def test_an_end_is_repeated_at_will_and_never_reversed() -> None:
 
 
 def test_a_commit_counts_what_is_durable_and_what_is_on_its_way() -> None:
-    """Three runs, of which the log has confirmed one: the marker takes an id for each of their entries, and limits see each once."""
-    buffer = TransactionBuffer(TOPIC, ledger_14, limits=BufferLimits(entries_per_transaction_max=6, transaction_bytes_max=60))
+    """Three runs, of which the log has confirmed one: the marker takes an id for each of their
+    entries, and limits see each once."""
+    buffer = TransactionBuffer(
+        TOPIC,
+        ledger_14,
+        limits=BufferLimits(entries_per_transaction_max=6, transaction_bytes_max=60),
+    )
     runs = [
-        buffer.append(FIRST, "p", count=count, highest=count, size=10 * count, messages=1, send_point=(15, 0), now_ms=0)
+        buffer.append(
+            FIRST,
+            "p",
+            count=count,
+            highest=count,
+            size=10 * count,
+            messages=1,
+            send_point=(15, 0),
+            now_ms=0,
+        )
         for count in (1, 2, 3)
     ]
     buffer.confirm(runs[0])
     assert buffer.entries_to_commit(FIRST) == 6
     with pytest.raises(NotAllowed, match="7 entries of 61 bytes"):
-        buffer.append(FIRST, "p", count=1, highest=9, size=1, messages=1, send_point=(15, 0), now_ms=0)
+        buffer.append(
+            FIRST, "p", count=1, highest=9, size=1, messages=1, send_point=(15, 0), now_ms=0
+        )
     change = buffer.commit(FIRST, (15, 1), 0, 50)
     assert change.spans == ((14, 0, 6),)
     rest: list[BufferChange] = [*runs[1:], change]
@@ -176,16 +230,25 @@ def test_a_commit_that_is_not_remembered_any_more_takes_nothing() -> None:
 
 
 def test_limits_are_named() -> None:
-    """Entries and bytes of one transaction, and open transactions of the topic: what is refused changes nothing."""
-    limits = BufferLimits(open_transactions_max=2, entries_per_transaction_max=3, transaction_bytes_max=100)
+    """Entries and bytes of one transaction, and open transactions of the topic: what is refused
+    changes nothing."""
+    limits = BufferLimits(
+        open_transactions_max=2, entries_per_transaction_max=3, transaction_bytes_max=100
+    )
     buffer = TransactionBuffer(TOPIC, ledger_14, limits=limits)
     send(buffer, FIRST, 1, 2)
     with pytest.raises(NotAllowed, match=r"4 entries of 21 bytes.*txn_entries_max=3"):
-        buffer.append(FIRST, "p", count=2, highest=9, size=11, messages=1, send_point=(15, 0), now_ms=0)
+        buffer.append(
+            FIRST, "p", count=2, highest=9, size=11, messages=1, send_point=(15, 0), now_ms=0
+        )
     with pytest.raises(NotAllowed, match="txn_bytes_max=100"):
-        buffer.append(FIRST, "p", count=1, highest=9, size=91, messages=1, send_point=(15, 0), now_ms=0)
+        buffer.append(
+            FIRST, "p", count=1, highest=9, size=91, messages=1, send_point=(15, 0), now_ms=0
+        )
     assert buffer.judge(FIRST, "p", 9) == Judgement(Verdict.NEW)
-    waiting = buffer.append(SECOND, "p", count=1, highest=0, size=1, messages=1, send_point=(15, 0), now_ms=0)
+    waiting = buffer.append(
+        SECOND, "p", count=1, highest=0, size=1, messages=1, send_point=(15, 0), now_ms=0
+    )
     with pytest.raises(NotAllowed, match="2 open transactions"):
         buffer.judge(THIRD, "p", 0)
     buffer.confirm(waiting)
@@ -194,12 +257,18 @@ def test_limits_are_named() -> None:
 
 
 def test_open_transactions_of_a_topic_are_limited_together() -> None:
-    """Each is below its own limits, and all of them meet the topic's: on their way, durable, after a recovery; what has ended makes room."""
+    """Each is below its own limits, and all of them meet the topic's: on their way, durable,
+    after a recovery; what has ended makes room."""
     limits = BufferLimits(open_entries_max=6)
-    refused = rf"7 entries of open transactions with those of {re.escape(str(THIRD))}.*txn_open_entries_per_topic_max=6"
+    refused = (
+        r"7 entries of open transactions with those of "
+        rf"{re.escape(str(THIRD))}.*txn_open_entries_per_topic_max=6"
+    )
     buffer = TransactionBuffer(TOPIC, ledger_14, limits=limits)
     changes: list[BufferChange] = [send(buffer, FIRST, 1, 2), send(buffer, SECOND, 1, 2)]
-    waiting = buffer.append(THIRD, "p", count=2, highest=1, size=20, messages=1, send_point=(15, 0), now_ms=0)
+    waiting = buffer.append(
+        THIRD, "p", count=2, highest=1, size=20, messages=1, send_point=(15, 0), now_ms=0
+    )
     with pytest.raises(NotAllowed, match=refused):
         send(buffer, THIRD, 2)
     buffer.confirm(waiting)
@@ -222,12 +291,22 @@ def test_open_transactions_of_a_topic_are_limited_together() -> None:
 
 
 def test_orphans_and_transactions_that_are_open_for_long() -> None:
-    """Below the floor nobody ends it any more; above it the coordinator is asked, again and again."""
+    """Below the floor nobody ends it any more; above it the coordinator is asked, again and
+    again."""
     buffer = TransactionBuffer(TOPIC, ledger_14, limits=BufferLimits(inquire_ms=500))
     send(buffer, FIRST, 0)
     send(buffer, THIRD, 0, 2)
-    assert list(buffer.open_transactions()) == [OpenTransaction(FIRST, 1000, 1, 10), OpenTransaction(THIRD, 1000, 2, 10)]
-    assert [buffer.to_inquire(now, 9) for now in (7, 506, 507, 1006, 1007)] == [[], [], [FIRST, THIRD], [], [FIRST, THIRD]]
+    assert list(buffer.open_transactions()) == [
+        OpenTransaction(FIRST, 1000, 1, 10),
+        OpenTransaction(THIRD, 1000, 2, 10),
+    ]
+    assert [buffer.to_inquire(now, 9) for now in (7, 506, 507, 1006, 1007)] == [
+        [],
+        [],
+        [FIRST, THIRD],
+        [],
+        [FIRST, THIRD],
+    ]
     assert buffer.orphans() == []
     commit(buffer, SECOND, 0, floor=2)
     assert buffer.orphans() == [FIRST]
@@ -266,7 +345,8 @@ def test_a_ledger_is_taken_with_the_first_entry_of_a_term() -> None:
 
 
 def test_what_ends_behind_the_trimming_needs_no_translation() -> None:
-    """Its place is before the partition's first entry: whoever asks is clamped to that anyway; and trimming forgets what was kept."""
+    """Its place is before the partition's first entry: whoever asks is clamped to that anyway;
+    and trimming forgets what was kept."""
     buffer = TransactionBuffer(TOPIC, ledger_14)
     send(buffer, FIRST, 0, after=6)
     send(buffer, SECOND, 0, after=7)
@@ -276,15 +356,21 @@ def test_what_ends_behind_the_trimming_needs_no_translation() -> None:
     abort(buffer, FIRST)
     assert buffer.translate((14, 0)) is None
     abort(buffer, SECOND)
-    assert (buffer.translate((14, 1)), buffer.translate((14, 2))) == (Translated((15, 7), False), Translated((15, 8), True))
+    assert (buffer.translate((14, 1)), buffer.translate((14, 2))) == (
+        Translated((15, 7), False),
+        Translated((15, 8), True),
+    )
     buffer.trim((15, 9))
     buffer.trim((15, 2))
     assert buffer.to_state().translations == ()
     assert buffer.to_state().trimmed_to == (15, 9)
 
 
-def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the worst order (nothing joins anything): a fence and a translation each, in arrays. Other orders join, and cost next to nothing."""
+def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the worst order (nothing joins anything): a fence and a translation each, in arrays.
+    Other orders join, and cost next to nothing."""
     monkeypatch.setattr(open_parts, "GONE_HELD_MAX", 10)
     count, taken = 5_000, []
     for step in (2, 1):
@@ -303,8 +389,11 @@ def test_a_million_aborted_transactions_would_take_less_than_fifty_megabytes(mon
     assert taken[1] < 5 * count, "hardly anything"
 
 
-def test_ended_transactions_leave_nothing_behind_while_the_floor_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old transaction that stays open holds the floor; those that have ended above it are a run of numbers and not one each."""
+def test_ended_transactions_leave_nothing_behind_while_the_floor_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An old transaction that stays open holds the floor; those that have ended above it are a
+    run of numbers and not one each."""
     monkeypatch.setattr(open_parts, "GONE_HELD_MAX", 10)
     buffer, count = TransactionBuffer(TOPIC, ledger_14), 5_000
     send(buffer, TxnId(0, 0), 0)
@@ -334,11 +423,17 @@ def test_commits_below_the_floor_are_forgotten_and_others_are_not() -> None:
     commit(buffer, TxnId(1, 2), 5)
     send(buffer, TxnId(0, 10), 10)
     commit(buffer, TxnId(0, 10), 6, floor=6)
-    assert [found.txn for found in buffer.to_state().committed] == [TxnId(0, 9), TxnId(0, 7), TxnId(1, 2), TxnId(0, 10)]
+    assert [found.txn for found in buffer.to_state().committed] == [
+        TxnId(0, 9),
+        TxnId(0, 7),
+        TxnId(1, 2),
+        TxnId(0, 10),
+    ]
 
 
 def test_invented_ids_leave_nothing_however_many_there_are() -> None:
-    """Each was open until its coordinator said that it has not begun; neither fences nor receipts nor numbers of open ones are kept."""
+    """Each was open until its coordinator said that it has not begun; neither fences nor
+    receipts nor numbers of open ones are kept."""
     buffer = TransactionBuffer(TOPIC, ledger_14, limits=BufferLimits(inquire_ms=0))
     wide = 1_000
     for first in range(0, 10_000, wide):
@@ -355,7 +450,8 @@ def test_invented_ids_leave_nothing_however_many_there_are() -> None:
 
 
 def test_ended_transactions_that_are_remembered_are_bounded() -> None:
-    """At the bound none of that coordinator begins to send here; what is open goes on and ends, and once the floor rises others begin."""
+    """At the bound none of that coordinator begins to send here; what is open goes on and ends,
+    and once the floor rises others begin."""
     buffer = TransactionBuffer(TOPIC, ledger_14, limits=BufferLimits(fences_max=3))
     open_one = TxnId(0, 1)
     send(buffer, open_one, 0)

@@ -1,4 +1,5 @@
-"""Any course of sends, ends, flushes, checkpoints and crashes against a plain reading of the log."""
+"""Any course of sends, ends, flushes, checkpoints and crashes against a plain reading of the
+log."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from magnetar.transactions.topic.limits import BufferLimits, Judgement, Verdict
 from magnetar.transactions.topic.translations import Translated
 
 NUMBERS = st.tuples(st.integers(0, 1), st.sampled_from((0, 1, 1, 1, 2, 2, 3)))
-"""A coordinator, and how far above (the floor - 1) a transaction is: mostly few, so that much happens to each."""
+"""A coordinator, and how far above (the floor - 1) a transaction is: mostly few, so that much
+happens to each."""
 PRODUCERS = st.sampled_from(("p", "q"))
 LIMITS = BufferLimits(open_transactions_max=1000, entries_per_transaction_max=10**6)
 
@@ -66,15 +68,28 @@ class Reading:
             assert entries[-1] == change.last, "all that was there, and nothing that came later"
             for entry in entries:
                 del self.meaning[entry]
-            self.highest = {known: found for known, found in self.highest.items() if known[0] != change.txn}
+            self.highest = {
+                known: found for known, found in self.highest.items() if known[0] != change.txn
+            }
         else:
             entries = self.open.pop(change.txn, [])
-            self.outcomes[change.txn] = Outcome.COMMITTED if isinstance(change, Commit) else Outcome.ABORTED
+            self.outcomes[change.txn] = (
+                Outcome.COMMITTED if isinstance(change, Commit) else Outcome.ABORTED
+            )
             if isinstance(change, Commit):
-                named = [(ledger, first + index) for ledger, first, count in change.spans for index in range(count)]
-                assert named == entries, "a marker names all entries of its transaction, in the order of sending"
+                named = [
+                    (ledger, first + index)
+                    for ledger, first, count in change.spans
+                    for index in range(count)
+                ]
+                assert named == entries, (
+                    "a marker names all entries of its transaction, in the order of sending"
+                )
                 ledger, first = change.marker
-                self.meaning |= {entry: Translated((ledger, first + index), True) for index, entry in enumerate(entries)}
+                self.meaning |= {
+                    entry: Translated((ledger, first + index), True)
+                    for index, entry in enumerate(entries)
+                }
             self.floors[change.txn.most] = max(self.floor(change.txn), change.floor)
 
     def floor(self, txn: TxnId) -> int:
@@ -122,9 +137,15 @@ class BufferCourse(RuleBasedStateMachine):
     def last_partition(self) -> Place:
         return (2 * self.epoch + 1, self.partition - 1)
 
-    @rule(number=NUMBERS, producer=PRODUCERS, step=st.sampled_from((1, 1, 1, 2, 0, -1)), count=st.integers(1, 3))
+    @rule(
+        number=NUMBERS,
+        producer=PRODUCERS,
+        step=st.sampled_from((1, 1, 1, 2, 0, -1)),
+        count=st.integers(1, 3),
+    )
     def send(self, number: tuple[int, int], producer: str, step: int, count: int) -> None:
-        """A run whose lowest sequence id is at, below or above the highest known: the verdict is that of the log as written."""
+        """A run whose lowest sequence id is at, below or above the highest known: the verdict is
+        that of the log as written."""
         txn = self.transaction(number)
         known = self.reading.highest.get((txn, producer))
         lowest = max(0, (known[0] if known else 0) + step)
@@ -161,15 +182,22 @@ class BufferCourse(RuleBasedStateMachine):
         """Ordinary traffic."""
         self.partition += count
 
-    @rule(number=NUMBERS, ahead=st.sampled_from((0, 0, 1, 2)), action=st.sampled_from((Outcome.COMMITTED, Outcome.ABORTED)))
+    @rule(
+        number=NUMBERS,
+        ahead=st.sampled_from((0, 0, 1, 2)),
+        action=st.sampled_from((Outcome.COMMITTED, Outcome.ABORTED)),
+    )
     def end(self, number: tuple[int, int], ahead: int, action: Outcome) -> None:
-        """The coordinator ends one; its floor may have passed transactions that it never heard of."""
+        """The coordinator ends one; its floor may have passed transactions that it never heard
+        of."""
         txn = self.transaction(number)
         ended = self.reading.ended(txn)
         floor = min(self.reading.floor(txn) + ahead, txn.least)
         if ended is not None and ended not in (action, Outcome.ENDED):
             with pytest.raises(InvalidTxnStatus):
-                self.buffer.entries_to_commit(txn) if action is Outcome.COMMITTED else self.buffer.abort(txn, floor)
+                self.buffer.entries_to_commit(
+                    txn
+                ) if action is Outcome.COMMITTED else self.buffer.abort(txn, floor)
             return
         if action is Outcome.ABORTED:
             change = self.buffer.abort(txn, floor)
@@ -186,16 +214,25 @@ class BufferCourse(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, again=st.sampled_from(("nothing", "nothing", "a repetition", "more")))
     def not_begun(self, number: tuple[int, int], again: str) -> None:
-        """The coordinator is asked, and says so; what came while it was asked may be a transaction's that has begun since."""
+        """The coordinator is asked, and says so; what came while it was asked may be a
+        transaction's that has begun since."""
         txn = self.transaction(number)
         self.asked_ms += 1 << 40
         due = self.buffer.to_inquire(self.asked_ms, 1 << 10)
-        on_its_way = any(not isinstance(change, Trimmed) and change.txn == txn for change in self.log[self.durable :])
+        on_its_way = any(
+            not isinstance(change, Trimmed) and change.txn == txn
+            for change in self.log[self.durable :]
+        )
         expected = txn in due and not on_its_way
         assert set(due) <= self.confirmed.open.keys() & self.reading.open.keys()
         if again != "nothing" and expected:
             producer = next(name for named, name in self.reading.highest if named == txn)
-            self.send((txn.most, txn.least - self.reading.floors.get(txn.most, 0) + 1), producer, int(again == "more"), 1)
+            self.send(
+                (txn.most, txn.least - self.reading.floors.get(txn.most, 0) + 1),
+                producer,
+                int(again == "more"),
+                1,
+            )
             expected = False
         change = self.buffer.unbegun(txn)
         assert (change is not None) == expected
@@ -225,7 +262,8 @@ class BufferCourse(RuleBasedStateMachine):
     @precondition(lambda self: self.log)
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """What is durable comes back from any checkpoint, and from any place of the log before it; a new term begins."""
+        """What is durable comes back from any checkpoint, and from any place of the log before
+        it; a new term begins."""
         del self.log[self.durable :]
         self.reading = read(self.log)
         taken, state = data.draw(st.sampled_from(self.checkpoints))
@@ -237,26 +275,48 @@ class BufferCourse(RuleBasedStateMachine):
         self.partition = 0
         self.buffer = TransactionBuffer.from_state("t", self.sidecar, read_back, limits=LIMITS)
         for change in self.log[data.draw(st.integers(0, taken)) :]:
-            self.buffer.trim(change.first) if isinstance(change, Trimmed) else self.buffer.apply(change)
+            self.buffer.trim(change.first) if isinstance(change, Trimmed) else self.buffer.apply(
+                change
+            )
         assert self.buffer.to_state() == before
 
     @invariant()
     def open_ones_are_those_without_a_durable_end(self) -> None:
         found = {txn: (entries, size) for txn, _, entries, size in self.buffer.open_transactions()}
-        assert found == {txn: (len(entries), 7 * len(entries)) for txn, entries in self.confirmed.open.items()}
-        on_their_way = sum(change.count for change in self.log[self.durable :] if isinstance(change, Append))
-        assert self.buffer.open_entries == sum(map(len, self.confirmed.open.values())) + on_their_way
+        assert found == {
+            txn: (len(entries), 7 * len(entries)) for txn, entries in self.confirmed.open.items()
+        }
+        on_their_way = sum(
+            change.count for change in self.log[self.durable :] if isinstance(change, Append)
+        )
+        assert (
+            self.buffer.open_entries == sum(map(len, self.confirmed.open.values())) + on_their_way
+        )
         for most in (0, 1):
             for least in range(self.reading.floors.get(most, 0) + 4):
-                assert self.buffer.is_open(TxnId(most, least)) == (TxnId(most, least) in self.reading.open)
-        orphans = [txn for txn in self.confirmed.open if txn in self.reading.open and txn.least < self.reading.floor(txn)]
+                assert self.buffer.is_open(TxnId(most, least)) == (
+                    TxnId(most, least) in self.reading.open
+                )
+        orphans = [
+            txn
+            for txn in self.confirmed.open
+            if txn in self.reading.open and txn.least < self.reading.floor(txn)
+        ]
         assert sorted(self.buffer.orphans()) == sorted(orphans)
 
     @invariant()
     def entries_wait_for_the_durable_end_of_their_transaction(self) -> None:
-        sent = [change for change in self.log if isinstance(change, Append) and change.txn not in self.confirmed.outcomes]
-        waiting = {(change.first[0], change.first[1] + at) for change in sent for at in range(change.count)}
-        assert {entry for entry in self.reading.meaning if self.buffer.waits(entry)} == waiting & self.reading.meaning.keys()
+        sent = [
+            change
+            for change in self.log
+            if isinstance(change, Append) and change.txn not in self.confirmed.outcomes
+        ]
+        waiting = {
+            (change.first[0], change.first[1] + at) for change in sent for at in range(change.count)
+        }
+        assert {
+            entry for entry in self.reading.meaning if self.buffer.waits(entry)
+        } == waiting & self.reading.meaning.keys()
 
     @invariant()
     def every_receipt_translates(self) -> None:
@@ -267,7 +327,11 @@ class BufferCourse(RuleBasedStateMachine):
                 expected = Translated(meaning.position, False) if not meaning.exact else None
             found = self.buffer.translate(entry)
             gone = expected is not None and expected.position < self.confirmed.trimmed_to
-            assert found == expected or (found is None and gone) or (expected is None and found is not None and not found.exact)
+            assert (
+                found == expected
+                or (found is None and gone)
+                or (expected is None and found is not None and not found.exact)
+            )
 
     @invariant()
     def replay_of_all_that_is_durable_gives_the_same_state(self) -> None:

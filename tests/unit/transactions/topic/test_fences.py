@@ -1,4 +1,5 @@
-"""Fences and translations: compact, canonical, and equal to a plain set or dict after any course."""
+"""Fences and translations: compact, canonical, and equal to a plain set or dict after any
+course."""
 
 from __future__ import annotations
 
@@ -42,19 +43,34 @@ def test_below_the_floor_everything_has_ended() -> None:
     fences.end(TxnId(1, 4), Outcome.COMMITTED)
     fences.end(TxnId(1, 5), Outcome.ABORTED)
     fences.end(TxnId(2, 5), Outcome.ABORTED)
-    assert [fences.outcome(TxnId(1, least)) for least in (3, 4, 5, 6)] == [None, Outcome.COMMITTED, Outcome.ABORTED, None]
+    assert [fences.outcome(TxnId(1, least)) for least in (3, 4, 5, 6)] == [
+        None,
+        Outcome.COMMITTED,
+        Outcome.ABORTED,
+        None,
+    ]
     assert fences.raise_floor(1, 5)
     assert not fences.raise_floor(1, 3)
-    assert [fences.outcome(TxnId(1, least)) for least in (0, 4, 5)] == [Outcome.ENDED, Outcome.ENDED, Outcome.ABORTED]
+    assert [fences.outcome(TxnId(1, least)) for least in (0, 4, 5)] == [
+        Outcome.ENDED,
+        Outcome.ENDED,
+        Outcome.ABORTED,
+    ]
     assert fences.outcome(TxnId(2, 5)) is Outcome.ABORTED, "floors are per coordinator"
     fences.end(TxnId(1, 2), Outcome.ABORTED)
-    assert [(found.floor, *found.committed, *found.aborted) for found in fences.to_state()] == [(5, 5, 5), (0, 5, 5)]
+    assert [(found.floor, *found.committed, *found.aborted) for found in fences.to_state()] == [
+        (5, 5, 5),
+        (0, 5, 5),
+    ]
     assert Fences(fences.to_state()).to_state() == fences.to_state()
 
 
 @given(st.permutations(range(12)), st.data())
-def test_translations_do_not_depend_on_the_order_in_which_transactions_end(order: list[int], data: st.DataObject) -> None:
-    """Runs of sidecar entries that end in any order come to the same state, which answers for each entry."""
+def test_translations_do_not_depend_on_the_order_in_which_transactions_end(
+    order: list[int], data: st.DataObject
+) -> None:
+    """Runs of sidecar entries that end in any order come to the same state, which answers for
+    each entry."""
     kinds = [data.draw(st.sampled_from(("committed", "aborted", "open"))) for _ in order]
     entry, targets = 0, list[Translated]()
     for number, kind in enumerate(kinds):
@@ -68,31 +84,41 @@ def test_translations_do_not_depend_on_the_order_in_which_transactions_end(order
     translations, in_order = Translations(), Translations()
     for course, chosen in ((ended, translations), (sorted(ended), in_order)):
         for number in course:
-            chosen.add((8, 3 * number, 3), targets[number].position, committed=targets[number].exact)
+            chosen.add(
+                (8, 3 * number, 3), targets[number].position, committed=targets[number].exact
+            )
     assert translations.to_state() == in_order.to_state()
     assert Translations(translations.to_state()).to_state() == translations.to_state()
     for number, (position, exact) in enumerate(targets):
         for step in range(3):
-            expected = None if kinds[number] == "open" else Translated((position[0], position[1] + step * exact), exact)
+            expected = (
+                None
+                if kinds[number] == "open"
+                else Translated((position[0], position[1] + step * exact), exact)
+            )
             assert translations.find((8, 3 * number + step)) == expected
     assert translations.find((10, 0)) is None
 
 
 def test_translations_that_go_on_from_each_other_are_one_run_and_go_with_their_target() -> None:
-    """A partition that only transactions write to needs one run, however many there were; trimming past it forgets it."""
+    """A partition that only transactions write to needs one run, however many there were;
+    trimming past it forgets it."""
     translations = Translations()
     for number in range(1000):
         translations.add((8, 2 * number, 2), (9, 2 * number), committed=True)
     assert [[*found.firsts] for found in translations.to_state()] == [[0]]
     translations.add((8, 2000, 5), (9, 1999), committed=False)
     translations.trim((9, 1999))
-    assert translations.find((8, 0)) == Translated((9, 0), True), "the run is needed still, as a whole"
+    assert translations.find((8, 0)) == Translated((9, 0), True), (
+        "the run is needed still, as a whole"
+    )
     translations.trim((9, 2000))
     assert translations.to_state() == ()
 
 
 def test_targets_of_an_earlier_life_are_found_again() -> None:
-    """A restored map names ledgers by their order, one that has grown by when they came: both answer alike."""
+    """A restored map names ledgers by their order, one that has grown by when they came: both
+    answer alike."""
     translations = Translations()
     translations.add((10, 0, 1), (11, 3), committed=True)
     translations.add((10, 4, 1), (9, 3), committed=True)

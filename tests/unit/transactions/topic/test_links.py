@@ -12,7 +12,9 @@ from magnetar.transactions.topic.translations import Translations
 
 MARKERS = st.lists(
     st.tuples(
-        st.integers(0, 2), st.integers(0, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=4)
+        st.integers(0, 2),
+        st.integers(0, 3),
+        st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=4),
     ),
     max_size=15,
 )
@@ -39,7 +41,8 @@ def laid_out(
 def test_every_entry_is_found_where_it_came_from(
     markers: list[tuple[int, int, list[tuple[int, int]]]], data: st.DataObject
 ) -> None:
-    """Whatever lies between the markers and between their spans, across ledgers, and after any trimming."""
+    """Whatever lies between the markers and between their spans, across ledgers, and after any
+    trimming."""
     links, table, (ledger, entry) = laid_out(markers)
     if table:
         first = data.draw(st.sampled_from(sorted(table)), label="trimmed")
@@ -60,7 +63,8 @@ def test_every_entry_is_found_where_it_came_from(
 def test_what_transactions_published_without_a_gap_is_counted(
     markers: list[tuple[int, int, list[tuple[int, int]]]], most: int
 ) -> None:
-    """From every entry on, over any number of links, to the next plain entry or the ledger's end."""
+    """From every entry on, over any number of links, to the next plain entry or the ledger's
+    end."""
     links, linked, (ledger, _) = laid_out(markers)
     for at in {known for known, _ in linked} | {ledger}:
         for number in range(max((known for of, known in linked if of == at), default=0) + 2):
@@ -103,7 +107,8 @@ def test_the_first_link_outside_of_spans_is_found(
 def test_links_made_of_a_checkpoint_are_those_that_were_made_one_by_one(
     markers: list[tuple[int, int, list[tuple[int, int]]]], random: Random
 ) -> None:
-    """Whatever the order of commits was, beside aborted ones, in sidecar and partition of several terms."""
+    """Whatever the order of commits was, beside aborted ones, in sidecar and partition of
+    several terms."""
     links, translations = Links(), Translations()
     ledger, entry, found = 15, 0, []
     for ledgers, between, spans in markers:

@@ -13,7 +13,9 @@ from magnetar.transactions.topic.parts import GONE_HELD_MAX, OpenSpans
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("send"), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.integers(0, 1)),
+        st.tuples(
+            st.just("send"), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.integers(0, 1)
+        ),
         st.tuples(st.just("end"), st.integers(0, 3)),
         st.tuples(st.just("again"), st.integers(0, 60)),
         st.tuples(st.just("restore")),
@@ -23,8 +25,11 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 5))
-def test_an_entry_is_found_as_if_all_transactions_were_walked(steps: list[tuple[object, ...]], gone_held_max: int) -> None:
-    """However transactions are mixed, in several ledgers, through repetitions of what replay brings, and from a checkpoint."""
+def test_an_entry_is_found_as_if_all_transactions_were_walked(
+    steps: list[tuple[object, ...]], gone_held_max: int
+) -> None:
+    """However transactions are mixed, in several ledgers, through repetitions of what replay
+    brings, and from a checkpoint."""
     still_open, sent = dict[TxnId, list[Span]](), list[tuple[TxnId, Span]]()
     spans = OpenSpans(still_open.__contains__)
     ledger, entry, begun = 2, 0, list(range(4))
@@ -47,14 +52,23 @@ def test_an_entry_is_found_as_if_all_transactions_were_walked(steps: list[tuple[
                 case ("again", int(at)) if sent:
                     spans.add(*sent[at % len(sent)])
                 case ("restore",):
-                    spans = OpenSpans(still_open.__contains__, ((span, txn) for txn, known in still_open.items() for span in known))
+                    spans = OpenSpans(
+                        still_open.__contains__,
+                        ((span, txn) for txn, known in still_open.items() for span in known),
+                    )
             for _, span in sent:
-                for position in ((span.ledger, span.first + at) for at in range(-1, span.entries + 1)):
+                for position in (
+                    (span.ledger, span.first + at) for at in range(-1, span.entries + 1)
+                ):
                     found = spans.find(position)
-                    assert (found.send_point if found is not None else None) == _walked(still_open, position)
+                    assert (found.send_point if found is not None else None) == _walked(
+                        still_open, position
+                    )
 
 
-def _walked(still_open: dict[TxnId, list[Span]], position: tuple[int, int]) -> tuple[int, int] | None:
+def _walked(
+    still_open: dict[TxnId, list[Span]], position: tuple[int, int]
+) -> tuple[int, int] | None:
     for spans in still_open.values():
         for span in spans:
             if span.ledger == position[0] and span.first <= position[1] < span.first + span.entries:

@@ -1,4 +1,5 @@
-"""Pending acknowledgements: every rule of conflicts by name, limits, fences, and entries that are dropped meanwhile."""
+"""Pending acknowledgements: every rule of conflicts by name, limits, fences, and entries that
+are dropped meanwhile."""
 
 from __future__ import annotations
 
@@ -31,9 +32,12 @@ LEDGER = ledger_of(7, 0)
 
 
 def stage(
-    entries: int = 10, kind: SubscriptionType | None = SubscriptionType.SHARED, limits: PendingLimits | None = None
+    entries: int = 10,
+    kind: SubscriptionType | None = SubscriptionType.SHARED,
+    limits: PendingLimits | None = None,
 ) -> tuple[Topic, Subscription, PendingAcks]:
-    """A topic of so many entries, each a batch of three messages, with one consumer "c" that has plenty of permits."""
+    """A topic of so many entries, each a batch of three messages, with one consumer "c" that has
+    plenty of permits."""
     topic = Topic("persistent://a/b/c", LedgerIds(7))
     topic.confirm(topic.publish(entries), entries)
     subscription = topic.subscribe("s", EARLIEST)
@@ -66,7 +70,9 @@ def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
     assert change == PendingAck(A, ((LEDGER, 2, 4),))
     assert delivered(subscription) == [0, 1, 5, 6, 7, 8, 9]
     subscription.acknowledge("c", [(0, 10)])
-    assert (subscription.cursor.mark_delete, subscription.backlog) == (2, 3), "a normal acknowledgement passes over it"
+    assert (subscription.cursor.mark_delete, subscription.backlog) == (2, 3), (
+        "a normal acknowledgement passes over it"
+    )
     subscription.redeliver("c")
     assert delivered(subscription) == []
     assert pending.end(A, ABORT, 0)[0] == EndAcks(A, 0, ABORT)
@@ -82,15 +88,24 @@ def test_the_same_transaction_may_acknowledge_again() -> None:
     pending.acknowledge(A, "c", [(2, 5)], [(6, 0b110, 3)])
     assert pending.acknowledge(A, "c", [(3, 4)]) == (None, False)
     assert pending.acknowledge(A, "c", [], [(6, 0b110, 3)]) == (None, False)
-    assert pending.acknowledge(A, "c", [], [(3, 0b110, 3)]) == (None, False), "a message of an entry that it holds as a whole"
-    assert pending.acknowledge(A, "c", [(4, 6)])[0] == PendingAck(A, ((LEDGER, 5, 5),)), "only what is new is written"
-    assert pending.acknowledge(A, "c", [], [(6, 0b100, 3)])[0] == PendingAck(A, (), ((LEDGER, 6, 3, (0b101,)),))
-    assert pending.acknowledge(A, "c", [(6, 7)])[0] == PendingAck(A, ((LEDGER, 6, 6),)), "from some messages to the whole entry"
+    assert pending.acknowledge(A, "c", [], [(3, 0b110, 3)]) == (None, False), (
+        "a message of an entry that it holds as a whole"
+    )
+    assert pending.acknowledge(A, "c", [(4, 6)])[0] == PendingAck(A, ((LEDGER, 5, 5),)), (
+        "only what is new is written"
+    )
+    assert pending.acknowledge(A, "c", [], [(6, 0b100, 3)])[0] == PendingAck(
+        A, (), ((LEDGER, 6, 3, (0b101,)),)
+    )
+    assert pending.acknowledge(A, "c", [(6, 7)])[0] == PendingAck(A, ((LEDGER, 6, 6),)), (
+        "from some messages to the whole entry"
+    )
     assert pending.to_state().pending == (PendingAck(A, ((LEDGER, 2, 6),)),)
 
 
 def test_conflicts_name_the_holder_and_change_nothing() -> None:
-    """Entries, messages of batches, and cumulative ones, each against each; a list is refused as a whole."""
+    """Entries, messages of batches, and cumulative ones, each against each; a list is refused as
+    a whole."""
     _, subscription, pending = stage(kind=SubscriptionType.EXCLUSIVE)
     subscription.acknowledge("c", [(0, 1)], [(1, 0b110)])
     pending.acknowledge(A, "c", [(4, 5)], [(6, 0b110, 3)])
@@ -101,19 +116,29 @@ def test_conflicts_name_the_holder_and_change_nothing() -> None:
         ([(6, 7)], []),
         ([], [(7, 0, 3), (6, 0b100, 3)]),
     ):
-        with pytest.raises(TransactionConflict, match=rf"message {LEDGER}:[46] is held by transaction \(0,0\)"):
+        with pytest.raises(
+            TransactionConflict, match=rf"message {LEDGER}:[46] is held by transaction \(0,0\)"
+        ):
             pending.acknowledge(B, "c", ranges, partial)
     for cumulative in (4, 9):
-        with pytest.raises(TransactionConflict, match=rf"message {LEDGER}:4 is held by transaction \(0,0\)"):
+        with pytest.raises(
+            TransactionConflict, match=rf"message {LEDGER}:4 is held by transaction \(0,0\)"
+        ):
             pending.acknowledge_cumulative(B, "c", cumulative)
     with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 is acknowledged already"):
         pending.acknowledge(B, "c", [(0, 1)])
-    with pytest.raises(TransactionConflict, match=f"{LEDGER}:1 is acknowledged already, wholly or partly"):
+    with pytest.raises(
+        TransactionConflict, match=f"{LEDGER}:1 is acknowledged already, wholly or partly"
+    ):
         pending.acknowledge(B, "c", [], [(1, 0b010, 3)])
-    with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"):
+    with pytest.raises(
+        TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"
+    ):
         pending.acknowledge_cumulative(B, "c", 0)
     assert pending.to_state() == before
-    assert pending.acknowledge(B, "c", [(1, 3)], [(6, 0b001, 3)])[0] is not None, "what is left of batches is free"
+    assert pending.acknowledge(B, "c", [(1, 3)], [(6, 0b001, 3)])[0] is not None, (
+        "what is left of batches is free"
+    )
     with pytest.raises(TransactionConflict, match=rf"{LEDGER}:6 is held by transaction \(0,1\)"):
         pending.acknowledge(C, "c", [], [(6, 0b011, 3)])
 
@@ -126,8 +151,12 @@ def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending(
     with pytest.raises(TransactionConflict, match=rf"{LEDGER}:1 is held by transaction \(0,1\)"):
         pending.acknowledge_cumulative(A, "c", 5)
     pending.end(B, COMMIT, 0)
-    assert pending.acknowledge_cumulative(A, "c", 5)[0] == PendingAck(A, ((LEDGER, 0, 0), (LEDGER, 2, 5)))
-    assert pending.acknowledge_cumulative(A, "c", 4) == (None, False), "what it covers is the transaction's already"
+    assert pending.acknowledge_cumulative(A, "c", 5)[0] == PendingAck(
+        A, ((LEDGER, 0, 0), (LEDGER, 2, 5))
+    )
+    assert pending.acknowledge_cumulative(A, "c", 4) == (None, False), (
+        "what it covers is the transaction's already"
+    )
     pending.acknowledge(TxnId(0, 3), "c", [(7, 8)])
     pending.end(TxnId(0, 3), COMMIT, 0)
     pending.end(C, ABORT, 0)
@@ -137,14 +166,23 @@ def test_another_transaction_ends_while_a_cumulative_acknowledgement_is_pending(
 
 
 def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
-    """Transaction after transaction, as a consumer does that acknowledges every few messages: what is acknowledged already is passed over."""
+    """Transaction after transaction, as a consumer does that acknowledges every few messages:
+    what is acknowledged already is passed over."""
     _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
-    assert pending.acknowledge_cumulative(A, "c", 0, 0b1110, 4)[0] == PendingAck(A, (), ((LEDGER, 0, 4, (0b1110,)),))
+    assert pending.acknowledge_cumulative(A, "c", 0, 0b1110, 4)[0] == PendingAck(
+        A, (), ((LEDGER, 0, 4, (0b1110,)),)
+    )
     pending.end(A, COMMIT, 0)
     assert subscription.cursor.partial == {0: 0b1110}
-    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4)[0] == PendingAck(B, (), ((LEDGER, 0, 4, (0b1001,)),))
-    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4) == (None, False), "a repetition is no conflict"
-    with pytest.raises(TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"):
+    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4)[0] == PendingAck(
+        B, (), ((LEDGER, 0, 4, (0b1001,)),)
+    )
+    assert pending.acknowledge_cumulative(B, "c", 0, 0b1000, 4) == (None, False), (
+        "a repetition is no conflict"
+    )
+    with pytest.raises(
+        TransactionConflict, match=f"{LEDGER}:0 and all before it are acknowledged already"
+    ):
         pending.acknowledge_cumulative(B, "c", 0, 0b1110, 4)
     with pytest.raises(TransactionConflict, match=rf"{LEDGER}:0 is held by transaction \(0,1\)"):
         pending.acknowledge_cumulative(C, "c", 0, 0b1000, 4)
@@ -164,10 +202,13 @@ def test_cumulative_acknowledgements_go_on_within_a_batch() -> None:
 
 
 def test_a_cumulative_acknowledgement_ends_within_an_entry_that_is_acknowledged() -> None:
-    """As a whole, by somebody: what lies before it is held, as if the acknowledgement were of the whole entry."""
+    """As a whole, by somebody: what lies before it is held, as if the acknowledgement were of
+    the whole entry."""
     _, subscription, pending = stage(entries=3, kind=SubscriptionType.EXCLUSIVE)
     subscription.acknowledge("c", [(1, 2)])
-    assert pending.acknowledge_cumulative(A, "c", 1, 0b100, 3)[0] == PendingAck(A, ((LEDGER, 0, 0),))
+    assert pending.acknowledge_cumulative(A, "c", 1, 0b100, 3)[0] == PendingAck(
+        A, ((LEDGER, 0, 0),)
+    )
     pending.end(A, COMMIT, 0)
     assert subscription.cursor.mark_delete == 2
     with pytest.raises(NotAllowed, match=f"batch_size: 0 of message {LEDGER}:2"):
@@ -197,7 +238,8 @@ def next_of(subscription: Subscription) -> tuple[int, list[int]]:
 
 
 def test_messages_of_one_batch_may_be_of_two_transactions() -> None:
-    """Each ends by itself; the entry is delivered with a mask, and not at all while nothing of it is free."""
+    """Each ends by itself; the entry is delivered with a mask, and not at all while nothing of
+    it is free."""
     _, subscription, pending = stage(entries=1)
     pending.acknowledge(A, "c", [], [(0, 0b110, 3)])
     pending.acknowledge(B, "c", [], [(0, 0b101, 3)])
@@ -216,7 +258,8 @@ def test_messages_of_one_batch_may_be_of_two_transactions() -> None:
 
 
 def test_an_end_is_a_fence_and_is_repeated_at_will() -> None:
-    """The same end again is done; the opposite names the outcome; what comes late is refused, also of one that held nothing here."""
+    """The same end again is done; the opposite names the outcome; what comes late is refused,
+    also of one that held nothing here."""
     _, _, pending = stage()
     pending.acknowledge(A, "c", [(0, 1)])
     pending.end(A, COMMIT, 0)
@@ -236,7 +279,8 @@ def test_an_end_is_a_fence_and_is_repeated_at_will() -> None:
 
 
 def test_orphans_are_told_until_they_are_aborted() -> None:
-    """By each coordinator's own floor, and only those that hold something still, also after a restart."""
+    """By each coordinator's own floor, and only those that hold something still, also after a
+    restart."""
     topic, subscription, pending = stage()
     txns = [TxnId(most, least) for most in (0, 7) for least in range(3)]
     for number, txn in enumerate(txns):
@@ -248,7 +292,9 @@ def test_orphans_are_told_until_they_are_aborted() -> None:
     pending.end(TxnId(7, 9), ABORT, 3)
     assert pending.orphans() == [txns[0], *txns[3:]]
     restored = PendingAcks.from_state(
-        Topic.from_state(topic.name, LedgerIds(9), topic.to_state()).subscription("s"), topic.ledgers, pending.to_state()
+        Topic.from_state(topic.name, LedgerIds(9), topic.to_state()).subscription("s"),
+        topic.ledgers,
+        pending.to_state(),
     )
     for known in (pending, restored):
         for orphan in known.orphans():
@@ -280,7 +326,9 @@ def test_large_batches_count_for_more() -> None:
     """A commit names every message, in one record: what a batch takes there grows with its size."""
     _, _, pending = stage(limits=PendingLimits(held_max=5))
     pending.acknowledge(A, "c", [], [(3, 1, 128)])
-    with pytest.raises(NotAllowed, match=r"hold 3 runs .* \(0,1\) wants 3 more; the limit is txn_held_acks_max=5"):
+    with pytest.raises(
+        NotAllowed, match=r"hold 3 runs .* \(0,1\) wants 3 more; the limit is txn_held_acks_max=5"
+    ):
         pending.acknowledge(B, "c", [], [(4, 1, 128)])
     pending.acknowledge(B, "c", [], [(4, 1, 127)])
     pending.acknowledge(A, "c", [], [(3, 2, 128)])
@@ -292,7 +340,8 @@ def test_large_batches_count_for_more() -> None:
 
 
 def test_one_transaction_holds_so_much_as_can_change_at_once() -> None:
-    """By one ACK or by several, runs and batches together; entries that follow each other are one run."""
+    """By one ACK or by several, runs and batches together; entries that follow each other are
+    one run."""
     _, _, pending = stage(limits=PendingLimits(held_per_transaction_max=3))
     pending.acknowledge(A, "c", [(0, 2), (3, 4)])
     with pytest.raises(NotAllowed, match=r"\(0,0\) would hold 4 runs .* more than 3"):
@@ -304,26 +353,37 @@ def test_one_transaction_holds_so_much_as_can_change_at_once() -> None:
 
 
 def test_the_largest_commit_fits_into_a_record() -> None:
-    """Whatever a subscription holds belongs to one transaction at worst, to batches of the worst size, under the longest names."""
+    """Whatever a subscription holds belongs to one transaction at worst, to batches of the worst
+    size, under the longest names."""
 
     def bytes_of(ranges: int, batches: int, size: int) -> int:
         spans = tuple((LEDGER, 2 * entry, 2 * entry) for entry in range(ranges))
-        partial = tuple((LEDGER, entry, size, words_of_mask(1 << (size - 1))) for entry in range(batches))
+        partial = tuple(
+            (LEDGER, entry, size, words_of_mask(1 << (size - 1))) for entry in range(batches)
+        )
         return len(transaction_payload(1, "t", EndAcks(A, 0, COMMIT, spans, partial), "s"))
 
     for block in (1 << 20, BLOCK_BYTES_MAX):
         shares = held_max_of(block)
         assert 20_000 < shares <= HELD_MAX
         few = 500
-        for ranges, batches, size in [(few, 0, 1), *((0, few, size) for size in (1, 63, 64, 65, 127, 128, 64 * 64))]:
+        for ranges, batches, size in [
+            (few, 0, 1),
+            *((0, few, size) for size in (1, 63, 64, 65, 127, 128, 64 * 64)),
+        ]:
             cost = few if ranges else few * (1 + size // MESSAGES_PER_SHARE)
-            assert (bytes_of(ranges, batches, size) - bytes_of(0, 0, 1)) * shares / cost + NAMES_BYTES_MAX < block
-        longest = transaction_payload(1, "t" * NAME_BYTES_MAX, EndAcks(A, 0, COMMIT), "s" * NAME_BYTES_MAX)
+            assert (
+                bytes_of(ranges, batches, size) - bytes_of(0, 0, 1)
+            ) * shares / cost + NAMES_BYTES_MAX < block
+        longest = transaction_payload(
+            1, "t" * NAME_BYTES_MAX, EndAcks(A, 0, COMMIT), "s" * NAME_BYTES_MAX
+        )
         assert len(longest) + RECORD_HEADER_BYTES < NAMES_BYTES_MAX
 
 
 def test_long_held_transactions_are_asked_about_again_and_again() -> None:
-    """From the first look on, at intervals; one that has ended is not asked about, and begins anew if it comes back."""
+    """From the first look on, at intervals; one that has ended is not asked about, and begins
+    anew if it comes back."""
     _, _, pending = stage(limits=PendingLimits(inquire_ms=100))
     pending.acknowledge(A, "c", [(0, 1)])
     assert pending.to_inquire(1_000, 9) == []
@@ -338,7 +398,8 @@ def test_long_held_transactions_are_asked_about_again_and_again() -> None:
 
 
 def test_ended_transactions_that_are_remembered_are_bounded() -> None:
-    """At the bound none begins to acknowledge here; what is held is ended as ever, and once the floor rises others begin."""
+    """At the bound none begins to acknowledge here; what is held is ended as ever, and once the
+    floor rises others begin."""
     _, _, pending = stage(limits=PendingLimits(fences_max=2))
     pending.acknowledge(TxnId(0, 1), "c", [(0, 1)])
     for number in (2, 4):
@@ -351,7 +412,8 @@ def test_ended_transactions_that_are_remembered_are_bounded() -> None:
 
 
 def test_what_is_acknowledged_again_meanwhile_is_not_void() -> None:
-    """It may be a transaction's that has begun since its coordinator was asked: it was told that it holds these."""
+    """It may be a transaction's that has begun since its coordinator was asked: it was told that
+    it holds these."""
     _, _, pending = stage(limits=PendingLimits(inquire_ms=0))
     pending.acknowledge(A, "c", [(0, 1)])
     assert pending.unbegun(A) == (None, False), "nobody has been asked"
@@ -364,14 +426,18 @@ def test_what_is_acknowledged_again_meanwhile_is_not_void() -> None:
 
 
 def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
-    """Trimming moves every subscription on; ends of transactions that held something of it still work, and so does a checkpoint."""
+    """Trimming moves every subscription on; ends of transactions that held something of it still
+    work, and so does a checkpoint."""
     topic, subscription, pending = stage()
     pending.acknowledge(A, "c", [(1, 4)], [(5, 0b110, 3)])
     pending.acknowledge(B, "c", [(4, 5), (8, 9)])
     topic.trim(5)
     assert subscription.cursor.mark_delete == 5
     state = pending.to_state()
-    assert state.pending == (PendingAck(A, (), ((LEDGER, 5, 3, (0b110,)),)), PendingAck(B, ((LEDGER, 8, 8),)))
+    assert state.pending == (
+        PendingAck(A, (), ((LEDGER, 5, 3, (0b110,)),)),
+        PendingAck(B, ((LEDGER, 8, 8),)),
+    )
     topic.trim(7)
     assert pending.to_state().pending == (PendingAck(A), PendingAck(B, ((LEDGER, 8, 8),)))
     pending.end(A, ABORT, 0)
@@ -382,8 +448,11 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
 
 @pytest.mark.parametrize("later", list(SubscriptionType))
 @pytest.mark.parametrize("kind", list(SubscriptionType))
-def test_consumers_of_another_type_find_what_is_pending(kind: SubscriptionType, later: SubscriptionType) -> None:
-    """A consumer that leaves gives nothing of its transactions back, and whoever comes gets none of it, until they end."""
+def test_consumers_of_another_type_find_what_is_pending(
+    kind: SubscriptionType, later: SubscriptionType
+) -> None:
+    """A consumer that leaves gives nothing of its transactions back, and whoever comes gets none
+    of it, until they end."""
     _, subscription, pending = stage(kind=kind)
     subscription.advance(0)
     subscription.advance(10_000)
@@ -435,7 +504,8 @@ def test_an_entry_that_waits_for_its_time_comes_back_once(kind: SubscriptionType
 
 
 def test_a_commit_survives_a_seek_that_is_replayed_with_it() -> None:
-    """Replay may begin before a seek that the checkpoint holds the results of: the commit that followed must act again."""
+    """Replay may begin before a seek that the checkpoint holds the results of: the commit that
+    followed must act again."""
     topic, subscription, pending = stage(kind=None)
     subscription.take_delta()
     subscription.reset(1)

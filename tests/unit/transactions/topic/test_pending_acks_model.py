@@ -1,7 +1,9 @@
-"""Any course of a subscription, with transactions that hold, commit and abort acknowledgements beside everything else that happens.
+"""Any course of a subscription, with transactions that hold, commit and abort acknowledgements
+beside everything else that happens.
 
-The courses of `tests.unit.topics.test_subscription_model` with more events: what transactions hold is neither delivered nor acknowledged by anybody
-else, conflicts are found exactly, and the log alone, from any place before a checkpoint on, brings all of it back.
+The courses of `tests.unit.topics.test_subscription_model` with more events: what transactions hold
+is neither delivered nor acknowledged by anybody else, conflicts are found exactly, and the log
+alone, from any place before a checkpoint on, brings all of it back.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, PendingChange, PendingState
 from magnetar.transactions.topic.pending_acks import PendingAcks
 from tests.support.subscription_course import Course
-from tests.unit.topics.test_subscription_model import ExclusiveCourse, FailoverCourse, KeySharedCourse, SharedCourse
+from tests.unit.topics.test_subscription_model import (
+    ExclusiveCourse,
+    FailoverCourse,
+    KeySharedCourse,
+    SharedCourse,
+)
 
 
 class Transactional(Course):
@@ -42,7 +49,7 @@ class Transactional(Course):
             (2, self.void_transaction),
         ]
 
-    # --- what is hidden ---------------------------------------------------------------------------------------------------------
+    # --- what is hidden ---------------------------------------------------------------------------
 
     def full(self, ordinal: int) -> int:
         return (1 << self.batch_sizes[ordinal]) - 1
@@ -55,7 +62,9 @@ class Transactional(Course):
         return found
 
     def held_whole(self, besides: TxnId | None = None) -> set[int]:
-        return set[int]().union(*(ordinals for txn, ordinals in self.whole.items() if txn != besides))
+        return set[int]().union(
+            *(ordinals for txn, ordinals in self.whole.items() if txn != besides)
+        )
 
     def left_of(self, ordinal: int) -> int:
         """Mask of what may be delivered of an entry."""
@@ -65,7 +74,11 @@ class Transactional(Course):
 
     def hidden(self) -> set[int]:
         touched = {ordinal for bits in self.bits.values() for ordinal in bits}
-        return self.acknowledged | self.held_whole() | {ordinal for ordinal in touched if not self.left_of(ordinal)}
+        return (
+            self.acknowledged
+            | self.held_whole()
+            | {ordinal for ordinal in touched if not self.left_of(ordinal)}
+        )
 
     @contextmanager
     def as_delivered(self) -> Iterator[None]:
@@ -86,14 +99,15 @@ class Transactional(Course):
     def cost(self, ordinal: int) -> int:
         return self.left_of(ordinal).bit_count()
 
-    # --- normal acknowledgements pass over it -----------------------------------------------------------------------------------
+    # --- normal acknowledgements pass over it -----------------------------------------------------
 
     def settle(self, ordinals: range) -> None:
         whole = self.held_whole()
         for ordinal in ordinals:
             if ordinal in whole or ordinal in self.acknowledged:
                 continue
-            held = self.held_bits(ordinal) & self.masks.get(ordinal, self.full(ordinal))  # a seek may have acknowledged some of it
+            # a seek may have acknowledged some of it
+            held = self.held_bits(ordinal) & self.masks.get(ordinal, self.full(ordinal))
             if held:
                 self.masks[ordinal] = held
                 self.taken({ordinal})
@@ -107,7 +121,11 @@ class Transactional(Course):
         size = self.batch_sizes[ordinal] if ordinal < self.ledgers.end else 1
         mask = self.random.getrandbits(size)
         self.subscription.acknowledge(self.any_consumer(), [], [(ordinal, mask)])
-        if ordinal >= self.ledgers.end or ordinal in self.acknowledged or ordinal in self.held_whole():
+        if (
+            ordinal >= self.ledgers.end
+            or ordinal in self.acknowledged
+            or ordinal in self.held_whole()
+        ):
             return
         mask |= self.held_bits(ordinal)
         self.masks[ordinal] = self.masks.get(ordinal, mask) & mask
@@ -116,7 +134,7 @@ class Transactional(Course):
         elif not self.left_of(ordinal):
             self.taken({ordinal})
 
-    # --- transactions -----------------------------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
     def taken(self, ordinals: set[int]) -> None:
         """Nobody holds these any more, and nobody gets them for now."""
@@ -130,25 +148,38 @@ class Transactional(Course):
     def acknowledge_in_transaction(self) -> None:
         txn, handle = self.random.choice(list(self.whole)), self.any_consumer()
         held = sorted(self.held.get(handle, ()))
-        start = self.random.choice(held) if held and self.random.random() < 0.8 else self.any_ordinal()
+        start = (
+            self.random.choice(held) if held and self.random.random() < 0.8 else self.any_ordinal()
+        )
         ordinals = set(range(start, min(start + self.random.randint(1, 3), self.ledgers.end)))
         if not ordinals:
             return
         fresh = ordinals - self.whole[txn]
         refused = any(
-            ordinal in self.acknowledged or ordinal in self.held_whole(txn) or self.held_bits(ordinal, txn) for ordinal in fresh
+            ordinal in self.acknowledged
+            or ordinal in self.held_whole(txn)
+            or self.held_bits(ordinal, txn)
+            for ordinal in fresh
         )
         if refused:
-            self.refused(txn, lambda: self.pending.acknowledge(txn, handle, [(min(ordinals), max(ordinals) + 1)]))
+            self.refused(
+                txn,
+                lambda: self.pending.acknowledge(txn, handle, [(min(ordinals), max(ordinals) + 1)]),
+            )
             return
         change, _ = self.pending.acknowledge(txn, handle, [(min(ordinals), max(ordinals) + 1)])
-        assert (change is None) == (not fresh), "what a transaction holds it may acknowledge again, and nothing is written"
+        assert (change is None) == (not fresh), (
+            "what a transaction holds it may acknowledge again, and nothing is written"
+        )
         self.held_now(txn, fresh, {}, change)
 
     def acknowledge_partly_in_transaction(self) -> None:
         if not self.batch_sizes:
             return
-        txn, ordinal = self.random.choice(list(self.whole)), min(self.any_ordinal(), self.ledgers.end - 1)
+        txn, ordinal = (
+            self.random.choice(list(self.whole)),
+            min(self.any_ordinal(), self.ledgers.end - 1),
+        )
         size = self.batch_sizes[ordinal]
         mask = self.random.getrandbits(size)
         wanted = self.full(ordinal) & ~mask & ~self.bits[txn].get(ordinal, 0)
@@ -156,16 +187,26 @@ class Transactional(Course):
             wanted = 0
         acknowledged = self.full(ordinal) & ~self.masks[ordinal] if ordinal in self.masks else 0
         others = self.held_bits(ordinal, txn)
-        if wanted and (ordinal in self.acknowledged or ordinal in self.held_whole(txn) or wanted & (acknowledged | others)):
-            self.refused(txn, lambda: self.pending.acknowledge(txn, None, [], [(ordinal, mask, size)]))
+        if wanted and (
+            ordinal in self.acknowledged
+            or ordinal in self.held_whole(txn)
+            or wanted & (acknowledged | others)
+        ):
+            self.refused(
+                txn, lambda: self.pending.acknowledge(txn, None, [], [(ordinal, mask, size)])
+            )
             return
         change, _ = self.pending.acknowledge(txn, self.any_consumer(), [], [(ordinal, mask, size)])
         assert (change is None) == (not wanted)
         self.held_now(txn, set(), {ordinal: wanted} if wanted else {}, change)
 
     def acknowledge_cumulatively_in_transaction(self) -> None:
-        txn, ordinal = self.random.choice(list(self.whole)), min(self.any_ordinal(), self.ledgers.end - 1)
-        if self.masks and self.random.random() < 0.7:  # where a consumer is that acknowledges batches bit by bit
+        txn, ordinal = (
+            self.random.choice(list(self.whole)),
+            min(self.any_ordinal(), self.ledgers.end - 1),
+        )
+        # where a consumer is that acknowledges batches bit by bit
+        if self.masks and self.random.random() < 0.7:
             ordinal = min(self.masks)
         if ordinal < 0:
             return
@@ -179,42 +220,59 @@ class Transactional(Course):
         bits = self.bits_of_cumulative(txn, ordinal, self.full(ordinal) & ~mask) if mask else {}
         others = any(known in self.held_whole(txn) or self.held_bits(known, txn) for known in fresh)
         others = others or any(
-            known in self.held_whole(txn) or self.held_bits(known, txn) & wanted for known, wanted in bits.items()
+            known in self.held_whole(txn) or self.held_bits(known, txn) & wanted
+            for known, wanted in bits.items()
         )
         if others or self.nothing_left_of_cumulative(txn, ordinal, mask):
-            self.refused(txn, lambda: self.pending.acknowledge_cumulative(txn, None, ordinal, mask, size))
+            self.refused(
+                txn, lambda: self.pending.acknowledge_cumulative(txn, None, ordinal, mask, size)
+            )
             return
-        change, _ = self.pending.acknowledge_cumulative(txn, self.any_consumer(), ordinal, mask, size)
+        change, _ = self.pending.acknowledge_cumulative(
+            txn, self.any_consumer(), ordinal, mask, size
+        )
         assert (change is None) == (not fresh and not bits)
         self.held_now(txn, fresh, bits, change)
 
     def bits_of_cumulative(self, txn: TxnId, ordinal: int, named: int) -> dict[int, int]:
-        """What a cumulative acknowledgement newly holds of its last batch: what nobody has acknowledged, whoever holds it besides the transaction."""
+        """What a cumulative acknowledgement newly holds of its last batch: what nobody has
+        acknowledged, whoever holds it besides the transaction."""
         if ordinal in self.acknowledged or ordinal in self.whole[txn]:
             return {}
-        wanted = named & self.masks.get(ordinal, self.full(ordinal)) & ~self.bits[txn].get(ordinal, 0)
+        wanted = (
+            named & self.masks.get(ordinal, self.full(ordinal)) & ~self.bits[txn].get(ordinal, 0)
+        )
         return {ordinal: wanted} if wanted else {}
 
     def nothing_left_of_cumulative(self, txn: TxnId, ordinal: int, mask: int) -> bool:
-        """Whether everything that a cumulative acknowledgement names is acknowledged, and not held by its own transaction."""
+        """Whether everything that a cumulative acknowledgement names is acknowledged, and not
+        held by its own transaction."""
         if ordinal in self.whole[txn]:
             return False
         if ordinal < self.subscription.cursor.mark_delete:
             return True
         named = self.full(ordinal) & ~mask
         left = self.masks.get(ordinal, self.full(ordinal)) | self.bits[txn].get(ordinal, 0)
-        return bool(mask and named) and ordinal == self.subscription.cursor.mark_delete and not named & left
+        return (
+            bool(mask and named)
+            and ordinal == self.subscription.cursor.mark_delete
+            and not named & left
+        )
 
     def refused(self, txn: TxnId, attempt: Callable[[], object]) -> None:
         """A conflict changes nothing, and names the other holder if there is one."""
         before = self.pending.to_state()
-        with pytest.raises(TransactionConflict, match=r"acknowledged already|held by transaction") as refusal:
+        with pytest.raises(
+            TransactionConflict, match=r"acknowledged already|held by transaction"
+        ) as refusal:
             attempt()
         assert f"held by transaction {txn}" not in str(refusal.value)
         assert self.pending.to_state() == before
         self.conflicts += 1
 
-    def held_now(self, txn: TxnId, fresh: set[int], bits: dict[int, int], change: PendingChange | None) -> None:
+    def held_now(
+        self, txn: TxnId, fresh: set[int], bits: dict[int, int], change: PendingChange | None
+    ) -> None:
         if change is None:
             return
         self.log.append(change)
@@ -252,7 +310,8 @@ class Transactional(Course):
                 self.returned(ordinal)
 
     def void_transaction(self) -> None:
-        """The coordinator was asked, and says that it has not begun: as an abort, and another one may begin under the id."""
+        """The coordinator was asked, and says that it has not begun: as an abort, and another
+        one may begin under the id."""
         txn = self.random.choice(list(self.whole))
         asked = False
         for _ in range(2):  # the first look only finds them
@@ -273,7 +332,8 @@ class Transactional(Course):
                 self.returned(ordinal)
 
     def durable_with_commit(self, whole: set[int], bits: dict[int, int]) -> None:
-        """What a commit acknowledges is durable with its record, whether or not the cursor has been written since."""
+        """What a commit acknowledges is durable with its record, whether or not the cursor has
+        been written since."""
         acknowledged, masks = self.durable
         acknowledged |= whole
         for ordinal in [ordinal for ordinal in bits if ordinal not in acknowledged]:
@@ -283,10 +343,11 @@ class Transactional(Course):
         for ordinal in acknowledged & masks.keys():
             del masks[ordinal]
 
-    # --- the log ----------------------------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
     def seek(self) -> None:
-        """Written at once, as a server does: else a commit that follows would be undone by the seek's record."""
+        """Written at once, as a server does: else a commit that follows would be undone by the
+        seek's record."""
         super().seek()
         self.write_log()
 
@@ -296,7 +357,8 @@ class Transactional(Course):
         self.log += self.deltas[before:]
 
     def write_checkpoint(self) -> None:
-        """Nothing is untaken then: replay from long before it would lose that to a seek, as it may what was never confirmed."""
+        """Nothing is untaken then: replay from long before it would lose that to a seek, as it
+        may what was never confirmed."""
         self.write_log()
         super().write_checkpoint()
         self.checkpoint = len(self.log)
@@ -308,11 +370,15 @@ class Transactional(Course):
         self.pending = self.replayed(self.random.randint(0, self.checkpoint))
 
     def replayed(self, start: int) -> PendingAcks:
-        """The last checkpoint, then all that was written since `start`, which may be long before it."""
+        """The last checkpoint, then all that was written since `start`, which may be long before
+        it."""
         pending = PendingAcks(self.subscription, self.ledgers)
         records = self.log
         if self.checkpoint or (self.log and isinstance(self.log[0], tuple)):
-            records = [self.log[self.checkpoint], *(found for found in self.log[start:] if not isinstance(found, tuple))]
+            records = [
+                self.log[self.checkpoint],
+                *(found for found in self.log[start:] if not isinstance(found, tuple)),
+            ]
         for record in records:
             if isinstance(record, tuple):
                 self.subscription.apply_delta(record[0])
@@ -325,7 +391,11 @@ class Transactional(Course):
 
     def check_restart(self) -> None:
         self.write_log()
-        live, state, pending = self.subscription, self.subscription.to_state(), self.pending.to_state()
+        live, state, pending = (
+            self.subscription,
+            self.subscription.to_state(),
+            self.pending.to_state(),
+        )
         self.subscription = self.new_subscription()
         again = self.replayed(self.random.randint(0, self.checkpoint)).to_state()
         by_id = attrgetter("txn")  # one that was void, and is used again, may change places
@@ -340,7 +410,9 @@ class Transactional(Course):
         """Once all transactions have ended."""
         while any(self.whole.values()) or any(self.bits.values()):
             self.end_transaction()
-        assert self.subscription.withheld is None, "a subscription that nothing is withheld of pays nothing"
+        assert self.subscription.withheld is None, (
+            "a subscription that nothing is withheld of pays nothing"
+        )
         super().check_everything_is_delivered()
 
 
@@ -348,9 +420,13 @@ class TransactionalShared(Transactional, SharedCourse):
     """Shared: what comes back is a replay, counted if somebody had it."""
 
     def taken(self, ordinals: set[int]) -> None:
-        counts = {ordinal: count for ordinal, count in self.redeliveries.items() if ordinal in ordinals}
+        counts = {
+            ordinal: count for ordinal, count in self.redeliveries.items() if ordinal in ordinals
+        }
         for held in self.held.values():
-            counts |= {ordinal: self.redeliveries.get(ordinal, 0) + 1 for ordinal in held & ordinals}
+            counts |= {
+                ordinal: self.redeliveries.get(ordinal, 0) + 1 for ordinal in held & ordinals
+            }
         super().taken(ordinals)
         self.forgotten(ordinals)
         self.redeliveries |= counts
@@ -370,7 +446,8 @@ class TransactionalKeyShared(TransactionalShared, KeySharedCourse):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.loose: set[int] = set()  # nobody had it here when it was withheld: its key is not known until it is read
+        # nobody had it here when it was withheld: its key is not known until it is read
+        self.loose: set[int] = set()
         self.known: set[int] = set()
 
     def forget_delivery(self) -> None:
@@ -388,7 +465,11 @@ class TransactionalKeyShared(TransactionalShared, KeySharedCourse):
 
     def check_key(self, handle: int, ordinal: int) -> None:
         slot = slot_of(self.traits[ordinal].key_hash)
-        loose = {found for found in self.loose if found < ordinal and slot_of(self.traits[found].key_hash) == slot}
+        loose = {
+            found
+            for found in self.loose
+            if found < ordinal and slot_of(self.traits[found].key_hash) == slot
+        }
         loose -= self.held[handle] | self.acknowledged
         self.held[handle] |= loose
         super().check_key(handle, ordinal)
@@ -403,15 +484,23 @@ class TransactionalFailover(Transactional, FailoverCourse):
     """Failover: the same, at whoever is active."""
 
 
-COURSES = [TransactionalShared, TransactionalExclusive, TransactionalFailover, TransactionalKeyShared]
+COURSES = [
+    TransactionalShared,
+    TransactionalExclusive,
+    TransactionalFailover,
+    TransactionalKeyShared,
+]
 
 
 @pytest.mark.parametrize("course", COURSES, ids=lambda course: course.kind.name.lower())
 @pytest.mark.parametrize("seed", [*range(10), 12, 30, 33, 35, 39, 49, 50, 154, 193, 287, 310])
 def test_random_course_with_transactions(seed: int, course: type[Transactional]) -> None:
-    """The subscription agrees with the model after every step, survives crashes, and delivers everything in the end."""
+    """The subscription agrees with the model after every step, survives crashes, and delivers
+    everything in the end."""
     running = course(seed)
     running.run()
     assert running.delivered > 20
     assert running.conflicts
-    assert running.commits + running.aborts > 3, "the course must really use transactions, or it proves nothing"
+    assert running.commits + running.aborts > 3, (
+        "the course must really use transactions, or it proves nothing"
+    )

@@ -1,10 +1,12 @@
 """Rebuilding a bundle from storage.
 
-Owns: what happens between our Assigning record and serving: fence the previous owner, load checkpoint and manifest, replay the chain.
-Imports: storage, topics, metadata records.
-Source: DESIGN 5 (recovery chain, planned move). Invariants: nothing is read from a log before it is sealed or released; only records of the
-bundle's own epochs count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds already changes nothing;
-the age of an entry is the time that its owners saw pass, as far as their records tell: what lies between two owners does not count.
+Owns: what happens between our Assigning record and serving: fence the previous owner, load
+checkpoint and manifest, replay the chain. Imports: storage, topics, metadata records. Source:
+DESIGN 5 (recovery chain, planned move). Invariants: nothing is read from a log before it is sealed
+or released; only records of the bundle's own epochs count, and none after that epoch's RELEASE in
+the same log; replaying what a checkpoint holds already changes nothing; the age of an entry is the
+time that its owners saw pass, as far as their records tell: what lies between two owners does not
+count.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ from magnetar.transactions.participant_records import Append
 log = structlog.get_logger(__name__)
 
 TAKEN_PER_TURN_MAX = 200
-"""Topics and subscriptions of a checkpoint that are taken in one go: about 5 ms, in which nobody else is served."""
+"""Topics and subscriptions of a checkpoint that are taken in one go: about 5 ms, in which nobody
+else is served."""
 
 
 async def recover_bundle(
@@ -68,10 +71,11 @@ async def recover_bundle(
     scans: LogScans,
     preloaded: Preloaded | None = None,
 ) -> RecoveredBundle:
-    """The bundle's topics as of the end of its chain, for the term of `ledger_ids`. Raises StorageError; CorruptData says what is damaged or missing.
+    """The bundle's topics as of the end of its chain, for the term of `ledger_ids`. Raises
+    StorageError; CorruptData says what is damaged or missing.
 
-    Of a planned move only what `preloaded` has not seen is read. Something may also be missing because the record is old, and others have gone on
-    since: then its successor does not name it.
+    Of a planned move only what `preloaded` has not seen is read. Something may also be missing
+    because the record is old, and others have gone on since: then its successor does not name it.
     """
     try:
         if preloaded is not None:
@@ -79,11 +83,18 @@ async def recover_bundle(
         return await _recover(context, bundle, record, ledger_ids, scans)
     except FileNotFoundError as error:
         missing = str(error.filename or error)
-        raise CorruptData(f"{missing} is missing; bundle {bundle} needs it: restore it from a backup", file=missing) from error
+        raise CorruptData(
+            f"{missing} is missing; bundle {bundle} needs it: restore it from a backup",
+            file=missing,
+        ) from error
 
 
 async def _recover(
-    context: BrokerContext, bundle: BundleName, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans
+    context: BrokerContext,
+    bundle: BundleName,
+    record: BundleRecord,
+    ledger_ids: LedgerIds,
+    scans: LogScans,
 ) -> RecoveredBundle:
     sealed_end: LogPosition | None = None
     chain = record.chain
@@ -104,11 +115,16 @@ async def _recover(
         await replay.replay(scans, term, span)
     replay.end(context)
     catalog = await BundleCatalog.open(context, bundle)
-    return RecoveredBundle(replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records)
+    return RecoveredBundle(
+        replay.topics, catalog, sealed_end, fenced=sealed_end is not None, records=replay.records
+    )
 
 
-async def noted_lengths(store: MetadataStore, views: ClusterViews, incarnation: str) -> dict[int, int]:
-    """What files of an incarnation held durably, by number: sealed ones as the store has them, others where terms of bundles began.
+async def noted_lengths(
+    store: MetadataStore, views: ClusterViews, incarnation: str
+) -> dict[int, int]:
+    """What files of an incarnation held durably, by number: sealed ones as the store has them,
+    others where terms of bundles began.
 
     Raises StoreError.
     """
@@ -122,14 +138,22 @@ async def noted_lengths(store: MetadataStore, views: ClusterViews, incarnation: 
 
 
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
-    """The end of a log is missed by nobody who reads it: what is known to have been there is looked for. Raises CorruptData.
+    """The end of a log is missed by nobody who reads it: what is known to have been there is looked
+    for. Raises CorruptData.
 
-    Known are files that were noted as sealed, one that its predecessor's seal announces, and what was durable when a term began. (So of a file
-    nothing is known only until the one before it is sealed.) Where a loss was accepted the log ends.
-    The collector takes none of them while a record's chain is open in this log.
+    Known are files that were noted as sealed, one that its predecessor's seal announces, and what
+    was durable when a term began. (So of a file nothing is known only until the one before it is
+    sealed.) Where a loss was accepted the log ends. The collector takes none of them while a
+    record's chain is open in this log.
     """
-    cut = next((file.number for file in sealed if file.accepted and file.number >= span.start.file), None)
-    least = {number: length for number, length in noted.items() if number >= span.start.file and (cut is None or number < cut)}
+    cut = next(
+        (file.number for file in sealed if file.accepted and file.number >= span.start.file), None
+    )
+    least = {
+        number: length
+        for number, length in noted.items()
+        if number >= span.start.file and (cut is None or number < cut)
+    }
     if span.start.offset > FILE_HEADER_BYTES and cut != span.start.file:
         least[span.start.file] = max(span.start.offset, least.get(span.start.file, 0))
     found = {file.number: file.length for file in sealed}
@@ -137,12 +161,16 @@ def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[in
         if found.get(number, -1) < length:
             name = log_file(span.incarnation, number)
             what = f"has {found[number]} bytes of {length}" if number in found else "is missing"
-            raise CorruptData(f"{name} {what}; the chain ends in it or behind it: restore it from a backup", file=name)
+            raise CorruptData(
+                f"{name} {what}; the chain ends in it or behind it: restore it from a backup",
+                file=name,
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Preloaded:
-    """What a destination has read while the source still served: everything of `record`'s chain before `reached` in its last range.
+    """What a destination has read while the source still served: everything of `record`'s chain
+    before `reached` in its last range.
 
     `over`: its term's RELEASE was read as well.
     """
@@ -154,8 +182,13 @@ class Preloaded:
     over: bool
 
     def fits(self, assigned: BundleRecord) -> bool:
-        """Whether the term that was read ahead is the one that a planned release has ended, and what is missing follows without a gap."""
-        if not assigned.chain or not self.record.chain or assigned.epochs[-1:] != self.record.epochs[-1:]:
+        """Whether the term that was read ahead is the one that a planned release has ended, and
+        what is missing follows without a gap."""
+        if (
+            not assigned.chain
+            or not self.record.chain
+            or assigned.epochs[-1:] != self.record.epochs[-1:]
+        ):
             return False
         ended, read = assigned.chain[-1], self.record.chain[-1]
         reached = (self.reached.file, self.reached.offset)
@@ -164,7 +197,11 @@ class Preloaded:
 
 
 async def _finish(
-    context: BrokerContext, record: BundleRecord, ledger_ids: LedgerIds, scans: LogScans, preloaded: Preloaded
+    context: BrokerContext,
+    record: BundleRecord,
+    ledger_ids: LedgerIds,
+    scans: LogScans,
+    preloaded: Preloaded,
 ) -> RecoveredBundle:
     """Read what the source wrote after `preloaded`, up to its RELEASE."""
     replay, last = preloaded.replay, record.chain[-1]
@@ -172,7 +209,9 @@ async def _finish(
     if not preloaded.over:
         await replay.replay(scans, record.epochs[-1], replace(last, start=preloaded.reached))
     replay.end(context)
-    return RecoveredBundle(replay.topics, preloaded.catalog, None, fenced=False, records=replay.records)
+    return RecoveredBundle(
+        replay.topics, preloaded.catalog, None, fenced=False, records=replay.records
+    )
 
 
 def _topic_state(values: TopicValues) -> TopicState:
@@ -194,7 +233,8 @@ def _topic_state(values: TopicValues) -> TopicState:
 
 
 class BundleReplay:
-    """Applies the records of one bundle, term by term, to be served in the term of `ledger_ids` or a later one."""
+    """Applies the records of one bundle, term by term, to be served in the term of `ledger_ids`
+    or a later one."""
 
     def __init__(self, bundle: BundleName, ledger_ids: LedgerIds) -> None:
         self._bundle, self._ledger_ids = bundle, ledger_ids
@@ -211,18 +251,22 @@ class BundleReplay:
         checkpoint = await read_checkpoint(context.volume, pointer.object)
         if checkpoint.epoch >= self._ledger_ids.epoch:
             raise CorruptData(
-                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is {self._ledger_ids.epoch}: raise the restore number"
+                f"checkpoint {pointer.object} is of epoch {checkpoint.epoch}, ours is "
+                f"{self._ledger_ids.epoch}: raise the restore number"
             )
         turns = Turns(TAKEN_PER_TURN_MAX)  # this loop serves the other bundles' clients
         for name in checkpoint.topics:
             taken = 1
-            if self.contains(name):  # else of a sibling: it was written before the bundle was split off
+            # else of a sibling: it was written before the bundle was split off
+            if self.contains(name):
                 state = checkpoint.topics[name]
                 core = Topic.from_state(name, self._ledger_ids, _topic_state(state))
                 used = state.transactions
                 transactions = TopicTransactions(core, state=used) if used is not None else None
                 self.topics[name] = RecoveredTopic(core, EntryIndex(), transactions)
-                self._pass_time(checkpoint.incarnation, core.ages.marks[-1].elapsed_ms if core.ages.marks else 0)
+                self._pass_time(
+                    checkpoint.incarnation, core.ages.marks[-1].elapsed_ms if core.ages.marks else 0
+                )
                 taken += len(state.cursors)
             await turns.after(taken)
 
@@ -237,7 +281,8 @@ class BundleReplay:
         self._pass_time(context.incarnation, elapsed_ms(context.clock))
 
     def _pass_time(self, incarnation: str, reached_ms: int) -> None:
-        """Time has passed up to `reached_ms` of this incarnation's clock, to which all marks of age are moved if another one's was the last."""
+        """Time has passed up to `reached_ms` of this incarnation's clock, to which all marks of
+        age are moved if another one's was the last."""
         if incarnation == self._timekeeper:
             self._elapsed_ms = max(self._elapsed_ms, reached_ms)
             return
@@ -250,10 +295,13 @@ class BundleReplay:
         """Apply every valid record of epoch `term` in `span`."""
         assert span.end is not None
         if (span.end.file, span.end.offset) > (span.start.file, span.start.offset):
-            await scans.read(span.incarnation, span.start, span.end, term, self.taker(span.incarnation))
+            await scans.read(
+                span.incarnation, span.start, span.end, term, self.taker(span.incarnation)
+            )
 
     def taker(self, incarnation: str) -> Take:
-        """Applies records of one term in one log; True after its RELEASE: later records of that term there are void."""
+        """Applies records of one term in one log; True after its RELEASE: later records of that
+        term there are void."""
         belongs = self._belongs
 
         def take(scanned: ScannedRecord) -> bool:
@@ -267,7 +315,8 @@ class BundleReplay:
             if isinstance(record, TermRecord | HeartbeatRecord):
                 return False
             if isinstance(record, ReleaseRecord):
-                return BundleName.parse(record.bundle).includes(self._bundle)  # ours, or of the bundle that we were split from then
+                # ours, or of the bundle that we were split from then
+                return BundleName.parse(record.bundle).includes(self._bundle)
             if belongs.get(record.topic) or self.contains(record.topic):
                 self.records += 1
                 self._apply(incarnation, place, record)
@@ -284,13 +333,25 @@ class BundleReplay:
 
     def _apply_transaction(self, record: TransactionRecord) -> None:
         found = self.topics.get(record.topic)
-        if found is not None:  # else of a topic that has been deleted since, and not created again yet
+        # else of a topic that has been deleted since, and not created again yet
+        if found is not None:
             (found.transactions or found.used()).apply(found.index, record, self._elapsed_ms)
             chunk, place = self._chunks_ahead.pop(record.topic, (None, None))
-            if chunk is not None and place is not None and isinstance(record.change, Append) and record.change.first == place:
-                found.core.chunks.apply(chunk, place)  # without this record the entry would be nobody's
+            if (
+                chunk is not None
+                and place is not None
+                and isinstance(record.change, Append)
+                and record.change.first == place
+            ):
+                # without this record the entry would be nobody's
+                found.core.chunks.apply(chunk, place)
 
-    def _apply(self, incarnation: str, place: RecordPlace, record: EntriesRecord | CursorRecord | TopicRecord) -> None:
+    def _apply(
+        self,
+        incarnation: str,
+        place: RecordPlace,
+        record: EntriesRecord | CursorRecord | TopicRecord,
+    ) -> None:
         if isinstance(record, TopicRecord):
             self._apply_topic(record)
             return
@@ -298,7 +359,11 @@ class BundleReplay:
         found = self.topics.get(sidecar_of or record.topic)
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
-        if isinstance(record, EntriesRecord) and record.count == 1 and (chunk := sent_chunk(record.data, record.producer)):
+        if (
+            isinstance(record, EntriesRecord)
+            and record.count == 1
+            and (chunk := sent_chunk(record.data, record.producer))
+        ):
             position = Position(record.ledger, record.first_entry)
             if sidecar_of is None:
                 found.core.chunks.apply(chunk, position)
@@ -316,10 +381,22 @@ class BundleReplay:
                 found.core.age(self._elapsed_ms)
             found.core.apply_sequences(record.producer, record.sequences)
             last = found.core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
-            if last is not None:  # else all of it has been dropped; a run of which only a part is left is kept whole
+            # else all of it has been dropped; a run of which only a part is left is kept whole
+            if last is not None:
                 offset = place.offset + record.entries_offset
                 first, counts = last + 1 - record.count, record.message_counts
-                found.index.add(Run(first, incarnation, place.file, offset, record.lengths, counts, record.append_ms, before))
+                found.index.add(
+                    Run(
+                        first,
+                        incarnation,
+                        place.file,
+                        offset,
+                        record.lengths,
+                        counts,
+                        record.append_ms,
+                        before,
+                    )
+                )
         elif record.operation is CursorOperation.DELETE:
             found.core.apply_subscription_removed(record.subscription)
             if found.transactions is not None:
@@ -350,5 +427,10 @@ class BundleReplay:
         created_ms = int(record.properties.get("created_ms", "0"))
         found = self.topics.get(record.topic)
         if found is None:
-            found = self.topics[record.topic] = RecoveredTopic(Topic(record.topic, self._ledger_ids), EntryIndex())
-        found.core.apply_topic(created_ms, {name: value for name, value in record.properties.items() if name != "created_ms"})
+            found = self.topics[record.topic] = RecoveredTopic(
+                Topic(record.topic, self._ledger_ids), EntryIndex()
+            )
+        found.core.apply_topic(
+            created_ms,
+            {name: value for name, value in record.properties.items() if name != "created_ms"},
+        )

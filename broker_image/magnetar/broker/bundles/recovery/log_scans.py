@@ -1,10 +1,12 @@
 """Reading other brokers' logs for recoveries.
 
-Owns: `LogScans`: recoveries that want the same log at about the same time share one walk over it, one fence and one sealing. Imports: storage.
-Source: DESIGN 5 (recovery chain). A broker that dies leaves hundreds of bundles behind, whose records lie mixed in one log: read once per bundle,
-that log would be read hundreds of times.
-Invariants: each reader gets the records of its term and range in their order, up to that term's RELEASE; nothing is kept of what was read (memory is
-that of one walk); damage that one reader's range does not hold never fails it; what a walk over a living owner's log hands out is durable.
+Owns: `LogScans`: recoveries that want the same log at about the same time share one walk over it,
+one fence and one sealing. Imports: storage. Source: DESIGN 5 (recovery chain). A broker that dies
+leaves hundreds of bundles behind, whose records lie mixed in one log: read once per bundle, that
+log would be read hundreds of times. Invariants: each reader gets the records of its term and range
+in their order, up to that term's RELEASE; nothing is kept of what was read (memory is that of one
+walk); damage that one reader's range does not hold never fails it; what a walk over a living
+owner's log hands out is durable.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ SHORT_BYTES_MAX = 1 << 20
 FENCED_HELD_MAX = 64
 """Incarnations whose sealed files are remembered: a fence holds for ever."""
 
-Scan = Callable[[Volume, str, LogPosition, LogPosition, Container[int]], AsyncIterator[ScannedRecord]]
+Scan = Callable[
+    [Volume, str, LogPosition, LogPosition, Container[int]], AsyncIterator[ScannedRecord]
+]
 Take = Callable[[ScannedRecord], bool]
 """Gets one record of its term; True: nothing of that term follows in this log."""
 
 
 class Fenced(NamedTuple):
-    """The sealed files of a fenced incarnation, and the lengths by number that its files are known to have had."""
+    """The sealed files of a fenced incarnation, and the lengths by number that its files are
+    known to have had."""
 
     files: list[SealedFile]
     noted: Mapping[int, int]
@@ -83,7 +88,8 @@ class LiveRead:
             self._reader.reached.set_result(self._reader.start)
 
     async def reached(self) -> LogPosition:
-        """When the walk is over: the end of a block before which everything of the term has been handed out. Raises StorageError."""
+        """When the walk is over: the end of a block before which everything of the term has been
+        handed out. Raises StorageError."""
         return await self._reader.reached
 
     @property
@@ -93,19 +99,23 @@ class LiveRead:
 
 
 class LogScans:
-    """Walks over logs on a volume, shared. `noted` reads the lengths by number that files of an incarnation are known to have had."""
+    """Walks over logs on a volume, shared. `noted` reads the lengths by number that files of an
+    incarnation are known to have had."""
 
-    def __init__(self, volume: Volume, noted: Callable[[str], Awaitable[Mapping[int, int]]] = _none_noted) -> None:
+    def __init__(
+        self, volume: Volume, noted: Callable[[str], Awaitable[Mapping[int, int]]] = _none_noted
+    ) -> None:
         self._volume = volume
         self._walks: dict[tuple[str, bool], _Walks] = {}
         self._noted = noted
         self._fencing: dict[str, asyncio.Task[Fenced]] = {}
         self._fenced: OrderedDict[str, Fenced] = OrderedDict()
 
-    # --- fencing ---------------------------------------------------------------------------------------------------------------
+    # --- fencing ----------------------------------------------------------------------------------
 
     async def fence(self, incarnation: str) -> Fenced:
-        """As `storage.fencing.fence`, once for all who want it: what an incarnation has acknowledged when it is fenced is all it ever will.
+        """As `storage.fencing.fence`, once for all who want it: what an incarnation has
+        acknowledged when it is fenced is all it ever will.
 
         Raises StoreError as well, if what was noted cannot be read.
         """
@@ -114,18 +124,22 @@ class LogScans:
             return held
         task = self._fencing.get(incarnation)
         if task is None:
-            task = self._fencing[incarnation] = asyncio.create_task(self._fence(incarnation), name=f"fence {incarnation}")
+            task = self._fencing[incarnation] = asyncio.create_task(
+                self._fence(incarnation), name=f"fence {incarnation}"
+            )
             task.add_done_callback(lambda done: self._was_fenced(incarnation, done))
         return await asyncio.shield(task)
 
     async def _fence(self, incarnation: str) -> Fenced:
-        noted = await self._noted(incarnation)  # first: what is noted later may be of a file that was made later
+        # first: what is noted later may be of a file that was made later
+        noted = await self._noted(incarnation)
         sealed = await fence(self._volume, incarnation, noted)
         lost = await lost_file(self._volume, incarnation, sealed)
         return Fenced(sealed, noted if lost is None else {lost: 0, **noted})
 
     def look_again(self, incarnation: str) -> None:
-        """What was found when it was fenced is not all of it: the next one who asks lists its files anew."""
+        """What was found when it was fenced is not all of it: the next one who asks lists its
+        files anew."""
         self._fenced.pop(incarnation, None)
 
     def _was_fenced(self, incarnation: str, task: asyncio.Task[Fenced]) -> None:
@@ -138,18 +152,23 @@ class LogScans:
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = [*self._fencing.values(), *(walks.task for walks in self._walks.values() if walks.task is not None)]
+        tasks = [
+            *self._fencing.values(),
+            *(walks.task for walks in self._walks.values() if walks.task is not None),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- reading ---------------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
-    async def read(self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take) -> None:
+    async def read(
+        self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take
+    ) -> None:
         """Hand the records of `term` in [start, end) to `take`. Raises StorageError, CorruptData.
 
-        Where a walk that others shared meets damage, the range is read again from its start, alone: `take` gets records a second time, which
-        must change nothing.
+        Where a walk that others shared meets damage, the range is read again from its start, alone:
+        `take` gets records a second time, which must change nothing.
         """
         if end.file == start.file and end.offset - start.offset <= SHORT_BYTES_MAX:
             await self._read_alone(incarnation, start, end, term, take)
@@ -164,23 +183,30 @@ class LogScans:
         finally:
             reader.cut = True
 
-    async def _read_alone(self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take) -> None:
+    async def _read_alone(
+        self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take
+    ) -> None:
         """As `read`, without waiting for anybody."""
         alone = _Reader(term, start, end, take, asyncio.get_running_loop().create_future())
         await self._walk(incarnation, [alone], scan_part if start.file == end.file else scan)
         await alone.reached
 
     def read_live(self, incarnation: str, start: LogPosition, term: int, take: Take) -> LiveRead:
-        """Hand the records of `term` from `start` on to `take`, as far as they are known to be durable while their owner may be writing."""
+        """Hand the records of `term` from `start` on to `take`, as far as they are known to be
+        durable while their owner may be writing."""
         return LiveRead(*self._join(incarnation, start, None, term, take))
 
-    def _join(self, incarnation: str, start: LogPosition, end: LogPosition | None, term: int, take: Take) -> tuple[_Reader, _Walks]:
+    def _join(
+        self, incarnation: str, start: LogPosition, end: LogPosition | None, term: int, take: Take
+    ) -> tuple[_Reader, _Walks]:
         """Take part in the next walk over this log."""
         reader = _Reader(term, start, end, take, asyncio.get_running_loop().create_future())
         walks = self._walks.setdefault((incarnation, end is None), _Walks())
         walks.waiting.append(reader)
         if walks.task is None:
-            walks.task = asyncio.create_task(self._walk_all(incarnation, walks, live=end is None), name=f"scan {incarnation}")
+            walks.task = asyncio.create_task(
+                self._walk_all(incarnation, walks, live=end is None), name=f"scan {incarnation}"
+            )
         return reader, walks
 
     async def _walk_all(self, incarnation: str, walks: _Walks, *, live: bool) -> None:
@@ -196,10 +222,13 @@ class LogScans:
                 reader.reached.cancel()
 
     async def _walk(self, incarnation: str, readers: list[_Reader], scan: Scan = scan) -> None:
-        """One pass over a log that has ended, for these readers; each of them has its outcome afterwards."""
+        """One pass over a log that has ended, for these readers; each of them has its outcome
+        afterwards."""
         group = _Group(readers)
         try:
-            async for scanned in scan(self._volume, incarnation, group.start, group.end, group.by_term):
+            async for scanned in scan(
+                self._volume, incarnation, group.start, group.end, group.by_term
+            ):
                 group.give(scanned)
                 if not group.by_term:
                     break
@@ -214,7 +243,9 @@ class LogScans:
         group = _Group(readers)
         reached = group.start
         try:
-            async for reached, records in scan_durable(self._volume, incarnation, group.start, group.by_term):
+            async for reached, records in scan_durable(
+                self._volume, incarnation, group.start, group.by_term
+            ):
                 for scanned in records:
                     group.give(scanned)
                 group.end_cut(reached)
@@ -239,7 +270,8 @@ class _Group:
             self.by_term.setdefault(reader.term, []).append(reader)
 
     def give(self, scanned: ScannedRecord) -> None:
-        """Hand a record to those of its term; who has all of its range, or has left, takes no further part."""
+        """Hand a record to those of its term; who has all of its range, or has left, takes no
+        further part."""
         at, record = scanned.place, scanned.record
         readers = self.by_term.get(record.epoch)
         if readers is None:

@@ -1,9 +1,11 @@
 """What replaying a bundle's log would cost.
 
-Owns: `ReplayCost`: how many records of one bundle a successor would apply, and when a checkpoint is due. Imports: typing only. Pure.
-Source: DESIGN 5 (recovery chain). Invariants: what is counted is about what lies behind the last checkpoint (a file that had just been begun
-may hold some thousands that are not); a checkpoint is asked for again only after half the bound in further records, so that one which fails,
-or takes long, is not followed by another at once; a bundle whose checkpoint is large may be behind by more.
+Owns: `ReplayCost`: how many records of one bundle a successor would apply, and when a checkpoint is
+due. Imports: typing only. Pure. Source: DESIGN 5 (recovery chain). Invariants: what is counted is
+about what lies behind the last checkpoint (a file that had just been begun may hold some thousands
+that are not); a checkpoint is asked for again only after half the bound in further records, so that
+one which fails, or takes long, is not followed by another at once; a bundle whose checkpoint is
+large may be behind by more.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 METADATA_BYTES_PER_RECORD = 1024
-"""A record costs its successor some microseconds, and as much again for about so many bytes of what precedes its entries."""
+"""A record costs its successor some microseconds, and as much again for about so many bytes of
+what precedes its entries."""
 CHECKPOINT_BYTES_PER_RECORD = 256
-"""A checkpoint is written once per so many of its own bytes at most: with tens of megabytes it costs more than what it saves."""
+"""A checkpoint is written once per so many of its own bytes at most: with tens of megabytes it
+costs more than what it saves."""
 
 
 class ReplayCost:
-    """Counts in records. `due` is called when a checkpoint should be written; it may do so later, or not at all."""
+    """Counts in records. `due` is called when a checkpoint should be written; it may do so
+    later, or not at all."""
 
     __slots__ = ("_ask_at", "_bound", "_covered", "_due", "_records_max", "total")
 
@@ -48,7 +53,8 @@ class ReplayCost:
             self._due()
 
     def covered(self, total: int, checkpoint_bytes: int) -> None:
-        """A checkpoint of so many bytes holds everything up to when `total` was what it is here, and is pointed to."""
+        """A checkpoint of so many bytes holds everything up to when `total` was what it is here,
+        and is pointed to."""
         assert self._covered <= total <= self.total, (self._covered, total, self.total)
         self._covered = total
         self._bound = max(self._records_max, checkpoint_bytes // CHECKPOINT_BYTES_PER_RECORD)

@@ -1,8 +1,10 @@
 """Bundles that cannot be recovered.
 
-Owns: how long a failed recovery waits before it is tried again, and that it is named meanwhile. Imports: errors, siblings.
-Invariants: whatever keeps a bundle from being recovered is damage of that bundle, a surprise too, unless it is the store; the wait doubles up to
-`recovery_retry_max_s` and ends at once when the bundle's record changes; the damage is listed until the bundle is recovered, here or elsewhere.
+Owns: how long a failed recovery waits before it is tried again, and that it is named meanwhile.
+Imports: errors, siblings. Invariants: whatever keeps a bundle from being recovered is damage of
+that bundle, a surprise too, unless it is the store; the wait doubles up to `recovery_retry_max_s`
+and ends at once when the bundle's record changes; the damage is listed until the bundle is
+recovered, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -32,16 +34,36 @@ class RecoveryRetries:
         """Bundles whose next attempt is not due yet: nobody should wait for them."""
 
     async def wait(
-        self, bundle: str, epoch: int, error: Exception, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]
+        self,
+        bundle: str,
+        epoch: int,
+        error: Exception,
+        changed: Callable[[], asyncio.Event],
+        stale: Callable[[], bool],
     ) -> None:
-        """After a failure: until the next attempt is due, or `stale()`, which may become true when `changed()` is set."""
+        """After a failure: until the next attempt is due, or `stale()`, which may become true
+        when `changed()` is set."""
         failures = self._failures[bundle] = self._failures.get(bundle, 0) + 1
         foreseen = isinstance(error, StorageError | StoreError)
-        told = error if foreseen else StorageError(f"bundle {bundle} cannot be recovered by this version of the broker: {error!r}")
-        log.error("bundle.recovery_failed", bundle=bundle, epoch=epoch, error=str(told), exc_info=None if foreseen else error)
+        told = (
+            error
+            if foreseen
+            else StorageError(
+                f"bundle {bundle} cannot be recovered by this version of the broker: {error!r}"
+            )
+        )
+        log.error(
+            "bundle.recovery_failed",
+            bundle=bundle,
+            epoch=epoch,
+            error=str(told),
+            exc_info=None if foreseen else error,
+        )
         if isinstance(told, StorageError):
             self._context.damage.note(WHAT, bundle, told, bundle=bundle)
-        wait_s = min(self._context.settings.recovery_retry_max_s, RETRY_S * (1 << min(failures - 1, 16)))
+        wait_s = min(
+            self._context.settings.recovery_retry_max_s, RETRY_S * (1 << min(failures - 1, 16))
+        )
         deadline = self._context.clock.monotonic() + wait_s
         self.waiting[bundle] = None
         try:
@@ -51,7 +73,9 @@ class RecoveryRetries:
         if stale():
             self.over(bundle)
 
-    async def _until(self, deadline: float, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]) -> None:
+    async def _until(
+        self, deadline: float, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]
+    ) -> None:
         while not stale():
             event, remaining = changed(), deadline - self._context.clock.monotonic()
             if remaining <= 0:
