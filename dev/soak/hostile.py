@@ -162,8 +162,10 @@ class HostileSoak:
             url = broker.http_url + partitions
             wait_for(
                 "the coordinators are announced",
-                lambda url=url: request("GET", url)[1]["partitions"] == COORDINATORS,
-            )  # type: ignore[misc]
+                lambda url=url: (  # type: ignore[misc]
+                    request("GET", url)[1]["partitions"] == COORDINATORS
+                ),
+            )
         admin = Admin(self.cluster.brokers[self.cluster.entry])
         bundles = {"bundles": {"numBundles": NUM_BUNDLES}}
         kept = {

@@ -175,10 +175,10 @@ def _resources(kubectl: Kubectl, archive: Archive) -> None:
             for kind, path in kinds.items():
                 archive.attempt(
                     path,
-                    lambda kind=kind, path=path: archive.document(
+                    lambda kind=kind, path=path: archive.document(  # type: ignore[misc]
                         path, kubectl.list(kind, selector)
                     ),
-                )  # type: ignore[misc]
+                )
             return
         for kind, path in kinds.items():
             singular = kind.partition(".")[0]

@@ -158,8 +158,9 @@ def root_schema(model: type[CustomResource]) -> dict[str, Any]:
     """Schema of the whole object: metadata is the API server's own business, except for rules
     about the name."""
     spec, status = (
-        structural_schema(model.model_fields[part].annotation) for part in ("spec", "status")
-    )  # type: ignore[arg-type]
+        structural_schema(model.model_fields[part].annotation)  # type: ignore[arg-type]
+        for part in ("spec", "status")
+    )
     root: dict[str, Any] = {
         "type": "object",
         "description": (model.__doc__ or "").strip(),

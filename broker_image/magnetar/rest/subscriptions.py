@@ -36,8 +36,11 @@ MESSAGE_ID = {
 }
 NEW_SUBSCRIPTION = {
     "type": "object",
-    "properties": {**MESSAGE_ID["properties"], "properties": {"type": "object"}},
-}  # type: ignore[dict-item]
+    "properties": {
+        **MESSAGE_ID["properties"],  # type: ignore[dict-item]
+        "properties": {"type": "object"},
+    },
+}
 PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
 
