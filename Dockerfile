@@ -21,19 +21,19 @@ ENV PATH=/opt/magnetar/bin:/usr/local/bin:/usr/bin:/bin \
 
 # pip and setuptools, which no image keeps; and the environment that the images get, still empty.
 FROM system AS tools
-COPY dev/image/requirements-build.lock /tmp/locks/
+COPY requirements/build.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
     apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends binutils python3-venv \
  && python3 -m venv /opt/tools \
- && /opt/tools/bin/pip install --require-hashes --requirement /tmp/locks/requirements-build.lock \
+ && /opt/tools/bin/pip install --require-hashes --requirement /tmp/locks/build.lock \
  && python3 -m venv --without-pip /opt/magnetar
 
 FROM tools AS project
 WORKDIR /source
-COPY pyproject.toml README.md* ./
+COPY pyproject.toml LICENSE README.md* ./
 COPY broker_image broker_image
 COPY operator operator
 COPY spark_jobs spark_jobs
@@ -42,11 +42,11 @@ RUN /opt/tools/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-d
 
 # Debug symbols are a tenth of the packages.
 FROM tools AS operator-packages
-COPY requirements-operator.lock /tmp/locks/
+COPY requirements/operator.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements-operator.lock \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/operator.lock \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
  && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
  && python3 -c 'import aetcd, aiohttp, cryptography.x509, kopf, pydantic, uvloop, yaml'
@@ -62,11 +62,11 @@ COPY --from=project /installed/ /
 
 # Spark alone is 490 MB.
 FROM tools AS spark-packages
-COPY requirements-spark.lock /tmp/locks/
+COPY requirements/spark.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements-spark.lock \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/spark.lock \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python check
 
 FROM system AS spark
@@ -89,11 +89,11 @@ COPY --chmod=0755 dev/image/entrypoint.sh /usr/local/bin/magnetar-entrypoint
 COPY --from=project /installed/ /
 
 FROM tools AS broker-packages
-COPY requirements.lock /tmp/locks/
+COPY requirements/broker.lock /tmp/locks/
 RUN --mount=type=cache,target=/var/cache/pip \
     --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca_bundle,target=/run/secrets/ca_bundle \
-    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/requirements.lock \
+    /opt/tools/bin/pip --python /opt/magnetar/bin/python install --require-hashes --requirement /tmp/locks/broker.lock \
  && /opt/tools/bin/pip --python /opt/magnetar/bin/python check \
  && find /opt/magnetar -name '*.so' -exec strip --strip-unneeded {} + \
  && python3 -c 'import aetcd, cryptography.x509, fastapi, obstore, pydantic, uvloop, yaml'

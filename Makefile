@@ -26,8 +26,8 @@ help: ## List the tasks
 
 setup: $(STAMP) ## Make the virtual environment (VENV=dir, default .venv)
 
-$(STAMP): requirements-dev.lock pyproject.toml
-	@python3 dev/setup.py "$(VENV)" requirements-dev.lock
+$(STAMP): requirements/dev.lock pyproject.toml
+	@python3 dev/setup.py "$(VENV)" requirements/dev.lock
 	@touch "$(STAMP)"
 
 run: setup ## Start a standalone server on embedded defaults (DATA_DIR, BROKER_PORT, HTTP_PORT), check it, print what to do next

@@ -1,9 +1,9 @@
 """Resolve the dependencies into the lock files.
 
-Owns: requirements*.lock, and the one of the tests' S3 server, which shares nothing with them:
-hashes, no index address (a lock file with addresses would tie every user to one mirror). Imports:
-the standard library; runs `uv`. Invariant: the extras (of pyproject.toml) are constrained by one
-another, so that one environment can hold them all.
+Owns: requirements/*.lock; that of the tests' S3 server shares nothing with the others. Lock files
+hold hashes and no index address, which would tie every user to one mirror. Imports: the standard
+library; runs `uv`. Invariant: the extras (of pyproject.toml) are constrained by one another, so
+that one environment can hold them all.
 """
 
 from __future__ import annotations
@@ -18,26 +18,17 @@ COMPILE = [
     "--no-emit-index-url", "--no-emit-find-links", "--no-header",
 ]  # fmt: skip
 LOCKS: dict[str, list[str]] = {
-    "requirements.lock": ["pyproject.toml"],
-    "requirements-operator.lock": [
-        "--group",
-        "pyproject.toml:operator-image",
-        "-c",
-        "requirements.lock",
+    "broker": ["pyproject.toml", "--extra", "broker"],
+    "operator": ["--group", "pyproject.toml:operator-image", "-c", "requirements/broker.lock"],
+    "spark": [
+        "pyproject.toml", "--extra", "broker", "--extra", "spark", "-c", "requirements/broker.lock",
     ],
-    "requirements-spark.lock": ["pyproject.toml", "--extra", "spark", "-c", "requirements.lock"],
-    "requirements-dev.lock": [
-        "pyproject.toml",
-        "--all-extras",
-        "-c",
-        "requirements.lock",
-        "-c",
-        "requirements-operator.lock",
-        "-c",
-        "requirements-spark.lock",
+    "dev": [
+        "pyproject.toml", "--all-extras", "-c", "requirements/broker.lock",
+        "-c", "requirements/operator.lock", "-c", "requirements/spark.lock",
     ],
-    "dev/s3/requirements.lock": ["dev/s3/requirements.in"],
-}
+    "s3": ["requirements/s3.in"],
+}  # fmt: skip
 
 
 def main() -> None:
@@ -46,9 +37,11 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
         subprocess.run([f"{directory}/bin/pip", "install", "--quiet", "uv"], check=True)
         for lock, options in LOCKS.items():
-            print(f"- {lock}", flush=True)
+            print(f"- requirements/{lock}.lock", flush=True)
             subprocess.run(
-                [f"{directory}/bin/uv", *COMPILE, *options, "-o", lock], check=True, env=environment
+                [f"{directory}/bin/uv", *COMPILE, *options, "-o", f"requirements/{lock}.lock"],
+                check=True,
+                env=environment,
             )
 
 

@@ -17,8 +17,9 @@ TARGETS = {"broker": "", "operator": "-operator", "spark": "-spark"}
 gives the others'."""
 HASH_LENGTH = 16
 FILES = (
-    "Dockerfile", "pyproject.toml", "README.md", "requirements.lock", "requirements-operator.lock",
-    "requirements-spark.lock", "dev/image/entrypoint.sh", "dev/image/requirements-build.lock",
+    "Dockerfile", "pyproject.toml", "README.md", "LICENSE", "requirements/broker.lock",
+    "requirements/operator.lock", "requirements/spark.lock", "requirements/build.lock",
+    "dev/image/entrypoint.sh",
 )  # fmt: skip
 TREES = ("broker_image", "operator", "spark_jobs")
 

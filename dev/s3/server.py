@@ -25,7 +25,7 @@ from dev.kube.paths import cache_directory
 from dev.ports import free_port
 
 HERE = Path(__file__).resolve().parent
-LOCK = HERE / "requirements.lock"
+LOCK = HERE.parents[1] / "requirements" / "s3.lock"
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.05
 BUCKET = "magnetar"

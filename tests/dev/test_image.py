@@ -20,7 +20,7 @@ MANIFEST_NAME = "localhost/magnetar:1"
 
 
 def _checkout(directory: Path) -> Path:
-    for name in ("broker_image/magnetar/cli.py", "Dockerfile", "requirements.lock"):
+    for name in ("broker_image/magnetar/cli.py", "Dockerfile", "requirements/broker.lock"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text("x")
     return directory
@@ -43,7 +43,7 @@ def test_project_code_leaves_the_dependencies_alone(tmp_path: Path) -> None:
     (checkout / "broker_image/magnetar/cli.py").write_text("y")
     (checkout / "pyproject.toml").write_text("y")
     assert content.stages_below(checkout) == before
-    (checkout / "requirements-spark.lock").write_text("y")
+    (checkout / "requirements/spark.lock").write_text("y")
     assert set(content.stages_below(checkout).values()).isdisjoint(before.values())
 
 

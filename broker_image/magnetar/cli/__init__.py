@@ -13,6 +13,16 @@ from collections.abc import Sequence
 
 PROGRAM = "magnetar"
 SERVERS = ("standalone", "broker", "coordinator", "operator")
+EXTRA_OF = {
+    **dict.fromkeys(
+        ("aetcd", "cryptography", "fastapi", "grpc", "jwt", "obstore", "prometheus_client"),
+        "broker",
+    ),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop"), "broker"),
+    **dict.fromkeys(("aiohttp", "kopf", "kubernetes"), "operator"),
+    **dict.fromkeys(("numpy", "pyarrow", "pyspark"), "spark"),
+}
+"""Modules that a plain installation lacks: the extra of the distribution that brings each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
+    except ModuleNotFoundError as error:
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        command = f"pip install 'magnetar[{extra}]'"
+        print(
+            f"this command needs {error.name}, which is not installed: {command}", file=sys.stderr
+        )
+        sys.exit(2)
     except MagnetarError as error:
         print(*lines_of(error), sep="\n", file=sys.stderr)
         sys.exit(exit_code_of(error))

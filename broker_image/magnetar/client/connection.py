@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from magnetar import __version__
 from magnetar.client.failures import ConnectionLost, failure_in, failure_of
 from magnetar.errors import ProtocolError, UnsupportedCommand
 from magnetar.wire import commands, frames, requests
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 
-CLIENT_VERSION = "Magnetar-Python-0.1.0"
+CLIENT_VERSION = f"Magnetar-Python-{__version__}"
 KEEP_ALIVE_S = 30.0
 CLOSE_TLS_S = 2.0
 """How long the end of a connection by TLS may take."""
