@@ -10,7 +10,7 @@ come; while the disk is behind nothing more is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -40,6 +40,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Participant
 from magnetar.wire import commands, transactions
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.runs import AckSpan
 from magnetar.wire.transactions import Refusal
 
 if TYPE_CHECKING:
@@ -95,6 +96,12 @@ class CoordinatorService:
         self.transactions, self._claim, self._others = found, claim, others
         if self._tcid == FIRST:
             self._retired = retired
+
+    def acknowledge_span(self, connection: Connection, span: AckSpan) -> None:
+        """A coordinator has no consumers: what is left of one is not answered."""
+
+    async def take_list(self, connection: Connection, parts: Iterator[bytes | None]) -> None:
+        """As `acknowledge_span`."""
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
         """Answer one command, now or later. Raises ProtocolError for what only a server may

@@ -23,9 +23,10 @@ import structlog
 
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.refusals import refuse
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.incarnation import Broker
 from magnetar.coordinator.discovery import FIRST
 from magnetar.errors import MagnetarError, ServiceNotReady, StoreUnavailable
+from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.shared_task import outcome
 from magnetar.metadata import keys
@@ -45,7 +46,7 @@ class StandaloneCoordinator:
     broker's own."""
 
     def __init__(
-        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings
+        self, ports: ProcessPorts, identity: ProcessIdentity, settings: BrokerSettings
     ) -> None:
         """`identity` is the broker's."""
         self._ports, self._settings = ports, settings

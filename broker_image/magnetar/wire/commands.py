@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from magnetar import __version__
 from magnetar.errors import MagnetarError, ProtocolError, UnsupportedCommand, WireCode
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
@@ -22,6 +23,7 @@ from magnetar.wire.frames import encode_command
 from magnetar.wire.texts import broken_text
 
 PROTOCOL_VERSION = 21
+SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
 NO_REQUEST = -1
 UNSIGNED_MASK = (1 << 64) - 1
 Type = api.BaseCommand.Type

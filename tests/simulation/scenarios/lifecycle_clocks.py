@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 
 from magnetar.broker.bundles.bundle import OwnedBundle
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.topics import expiry as topic_life
 from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost

@@ -17,7 +17,7 @@ import pytest
 
 from magnetar.broker.bundles import bundle
 from magnetar.broker.bundles.bundle import OwnedBundle
-from magnetar.broker.connections.sessions import ConsumerSession
+from magnetar.broker.commands.sessions import ConsumerSession
 from magnetar.client.connection import Connection
 from magnetar.metadata.records import BundleState
 from tests.simulation.kernel.acknowledged import Passed, Subscribed

@@ -20,8 +20,9 @@ from magnetar.broker.bundles import ownership
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.recovery import log_scans
 from magnetar.broker.bundles.recovery.log_scans import LogScans
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import SendRun
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep import manifest_compaction as tidying
@@ -115,18 +116,11 @@ def receipt_before_flush(patch: Patch) -> None:
         def durable(self, *_run: Any) -> None:
             return
 
-    def hasty(
-        topic: TopicHost,
-        session: ProducerSession,
-        entries: list[memoryview],
-        counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-    ) -> None:
+    def hasty(topic: TopicHost, session: ProducerSession, run: SendRun) -> None:
         position = Position(topic.core.take_ledger(), topic.core.next_entry)
-        publish(topic, session, entries, counts, sequences, highest)
+        publish(topic, session, run)
         if not topic.core.frozen:
-            session.durable(position.ledger, position.entry, sequences, highest)
+            session.durable(position.ledger, position.entry, run)
 
     def silent(topic: TopicHost, run: Any, place: RecordPlace) -> None:
         run.session = Silence()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.topics import expiry as topic_life
 from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost

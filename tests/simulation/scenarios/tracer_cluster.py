@@ -26,11 +26,13 @@ from magnetar.broker.bundles import bundle, ownership, releasing
 from magnetar.broker.bundles.bundle import RecoveredBundle
 from magnetar.broker.bundles.recovery.bundle_recovery import Preloaded
 from magnetar.broker.bundles.recovery.log_scans import LogScans
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.incarnation import Broker
+from magnetar.broker.ports import SendRun
 from magnetar.broker.upkeep import log_rolling as rolling
 from magnetar.errors import MagnetarError
+from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
@@ -189,7 +191,7 @@ class Cluster(World):
                 environment.store, environment.clock, self.settings.lease_ttl_s, on_lost
             )
 
-        ports = BrokerPorts(
+        ports = ProcessPorts(
             environment.clock,
             environment.network,
             environment.volume,
@@ -197,7 +199,7 @@ class Cluster(World):
             lease,
             SimulatedUsage(),
         )
-        identity = BrokerIdentity(
+        identity = ProcessIdentity(
             environment.name, environment.name, environment.name, PORT, http_url=""
         )
         broker = self.brokers[environment.name] = Broker(ports, identity, self.settings)
@@ -343,12 +345,10 @@ def _observed(cluster: Cluster) -> Iterator[None]:
     # whatever stands there now, a planted bug included
     rebuild: Recover = vars(ownership)["recover_bundle"]
 
-    def durable(
-        session: ProducerSession, ledger: int, first_entry: int, sequences: Any, highest: Any
-    ) -> None:
-        last = Position(ledger, first_entry + len(sequences) - 1)
+    def durable(session: ProducerSession, ledger: int, first_entry: int, run: SendRun) -> None:
+        last = Position(ledger, first_entry + len(run) - 1)
         history.receipt(str(session.topic.name), last, session.topic.context.incarnation)
-        answer(session, ledger, first_entry, sequences, highest)
+        answer(session, ledger, first_entry, run)
 
     async def recover(
         context: BrokerContext,

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.connections.send_group import SendGroup
-from magnetar.broker.connections.sessions import ProducerSession
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.settings import ENVIRONMENT_PREFIX, BrokerSettings
 from magnetar.metadata.records import LogPosition

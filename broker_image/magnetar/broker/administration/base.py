@@ -10,7 +10,7 @@ us read it again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from magnetar.broker.administration.peers import ask_peer
 from magnetar.broker.incarnation import Broker
@@ -29,17 +29,30 @@ from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from magnetar.broker.process import BrokerProcess
+    from magnetar.coordinator.standalone import StandaloneCoordinator
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 ATTEMPTS_MAX = 20
 
 
+class AdministeredProcess(Protocol):
+    """A broker process, as its administration sees it."""
+
+    @property
+    def broker(self) -> Broker | None: ...
+    @property
+    def coordinator(self) -> StandaloneCoordinator | None: ...
+    @property
+    def store_name(self) -> str: ...
+    @property
+    def volume_location(self) -> str: ...
+
+
 class Administration:
     """Answers for whichever incarnation the process runs now."""
 
-    def __init__(self, process: BrokerProcess) -> None:
+    def __init__(self, process: AdministeredProcess) -> None:
         self._process = process
 
     @property

@@ -18,11 +18,11 @@ import structlog
 from magnetar.broker.bundles.parked import ParkedWork
 from magnetar.broker.bundles.recovery.replay_cost import ReplayCost
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import EntryIndex, TailCache
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.non_persistent import NonPersistentTopics
-from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.topics.topic_registry import TopicRegistry
 from magnetar.broker.transactions.topic_transactions import TopicTransactions
@@ -140,10 +140,10 @@ class OwnedBundle:
         self._checkpoints = 0
         self._manifest_due = 0.0
         self._creating: dict[str, asyncio.Task[TopicHost]] = {}
-        self._dirty: dict[SubscriptionHost, list[Callable[[], None]]] = {}
+        self._dirty: dict[ServedSubscription, list[Callable[[], None]]] = {}
         """Cursors with what is not in the log, and who wants to hear when it is."""
         self._dirty_timer: asyncio.TimerHandle | None = None
-        self._awaited: dict[SubscriptionHost, None] = {}
+        self._awaited: dict[ServedSubscription, None] = {}
         """Those of them that are written in the next turn of the loop."""
         self._last_written = recovered.records, context.clock.monotonic()
         self.topics: dict[str, TopicHost] = {}
@@ -273,7 +273,7 @@ class OwnedBundle:
         host.close_clients(None)
         log.info("topic.deleted", topic=str(host.name))
 
-    async def is_compacted(self, topic: TopicHost) -> bool:
+    async def is_compacted(self, topic: ServedTopic) -> bool:
         """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises
         StoreError, StorageError.
 
@@ -294,7 +294,7 @@ class OwnedBundle:
 
     # --- cursors ----------------------------------------------------------------------------------
 
-    def cursor_dirty(self, subscription: SubscriptionHost) -> None:
+    def cursor_dirty(self, subscription: ServedSubscription) -> None:
         """Acknowledgements wait to be written; they are in the log at most `ack_write_delay_s`
         later, or once there are many of them."""
         if (
@@ -307,7 +307,9 @@ class OwnedBundle:
         self._dirty.setdefault(subscription, [])
         self._write_dirty_in(self.context.settings.ack_write_delay_s)
 
-    def confirm_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+    def confirm_cursor(
+        self, subscription: ServedSubscription, confirmed: Callable[[], None]
+    ) -> None:
         """As `write_cursor`, in the next turn of the loop, with what else comes of this cursor in
         this one.
 
@@ -326,7 +328,7 @@ class OwnedBundle:
             waiting.append(confirmed)
         self._write_dirty_in(DIRTY_RETRY_S)
 
-    def write_cursor(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+    def write_cursor(self, subscription: ServedSubscription, confirmed: Callable[[], None]) -> None:
         """Write what is not in the log yet of one cursor; `confirmed` runs when all of it, earlier
         deltas included, is durable.
 
@@ -364,7 +366,7 @@ class OwnedBundle:
         dirty, self._dirty = self._dirty, {}
         self._write(dirty)
 
-    def _write(self, dirty: dict[SubscriptionHost, list[Callable[[], None]]]) -> None:
+    def _write(self, dirty: dict[ServedSubscription, list[Callable[[], None]]]) -> None:
         for subscription, confirmed in dirty.items():
             try:
                 self._append_deltas(subscription, confirmed)
@@ -383,7 +385,7 @@ class OwnedBundle:
                 self.context.metrics.surprises.note("cursors", error, **about)
 
     def _append_deltas(
-        self, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]
+        self, subscription: ServedSubscription, confirmed: Sequence[Callable[[], None]]
     ) -> None:
         topic = subscription.topic
         if self.topics.get(str(topic.name)) is not topic:
@@ -411,7 +413,7 @@ class OwnedBundle:
             self.context.log.append((), 0, 0, then)  # behind whatever is under way
 
     def _append_delta(
-        self, subscription: SubscriptionHost, delta: CursorDelta, on_durable: Durable | None
+        self, subscription: ServedSubscription, delta: CursorDelta, on_durable: Durable | None
     ) -> None:
         topic = subscription.topic
         encoded = encode_cursor(
@@ -426,7 +428,7 @@ class OwnedBundle:
         )
         self.append(encoded, on_durable)
 
-    async def remove_subscription(self, subscription: SubscriptionHost) -> None:
+    async def remove_subscription(self, subscription: ServedSubscription) -> None:
         """Unsubscribe durably. Raises ServiceNotReady, StorageError."""
         topic = subscription.topic
         if not self.serving:  # what is written now would be void

@@ -20,6 +20,7 @@ import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StoreError
+from magnetar.hosting.identity import Usage
 from magnetar.hosting.memory import limit_bytes, machine_bytes
 from magnetar.metadata import keys
 from magnetar.metadata.records import LoadRecord
@@ -37,20 +38,6 @@ class Counted(Protocol):
 
     def counts(self) -> tuple[int, int, int, int]:
         """(bundles, topics, producers, consumers) served now."""
-        ...
-
-
-class Usage(Protocol):
-    """What the machine gives to this process."""
-
-    cores: float
-
-    def cpu_seconds(self) -> float:
-        """CPU time used so far."""
-        ...
-
-    def memory_share(self) -> float:
-        """Resident memory over the limit that ends the process, 0..1."""
         ...
 
 

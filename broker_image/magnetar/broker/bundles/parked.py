@@ -1,7 +1,7 @@
 """What waits while a bundle is divided.
 
 Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came
-between the freeze of a bundle and the beginning of its children. Imports: sessions. Invariants:
+between the freeze of a bundle and the beginning of its children. Imports: ports. Invariants:
 what is parked of one producer stays in order, and nothing of it is stored behind something that was
 dropped: a producer that sends more than fits is sent away once what it sent before is on its way;
 what comes from a session that has ended, or is told so, is dropped, as its client sends it again.
@@ -9,16 +9,12 @@ what comes from a session that has ended, or is told so, is dropped, as its clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from magnetar.broker.connections.sessions import ProducerSession
-from magnetar.broker.transactions.sending import publish_in
-from magnetar.transactions.ids import TxnId
+from magnetar.broker.ports import AttachedProducer, SendRun, ServedSubscription
 
 if TYPE_CHECKING:
-    from magnetar.broker.topics.subscription_host import SubscriptionHost
-    from magnetar.broker.topics.topic_host import TopicHost
     from magnetar.hosting.advertised import Successor
 
 CONFIRMATIONS_MAX = 100_000
@@ -28,39 +24,14 @@ REQUESTS_MAX, REQUEST_BYTES_MAX = 10_000, 16 << 20
 
 
 class ParkedSends(NamedTuple):
-    """A run of one producer; `payload` holds its entries back to back."""
+    """A run of one producer, with a copy of its entries."""
 
-    topic: TopicHost
-    session: ProducerSession
-    payload: bytes
-    lengths: list[int]
-    message_counts: Sequence[int]
-    sequences: Sequence[int]
-    highest: Sequence[int] | None
-    txn: TxnId | None
-
-    def entries(self) -> list[memoryview]:
-        view, at, found = memoryview(self.payload), 0, []
-        for length in self.lengths:
-            found.append(view[at : at + length])
-            at += length
-        return found
+    session: AttachedProducer
+    run: SendRun
 
     def publish(self) -> None:
         """Go on with it."""
-        if self.txn is None:
-            self.topic.publish(
-                self.session, self.entries(), self.message_counts, self.sequences, self.highest
-            )
-        else:
-            publish_in(
-                self.txn,
-                self.session,
-                self.entries(),
-                self.message_counts,
-                self.sequences,
-                self.highest,
-            )
+        self.session.publish(self.run)
 
 
 class ParkedWork:
@@ -69,35 +40,27 @@ class ParkedWork:
     def __init__(self, bytes_max: int) -> None:
         self._room = bytes_max
         self._sends: list[ParkedSends] = []
-        self._missed: dict[ProducerSession, None] = {}
-        self._confirmations: list[tuple[SubscriptionHost, Callable[[], None]]] = []
+        self._missed: dict[AttachedProducer, None] = {}
+        self._confirmations: list[tuple[ServedSubscription, Callable[[], None]]] = []
         self._requests: list[Callable[[], None]] = []
         self._request_room = REQUEST_BYTES_MAX
 
-    def send(
-        self,
-        topic: TopicHost,
-        session: ProducerSession,
-        entries: Sequence[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-        txn: TxnId | None = None,
-    ) -> None:
+    def send(self, session: AttachedProducer, run: SendRun) -> None:
         """Keep a copy of a run: the entries are views of a buffer that is used again."""
-        lengths = list(map(len, entries))
+        lengths = list(map(len, run.entries))
         size = sum(lengths)
         if session in self._missed or size > self._room:
             self._missed[session] = None
             return
         self._room -= size
-        self._sends.append(
-            ParkedSends(
-                topic, session, b"".join(entries), lengths, message_counts, sequences, highest, txn
-            )
-        )
+        view, at, entries = memoryview(b"".join(run.entries)), 0, []
+        for length in lengths:
+            entries.append(view[at : at + length])
+            at += length
+        copy = SendRun(entries, run.counts, run.sequences, run.highest, run.txn)
+        self._sends.append(ParkedSends(session, copy))
 
-    def confirmation(self, subscription: SubscriptionHost, confirmed: Callable[[], None]) -> None:
+    def confirmation(self, subscription: ServedSubscription, confirmed: Callable[[], None]) -> None:
         """An acknowledgement that the subscription knows of, and its client wants to hear of
         once it is durable."""
         if len(self._confirmations) < CONFIRMATIONS_MAX:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.broker.connections.sessions import ConsumerSession
+from magnetar.broker.commands.sessions import ConsumerSession, consumer_of
 from magnetar.broker.reading.catalog import last_surviving_message
 from magnetar.broker.transactions.acknowledging import (
     acknowledge_in_transaction,
@@ -84,7 +84,7 @@ def _take(
 ) -> tuple[WireCode, str] | None:
     """Do what an ACK asks for, now or later; `confirmed` is called when it is durable. Why it is
     refused, or None."""
-    session = connection.consumers.get(ack.consumer_id)
+    session = consumer_of(connection, ack.consumer_id)
     if session is None:
         # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits
         # for its whole operation timeout.
@@ -179,7 +179,7 @@ def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
 def acknowledge_span(connection: Connection, span: AckSpan) -> None:
     """As `acknowledge`, for consecutive entries that are acknowledged without a request id: what
     consumers send most."""
-    session = connection.consumers.get(span.consumer_id)
+    session = consumer_of(connection, span.consumer_id)
     if session is None:
         again = partial(acknowledge_span, connection, span)
         connection.early_acknowledgements.hold(span.consumer_id, SPAN_BYTES, again)
@@ -226,7 +226,7 @@ def _acknowledge_in_transaction(
         elif missing := without_size(topic, ack):
             connection.spawn(_acknowledge_when_read(connection, session, ack, missing))
         else:
-            acknowledge_in_transaction(session, ack, confirmed)
+            acknowledge_in_transaction(session.subscription, session, ack, confirmed)
     except MagnetarError as error:
         _refuse(connection, ack, error.wire_code, str(error))
 
@@ -309,7 +309,7 @@ def _acknowledge_each(
 def redeliver(connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages) -> None:
     """REDELIVER: the listed entries, or everything this consumer holds; much of that part by
     part."""
-    session = connection.consumers.get(request.consumer_id)
+    session = consumer_of(connection, request.consumer_id)
     if session is None:
         return
     core = session.subscription.core
@@ -328,7 +328,7 @@ def _redeliver_listed(
     connection: Connection, request: api.CommandRedeliverUnacknowledgedMessages
 ) -> bool:
     """Give back the listed entries; False if the rest of a longer list changes nothing more."""
-    session = connection.consumers.get(request.consumer_id)
+    session = consumer_of(connection, request.consumer_id)
     if session is None:
         return False
     host = session.subscription
@@ -357,7 +357,7 @@ async def _redeliver_held(session: ConsumerSession, held: Sequence[int]) -> None
 
 async def last_message_id(connection: Connection, request: api.CommandGetLastMessageId) -> bytes:
     """The frame of GET_LAST_MESSAGE_ID_RESPONSE. Raises InvalidRequest, StorageError."""
-    session = connection.consumers.get(request.consumer_id)
+    session = consumer_of(connection, request.consumer_id)
     if session is None:
         raise InvalidRequest("Consumer not found")
     host = session.subscription

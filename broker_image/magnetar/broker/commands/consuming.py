@@ -16,8 +16,8 @@ import structlog
 
 from magnetar.broker.commands.acknowledgements import last_message_id
 from magnetar.broker.commands.seeking import first_published_at, reset, seek
+from magnetar.broker.commands.sessions import ConsumerSession, consumer_of
 from magnetar.broker.connections.connection import Connection
-from magnetar.broker.connections.sessions import ConsumerSession
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -72,7 +72,7 @@ class Consuming:
 
     async def subscribe(self, connection: Connection, request: api.CommandSubscribe) -> None:
         consumer_id, pending = request.consumer_id, connection.pending_consumers
-        attached = connection.consumers.get(consumer_id)
+        attached = consumer_of(connection, consumer_id)
         if attached is not None and not attached.closed:
             connection.queue(commands.success(request.request_id))
             return
@@ -212,14 +212,14 @@ class Consuming:
 
     async def close(self, connection: Connection, request: api.CommandCloseConsumer) -> None:
         connection.pending_consumers.pop(request.consumer_id, None)
-        session = connection.consumers.get(request.consumer_id)
+        session = consumer_of(connection, request.consumer_id)
         if session is not None:
             session.closed = True
             connection.forget_consumer(session)
         connection.queue(commands.success(request.request_id))
 
     async def unsubscribe(self, connection: Connection, request: api.CommandUnsubscribe) -> None:
-        session = connection.consumers.get(request.consumer_id)
+        session = consumer_of(connection, request.consumer_id)
         if session is None:
             raise InvalidRequest("Consumer not found")
         host = session.subscription

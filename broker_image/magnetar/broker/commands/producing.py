@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.broker.commands.consuming import Consuming, TopicOpener
+from magnetar.broker.commands.sessions import ProducerSession, producer_of
 from magnetar.broker.connections.connection import Connection
-from magnetar.broker.connections.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.errors import InvalidRequest, LimitExceeded, NotAllowed, SendsGivenUp, ServiceNotReady
@@ -38,7 +38,7 @@ class Producing:
         withheld = connection.closed_producers.withheld(producer_id)
         if withheld is not None:
             raise SendsGivenUp(withheld)
-        existing = connection.producers.get(producer_id)
+        existing = producer_of(connection, producer_id)
         if existing is not None and not self._replaces(existing, request):
             self._answer(
                 existing,
@@ -126,7 +126,7 @@ class Producing:
 
     def _tell_it_waits(self, session: ProducerSession, request_id: int) -> None:
         """It must queue for exclusive access; an earlier self that was in is out."""
-        earlier = session.connection.producers.get(session.producer_id)
+        earlier = producer_of(session.connection, session.producer_id)
         if earlier is not None:
             session.connection.ignore_producer(earlier)
             earlier.closed = True
@@ -161,7 +161,7 @@ class Producing:
         pending = connection.pending_producers.pop(request.producer_id, None)
         if pending is not None:
             pending.cancel()
-        session = connection.producers.get(request.producer_id)
+        session = producer_of(connection, request.producer_id)
         if session is not None:
             connection.ignore_producer(session)
             try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from magnetar.broker.commands.sessions import consumer_of
 from magnetar.broker.transactions.positions import first_from
 from magnetar.clock import elapsed_ms
 from magnetar.errors import InvalidRequest, ServiceNotReady
@@ -22,13 +23,13 @@ from magnetar.wire.entries import readable_entry
 
 if TYPE_CHECKING:
     from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.ports import ServedTopic
     from magnetar.broker.topics.subscription_host import SubscriptionHost
-    from magnetar.broker.topics.topic_host import TopicHost
 
 
 async def seek(connection: Connection, request: api.CommandSeek) -> None:
     """SEEK. Raises InvalidRequest, ServiceNotReady, StorageError."""
-    session = connection.consumers.get(request.consumer_id)
+    session = consumer_of(connection, request.consumer_id)
     if session is None:
         raise InvalidRequest("Consumer not found")
     host = session.subscription
@@ -43,7 +44,7 @@ async def seek(connection: Connection, request: api.CommandSeek) -> None:
             raise InvalidRequest("SEEK has neither message_id nor message_publish_time; set one")
 
 
-def position_sought(topic: TopicHost, identifier: api.MessageIdData) -> tuple[int, int | None]:
+def position_sought(topic: ServedTopic, identifier: api.MessageIdData) -> tuple[int, int | None]:
     """Ordinal of the entry to deliver next, which is the next one that exists if the id is of none,
     and which of its messages.
 
@@ -85,7 +86,7 @@ async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -
 
 
 async def first_published_at(
-    topic: TopicHost, publish_ms: int, low: int = 0, high: int | None = None
+    topic: ServedTopic, publish_ms: int, low: int = 0, high: int | None = None
 ) -> int:
     """Ordinal behind the last entry published (by its client's clock) before `publish_ms`; the
     first one if there is none.
@@ -123,7 +124,7 @@ class _Dated(NamedTuple):
     published_ms: int
 
 
-async def _first_dated(topic: TopicHost, ordinal: int, end: int) -> _Dated | None:
+async def _first_dated(topic: ServedTopic, ordinal: int, end: int) -> _Dated | None:
     """The first entry of [ordinal, end) that no transaction has published and whose metadata can
     be read."""
     found = _first_plain(topic, ordinal, end)
@@ -135,7 +136,7 @@ async def _first_dated(topic: TopicHost, ordinal: int, end: int) -> _Dated | Non
     return None
 
 
-def _first_plain(topic: TopicHost, ordinal: int, end: int) -> int | None:
+def _first_plain(topic: ServedTopic, ordinal: int, end: int) -> int | None:
     """The first entry of [ordinal, end) that no transaction has published."""
     ledgers = topic.core.ledgers
     if topic.transactions is None:
@@ -150,7 +151,7 @@ def _first_plain(topic: TopicHost, ordinal: int, end: int) -> int | None:
     return None
 
 
-async def publish_ms_of(topic: TopicHost, ordinal: int) -> int | None:
+async def publish_ms_of(topic: ServedTopic, ordinal: int) -> int | None:
     """When an entry was published; None if its metadata cannot be read."""
     request = ReadRequest(ordinal, 1)
     found = topic.tail(request)

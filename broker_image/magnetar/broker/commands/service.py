@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from magnetar.broker.bundles.ownership import Ownership
+from magnetar.broker.commands import acknowledgements
 from magnetar.broker.commands.acknowledgements import acknowledge, redeliver
 from magnetar.broker.commands.consuming import Consuming
 from magnetar.broker.commands.lookups import Lookups
@@ -29,6 +30,7 @@ from magnetar.broker.connections.refusals import (
     refuse,
 )
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import TransactionCommands
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.transactions.ending import Ending, OwnParticipants
 from magnetar.coordinator.discovery import CoordinatorDiscovery
@@ -46,10 +48,10 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.broker.transactions.topic_transactions import TopicTransactions
-    from magnetar.coordinator.standalone import StandaloneCoordinator
     from magnetar.hosting.security.guard import Guard
 
 log = structlog.get_logger(__name__)
@@ -66,7 +68,7 @@ class BrokerService:
         self._waiting_for_disk: list[Callable[[], None]] = []
         self.guard: Guard | None = None
         """None: everybody may do everything."""
-        self.coordinator: StandaloneCoordinator | None = None
+        self.coordinator: TransactionCommands | None = None
         """The transaction coordinator of a standalone server, which knows itself who may ask it
         what; elsewhere they are processes of their own."""
         context.metrics.gauge(
@@ -106,6 +108,16 @@ class BrokerService:
             Type.END_TXN_ON_PARTITION: ending.on_partition,
             Type.END_TXN_ON_SUBSCRIPTION: ending.on_subscription,
         }
+
+    def acknowledge_span(self, connection: Connection, span: AckSpan) -> None:
+        """Take an ACK of consecutive entries that wants no answer."""
+        acknowledgements.acknowledge_span(connection, span)
+
+    def take_list(
+        self, connection: Connection, parts: Iterator[bytes | None]
+    ) -> Coroutine[Any, Any, None]:
+        """Take an ACK or REDELIVER of very many ids part by part."""
+        return acknowledgements.take_list(connection, parts)
 
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
         """Answer one command, now or later."""
@@ -241,7 +253,7 @@ class BrokerService:
         TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
 
-    def begin_coordinator(self, coordinator: StandaloneCoordinator) -> None:
+    def begin_coordinator(self, coordinator: TransactionCommands) -> None:
         """Have this process's own transaction coordinator answer what is for one, and lead
         clients here."""
         self.coordinator, self.coordinators.here = coordinator, True

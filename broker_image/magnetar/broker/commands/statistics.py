@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from magnetar.broker.commands.sessions import consumer_of
 from magnetar.clock import iso8601
 from magnetar.errors import WireCode
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
+    from magnetar.broker.commands.sessions import ConsumerSession
     from magnetar.broker.connections.connection import Connection
-    from magnetar.broker.connections.sessions import ConsumerSession
 
 
 class ConsumerRates(NamedTuple):
@@ -49,7 +50,7 @@ def consumer_rates(session: ConsumerSession) -> ConsumerRates:
 
 def statistics(connection: Connection, request: api.CommandConsumerStats) -> None:
     """CONSUMER_STATS."""
-    session = connection.consumers.get(request.consumer_id)
+    session = consumer_of(connection, request.consumer_id)
     if session is None:
         connection.queue(
             commands.consumer_stats_failed(

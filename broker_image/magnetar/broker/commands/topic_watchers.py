@@ -22,7 +22,7 @@ from magnetar.topics.topic_list import MatchingTopics, of_domain
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.ports import ClientConnection
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +36,13 @@ class TopicWatcher:
 
     __slots__ = ("connection", "watched", "watcher_id")
 
-    def __init__(self, connection: Connection, watcher_id: int, watched: WatchedList) -> None:
+    def __init__(self, connection: ClientConnection, watcher_id: int, watched: WatchedList) -> None:
         self.connection, self.watcher_id, self.watched = connection, watcher_id, watched
+
+    @property
+    def namespace(self) -> NamespaceName:
+        """Whose topics it watches."""
+        return self.watched.namespace
 
     def stop(self) -> None:
         """Tell nothing more."""
@@ -91,7 +96,7 @@ class TopicWatchers:
 
     def open(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         watcher_id: int,
         namespace: NamespaceName,
         pattern: TopicPattern,

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from magnetar import __version__
-from magnetar.broker.commands.acknowledgements import acknowledge_span, take_list
-from magnetar.broker.connections.answering import Service
 from magnetar.broker.connections.closed_producers import ClosedProducers
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgements
@@ -27,8 +23,8 @@ from magnetar.broker.connections.in_flight import InFlight
 from magnetar.broker.connections.outbound import Outbound
 from magnetar.broker.connections.peer_budget import peer_group
 from magnetar.broker.connections.send_group import SendGroup, refusal_of
-from magnetar.broker.connections.sessions import ConsumerSession, ProducerSession
 from magnetar.broker.connections.slow_peer import SlowPeer
+from magnetar.broker.ports import AttachedConsumer, AttachedProducer, CommandService, ListWatcher
 from magnetar.errors import LimitExceeded, ProtocolError, UnsupportedCommand
 from magnetar.hosting.tls import PeerCertificate, peer_certificate
 from magnetar.metadata.records import OVER_TLS
@@ -39,7 +35,6 @@ from magnetar.wire.frames import InboundBuffer
 from magnetar.wire.large_commands import LARGE_BYTES, LISTS, check_fields, list_parts
 
 if TYPE_CHECKING:
-    from magnetar.broker.commands.topic_watchers import TopicWatcher
     from magnetar.security.authorization import Principal
 
 log = structlog.get_logger(__name__)
@@ -59,7 +54,6 @@ publishes, it rests: what others have asked for takes several turns of the loop.
 SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
 """What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a
 request that gets a task of its own."""
-SERVER_VERSION = f"Pulsar Server4.2.4 (Magnetar {__version__})"
 CONNECT_BYTES_MAX = 64 * 1024
 """Largest frame before CONNECT was accepted: memory that a peer without credentials may hold."""
 
@@ -68,7 +62,10 @@ class Connection(asyncio.BufferedProtocol):
     """asyncio's side of one client."""
 
     def __init__(
-        self, table: ConnectionTable, service: Callable[[], Service], listener: str | None = None
+        self,
+        table: ConnectionTable,
+        service: Callable[[], CommandService],
+        listener: str | None = None,
     ) -> None:
         """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes
         the one that a LOOKUP names."""
@@ -83,9 +80,9 @@ class Connection(asyncio.BufferedProtocol):
         self._requests: dict[asyncio.Task[None], None] = {}
         self._reading_paused = self._requests_held = self._in_turn = False
         self._transport: asyncio.Transport | None = None
-        self.producers: dict[int, ProducerSession] = {}
-        self.consumers: dict[int, ConsumerSession] = {}
-        self.watchers: dict[int, TopicWatcher] = {}
+        self.producers: dict[int, AttachedProducer] = {}
+        self.consumers: dict[int, AttachedConsumer] = {}
+        self.watchers: dict[int, ListWatcher] = {}
         self.in_flight = InFlight()
         self.slow, self.heartbeat = SlowPeer(self), Heartbeat(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
@@ -134,10 +131,10 @@ class Connection(asyncio.BufferedProtocol):
         steps: list[Callable[[], None]] = [watcher.stop for watcher in watchers.values()]
         for producer in producers.values():
             producer.closed = True
-            steps.append(partial(producer.topic.publishing.detach, producer))
+            steps.append(producer.detach)
         for consumer in consumers.values():
             consumer.closed = True
-            steps.append(partial(consumer.subscription.detach, consumer))
+            steps.append(consumer.detach)
         for step in steps:
             try:
                 step()
@@ -173,15 +170,14 @@ class Connection(asyncio.BufferedProtocol):
             self.writable = False
             self.slow.begin()
             for consumer in self.consumers.values():
-                consumer.subscription.core.pause(consumer)
+                consumer.pause()
         elif not self.writable and self._outbound.little:
             self.writable, held = True, self.slow.holds
             self.slow.end()
             if held and self.listens:
                 self._resume_reading()
             for consumer in self.consumers.values():
-                consumer.subscription.core.resume(consumer)
-                consumer.subscription.schedule()
+                consumer.resume()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -248,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         if parts is None:
             check_fields(data, 0, len(data))
         else:
-            self.spawn_in_order(take_list(self, parts))
+            self.spawn_in_order(self._service_of().take_list(self, parts))
         return parts is not None
 
     def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
@@ -346,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
         span = runs.parse_ack_span(self._inbound.data, start, body)
         if span is None or not self._connected:
             return False
-        acknowledge_span(self, span)
+        self._service_of().acknowledge_span(self, span)
         return True
 
     def _handle_command(self, start: int, body: int) -> None:
@@ -396,15 +392,14 @@ class Connection(asyncio.BufferedProtocol):
         self.heartbeat.admitted()
         self.queue(
             commands.connected(
-                SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes
+                commands.SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes
             )
         )
 
     def _flow(self, flow: api.CommandFlow) -> None:
         consumer = self.consumers.get(flow.consumer_id)
         if consumer is not None and flow.messagePermits:
-            consumer.subscription.core.flow(consumer, flow.messagePermits)
-            consumer.subscription.schedule()
+            consumer.flow(flow.messagePermits)
 
     # --- requests that wait -----------------------------------------------------------------------
 
@@ -460,7 +455,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def queue_messages(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         ledger: int,
         entry_ids: Sequence[int],
         entries: Sequence[memoryview],
@@ -495,22 +490,26 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    def ignore_producer(self, session: ProducerSession) -> None:
+    def withhold_producer(self, producer_id: int, reason: str) -> None:
+        """Refuse the next producer of this id once, with the reason."""
+        self.closed_producers.withhold(producer_id, reason)
+
+    def ignore_producer(self, session: AttachedProducer) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
         if self.producers.get(session.producer_id) is session:
             del self.producers[session.producer_id]
         self.closed_producers.add(session.producer_id)
 
-    def forget_producer(self, session: ProducerSession) -> None:
+    def forget_producer(self, session: AttachedProducer) -> None:
         """A producer is closed: drop it here and on its topic."""
         self.ignore_producer(session)
-        session.topic.publishing.detach(session)
+        session.detach()
 
-    def forget_consumer(self, session: ConsumerSession) -> None:
+    def forget_consumer(self, session: AttachedConsumer) -> None:
         """A consumer is closed: drop it here and on its subscription."""
         if self.consumers.get(session.consumer_id) is session:
             del self.consumers[session.consumer_id]
-        session.subscription.detach(session)
+        session.detach()
 
     # --- end --------------------------------------------------------------------------------------
 

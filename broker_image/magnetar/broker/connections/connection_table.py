@@ -18,7 +18,7 @@ from magnetar.hosting.background import Surprises
 from magnetar.hosting.settings import BrokerSettings
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.ports import ClientConnection
     from magnetar.hosting.security.authentication import Authenticator
     from magnetar.hosting.security.handshakes import Handshakes
 
@@ -32,8 +32,8 @@ class ConnectionTable:
         """`handshakes` decides who is let in; None: everybody is, and may do everything."""
         self.settings, self.handshakes = settings, handshakes
         self.surprises = Surprises()
-        self._open: dict[Connection, None] = {}
-        self.budget: PeerBudget[Connection] = PeerBudget(
+        self._open: dict[ClientConnection, None] = {}
+        self.budget: PeerBudget[ClientConnection] = PeerBudget(
             "connections_max",
             most=settings.connections_max,
             group_max=settings.connections_per_address_max,
@@ -53,7 +53,7 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """A connection that has not sent CONNECT yet; another such one may be dropped for it.
         Raises LimitExceeded."""
         dropped = self.budget.admit(connection, connection.group)
@@ -62,11 +62,11 @@ class ConnectionTable:
             log.info("connection.dropped", peer=dropped.peer, reason="others wait to send CONNECT")
             dropped.abort()
 
-    def admitted(self, connection: Connection) -> None:
+    def admitted(self, connection: ClientConnection) -> None:
         """Its CONNECT was accepted."""
         self.budget.keep(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         self._open.pop(connection, None)
         self.budget.forget(connection)
         if self.handshakes is not None:
@@ -96,7 +96,7 @@ class ConnectionTable:
                 self.refused,
             )
 
-    def open(self) -> list[Connection]:
+    def open(self) -> list[ClientConnection]:
         """The connections of now."""
         return list(self._open)
 

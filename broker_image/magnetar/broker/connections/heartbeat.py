@@ -18,7 +18,7 @@ import structlog
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.ports import ClientConnection
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +28,8 @@ class Heartbeat:
 
     __slots__ = ("_answered", "_asked", "_connection", "_heard", "_probe", "_readers", "_timer")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = cast("Connection", weakref.proxy(connection))  # as `SlowPeer`'s
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = cast("ClientConnection", weakref.proxy(connection))  # as `SlowPeer`'s
         self._heard = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}

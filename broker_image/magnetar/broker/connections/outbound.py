@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from magnetar.wire.checksum import Buffer
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.sessions import ConsumerSession
+    from magnetar.broker.ports import AttachedConsumer
 
 LARGE_PIECE_BYTES = 4096
 """Mean size of what is queued from which on it is written without joining it."""
@@ -36,7 +36,7 @@ class Outbound:
         self._transport: asyncio.Transport | None = None
         self._buffers: list[Buffer] = []
         self._queued = 0
-        self._messages: list[tuple[ConsumerSession, int, int]] = []
+        self._messages: list[tuple[AttachedConsumer, int, int]] = []
         """Whose messages lie in which of the buffers [start, end)."""
         self.full = False
         """Whether the transport takes no more for now."""
@@ -68,7 +68,7 @@ class Outbound:
         self._buffers.append(data)
         self._queued += len(data)
 
-    def add_messages(self, session: ConsumerSession, frames: Sequence[Buffer]) -> None:
+    def add_messages(self, session: AttachedConsumer, frames: Sequence[Buffer]) -> None:
         """Queue messages of a consumer: header, entry, header, entry, ... They are dropped if it
         is closed before they are written."""
         start = len(self._buffers)

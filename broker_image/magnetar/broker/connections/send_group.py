@@ -1,15 +1,14 @@
 """SENDs on their way from one read of a connection to a topic.
 
 Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none; what is refused
-before it comes into one. Imports: wire, storage.log_format, sessions, settings, participant.
+before it comes into one. Imports: wire, storage.log.format, ports, settings.
 Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of
 the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations
 
-from magnetar.broker.connections.sessions import ProducerSession
-from magnetar.broker.transactions.sending import publish_in
+from magnetar.broker.ports import AttachedProducer, SendRun
 from magnetar.errors import ChecksumMismatch, NotAllowed, WireCode
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.storage.log.format import ENTRY_ARRAY_BYTES
@@ -21,7 +20,7 @@ from magnetar.wire.sent_entries import check_sent_entry
 
 
 def refusal_of(
-    session: ProducerSession, entry: memoryview, count: int, settings: BrokerSettings
+    session: AttachedProducer, entry: memoryview, count: int, settings: BrokerSettings
 ) -> tuple[WireCode, str] | None:
     """Why one SEND of `count` messages is not taken, or None. Raises ProtocolError for an entry
     that is cut off."""
@@ -45,7 +44,7 @@ class SendGroup:
 
     __slots__ = ("bytes", "counts", "entries", "highest", "sequences", "session", "txn")
 
-    def __init__(self, session: ProducerSession, txn: TxnId | None = None) -> None:
+    def __init__(self, session: AttachedProducer, txn: TxnId | None = None) -> None:
         self.session, self.txn = session, txn
         self.bytes = 0
         self.entries: list[memoryview] = []
@@ -93,22 +92,8 @@ class SendGroup:
     def publish(self) -> None:
         """Hand them over, unless the producer is closed by now; the topic copies the entries,
         since the receive buffer is reused."""
-        if self.session.leaving:
-            return
-        if self.txn is None:
-            self.session.topic.publish(
-                self.session, self.entries, self.counts, self.sequences, self.highest_or_none()
+        if not self.session.leaving:
+            highest = self.highest if any(self.highest) else None
+            self.session.publish(
+                SendRun(self.entries, self.counts, self.sequences, highest, self.txn)
             )
-        else:
-            publish_in(
-                self.txn,
-                self.session,
-                self.entries,
-                self.counts,
-                self.sequences,
-                self.highest_or_none(),
-            )
-
-    def highest_or_none(self) -> list[int] | None:
-        """The highest sequence ids of batches; None if there was none."""
-        return self.highest if any(self.highest) else None

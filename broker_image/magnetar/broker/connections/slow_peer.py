@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
+    from magnetar.broker.ports import ClientConnection
 
 log = structlog.get_logger(__name__)
 
@@ -28,9 +28,9 @@ class SlowPeer:
 
     __slots__ = ("_connection", "_since", "_timer", "_writable", "holds")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._connection = cast(
-            "Connection", weakref.proxy(connection)
+            "ClientConnection", weakref.proxy(connection)
         )  # it owns us; a lost one goes at once, not with the next collection
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import NO_SUBSCRIPTIONS, InactiveTopic, Policies, effective, readable
 
 if TYPE_CHECKING:
-    from magnetar.broker.bundles.bundle import OwnedBundle
+    from magnetar.broker.ports import ServedBundle
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class EffectivePolicies:
     """Policies by namespace and topic, as of the views."""
 
     def __init__(
-        self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, OwnedBundle]
+        self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, ServedBundle]
     ) -> None:
         """`owned` are the bundles served here, whose topics are told when their policies may
         have changed."""

@@ -20,9 +20,9 @@ from magnetar.storage.turns import Turns
 from magnetar.wire.entries import entry_metadata
 
 if TYPE_CHECKING:
+    from magnetar.broker.ports import ServedTopic
     from magnetar.broker.reading.catalog import Sources
     from magnetar.broker.reading.entry_index import Run
-    from magnetar.broker.topics.topic_host import TopicHost
     from magnetar.names import TopicName
     from magnetar.topics.ledgers import LedgerTable
 
@@ -43,7 +43,7 @@ class Facts(NamedTuple):
 class EntryMetadata:
     """Of one topic."""
 
-    def __init__(self, topic: TopicHost) -> None:
+    def __init__(self, topic: ServedTopic) -> None:
         settings = topic.context.settings
         self._topic = topic
         self._index, self._time = (
@@ -55,7 +55,7 @@ class EntryMetadata:
         """(ordinal, messages before it), by ordinal."""
 
     @staticmethod
-    def of_topic(topic: TopicHost) -> EntryMetadata | None:
+    def of_topic(topic: ServedTopic) -> EntryMetadata | None:
         """None where the settings want none, and for topics whose entries are nowhere."""
         settings = topic.context.settings
         wanted = settings.broker_entry_index or settings.broker_entry_timestamp

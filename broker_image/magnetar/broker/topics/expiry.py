@@ -19,6 +19,7 @@ import structlog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.commands.seeking import first_published_at, publish_ms_of
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import ServedTopic
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
@@ -66,7 +67,7 @@ async def expire(host: SubscriptionHost, age_s: int) -> int:
     return expired
 
 
-async def _older_than(topic: TopicHost, cutoff_ms: int, low: int) -> int:
+async def _older_than(topic: ServedTopic, cutoff_ms: int, low: int) -> int:
     """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before.
     Raises StorageError.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from magnetar.broker.connections.sessions import ConsumerSession, ProducerSession
+from magnetar.broker.ports import AttachedConsumer, AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import EntryIndex
 from magnetar.broker.topics.subscription_host import READ_ENTRIES_MAX, SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -28,7 +28,7 @@ from magnetar.topics.topic import Topic
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
-    from magnetar.broker.bundles.bundle import OwnedBundle
+    from magnetar.broker.ports import ServedBundle
     from magnetar.broker.topics.topic_registry import TopicRegistry
     from magnetar.hosting.advertised import Successor
 
@@ -55,16 +55,16 @@ class NonPersistentSubscription(SubscriptionHost):
                 break
         self.core.acknowledge(None, ((self.core.cursor.mark_delete, first + len(entries)),))
 
-    def detach(self, session: ConsumerSession) -> None:
+    def detach(self, session: AttachedConsumer) -> None:
         self.core.remove_consumer(session)
         if self.core.connected:
             self.schedule()
-        elif self.topic.subscriptions.get(self.core.name) is self:
+        else:
             self.topic.drop_subscription(self)
 
     def acknowledge(
         self,
-        session: ConsumerSession,  # noqa: ARG002
+        session: AttachedConsumer,  # noqa: ARG002
         ranges: Sequence[tuple[int, int]],  # noqa: ARG002
         partial: Sequence[tuple[int, int]],  # noqa: ARG002
         confirmed: Callable[[], None] | None,
@@ -75,7 +75,7 @@ class NonPersistentSubscription(SubscriptionHost):
 
     def acknowledge_cumulative(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         ordinal: int,  # noqa: ARG002
         mask: int | None,  # noqa: ARG002
         confirmed: Callable[[], None] | None,
@@ -83,7 +83,7 @@ class NonPersistentSubscription(SubscriptionHost):
         self.acknowledge(session, (), (), confirmed)
 
     def _queue(
-        self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]
+        self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
     ) -> None:
         for entry in entries:  # all with one id, as nobody can ask for them again
             session.connection.queue_messages(
@@ -95,7 +95,7 @@ class NonPersistentTopic(TopicHost):
     """A topic that lives while it is used."""
 
     def __init__(
-        self, bundle: OwnedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]
+        self, bundle: ServedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]
     ) -> None:
         super().__init__(
             bundle,
@@ -125,72 +125,52 @@ class NonPersistentTopic(TopicHost):
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def publish(
-        self,
-        session: ProducerSession,
-        entries: list[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-    ) -> None:
-        """Deliver what policies allow of a run of entries, and answer. While frozen they are
-        dropped: the client sends them again elsewhere."""
-        if self.frozen or (
-            self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest)
+    def publish(self, session: AttachedProducer, run: SendRun) -> None:
+        """Deliver what policies allow of a run of entries, and answer."""
+        if not self.admits(session, run) or (
+            self.core.ledger < 0 and not self.publishing.take_ledger(session, run)
         ):
             return
         if not self.publishing.refusing:
-            self._take(session, entries, message_counts, sequences, highest)
+            self._take(session, run)
             return
         begin = 0
-
-        def take(end: int) -> None:
-            if end > begin:
-                part = slice(begin, end)
-                self._take(
-                    session,
-                    entries[part],
-                    message_counts[part],
-                    sequences[part],
-                    highest[part] if highest else None,
-                )
-
-        for index, entry in enumerate(entries):
+        for index, entry in enumerate(run.entries):
             refusal = self.publishing.refusal(entry)
             if refusal is None:
                 continue
-            take(index)
+            self._take(session, run.part(begin, index))
             begin = index + 1
-            session.refuse_send(max(sequences[index], highest[index] if highest else 0), *refusal)
+            session.refuse_send(run.top(index), *refusal)
             if session.leaving:
                 # closed for it: its client gives up what lies behind, too, or sends it again
                 return
-        take(len(entries))
+        self._take(session, run.part(begin, len(run)))
 
-    def _take(
-        self,
-        session: ProducerSession,
-        entries: list[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-    ) -> None:
+    def admits(self, session: AttachedProducer, run: SendRun) -> bool:
+        """While frozen SENDs are dropped: the client sends them again to the new owner."""
+        del session, run
+        return not self.frozen
+
+    def _take(self, session: AttachedProducer, run: SendRun) -> None:
+        if not len(run):
+            return
         taken = session.connection.in_flight.admit(
-            len(entries), self.context.settings.non_persistent_in_flight_max
+            len(run), self.context.settings.non_persistent_in_flight_max
         )
         receipts = [
             commands.send_receipt(
                 session.producer_id,
                 sequence,
                 TAKEN if at < taken else DROPPED,
-                highest[at] if highest else 0,
+                run.batch_top(at),
             )
-            for at, sequence in enumerate(sequences)
+            for at, sequence in enumerate(run.sequences)
         ]
         if not session.closed:
             session.connection.queue(b"".join(receipts))
         if taken:
-            self._pass_on(entries[:taken], message_counts[:taken])
+            self._pass_on(run.entries[:taken], run.counts[:taken])
 
     def _pass_on(self, entries: Sequence[memoryview], message_counts: Sequence[int]) -> None:
         first = self.core.confirm(self.core.publish(len(entries)), len(entries))
@@ -229,7 +209,7 @@ class NonPersistentTopic(TopicHost):
         core = self.core.subscribe(name, LATEST, durable=False, properties=properties)
         host = self.subscriptions.get(name)
         if host is None:
-            host = self.subscriptions[name] = NonPersistentSubscription(self, core)
+            host = self.subscriptions[name] = NonPersistentSubscription(self, core, self.metadata)
         return host
 
     # --- end --------------------------------------------------------------------------------------
@@ -265,7 +245,7 @@ class NonPersistentTopic(TopicHost):
 class NonPersistentTopics:
     """The non-persistent topics of one bundle."""
 
-    def __init__(self, bundle: OwnedBundle, registry: TopicRegistry) -> None:
+    def __init__(self, bundle: ServedBundle, registry: TopicRegistry) -> None:
         self._bundle, self._registry = bundle, registry
         self.by_name: dict[str, NonPersistentTopic] = {}
 

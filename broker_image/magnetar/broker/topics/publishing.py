@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.ports import AttachedProducer, SendRun, ServedTopic
 from magnetar.broker.topics.traits import CHUNK_COUNT_TAG, metadata_bytes, sent_chunk
 from magnetar.clock import elapsed_ms
 from magnetar.errors import (
@@ -37,6 +37,7 @@ from magnetar.errors import (
 from magnetar.policies import REFUSE
 from magnetar.topics.deduplication import NO_SEQUENCE, NOTHING, Deduplication, DeduplicationLimits
 from magnetar.topics.deduplication import Verdict as Judgement
+from magnetar.topics.ledgers import Position
 from magnetar.topics.producers import Grant, Producer, Succession
 from magnetar.topics.quota import WITHIN, Verdict, judge
 from magnetar.topics.sent_chunks import SentChunk, SentChunks
@@ -45,7 +46,6 @@ from magnetar.wire import commands
 from magnetar.wire.entries import parse_metadata
 
 if TYPE_CHECKING:
-    from magnetar.broker.topics.topic_host import TopicHost
     from magnetar.hosting.advertised import Successor
 
 log = structlog.get_logger(__name__)
@@ -76,6 +76,11 @@ class Recorded:
     chunks: SentChunks | None = None
     chunk: SentChunk | None = None
 
+    def placed(self, position: Position) -> None:
+        """The run has its first position."""
+        if self.chunks is not None and self.chunk is not None:
+            self.chunks.push(self.chunk, position)
+
     def persist(self, name: str) -> None:
         """The run is durable."""
         if self.known is not None and self.last != NOTHING:
@@ -92,7 +97,7 @@ class Publishing:
     for what it is.
     """
 
-    def __init__(self, topic: TopicHost) -> None:
+    def __init__(self, topic: ServedTopic) -> None:
         self._topic, self._registry = topic, topic.core.producers
         epoch = topic.core.properties.get(TOPIC_EPOCH)
         self._registry.topic_epoch = int(epoch) if epoch is not None else None
@@ -184,7 +189,7 @@ class Publishing:
 
     # --- producers --------------------------------------------------------------------------------
 
-    async def attach(self, session: ProducerSession, producer: Producer) -> int | None:
+    async def attach(self, session: AttachedProducer, producer: Producer) -> int | None:
         """Let a producer in; the topic's epoch that it holds, None for Shared.
 
         May wait long for exclusive access: then `session.waits` is called first. A caller that is
@@ -222,25 +227,20 @@ class Publishing:
         Deduplication knows it, and transactions remember what was sent in them: who begins below it
         repeats.
         """
-        known, used, log = (
-            self._topic.core.deduplication,
-            self._topic.transactions,
-            self._topic.context.log,
-        )
-        if used is not None:
-            await (log.confirm() if known is None or known.settled(name) else log.barrier())
-            return max(
-                used.buffer.last_sequence(name),
-                known.last_sequence(name) if known is not None else NOTHING,
-            )
-        if known is None:
+        topic, known = self._topic, self._topic.core.deduplication
+        if known is None and topic.last_sequence_in_transactions(name) is None:
             return NOTHING
         # Of what is still on its way nobody may say that it is there; and a producer that begins
         # behind an id of the past would number anew what its successor holds for duplicates.
-        await (log.confirm() if known.settled(name) else log.barrier())
-        return known.last_sequence(name)
+        log = topic.context.log
+        await (log.confirm() if known is None or known.settled(name) else log.barrier())
+        sent = topic.last_sequence_in_transactions(name)
+        return max(
+            known.last_sequence(name) if known is not None else NOTHING,
+            sent if sent is not None else NOTHING,
+        )
 
-    def detach(self, session: ProducerSession) -> None:
+    def detach(self, session: AttachedProducer) -> None:
         """A producer leaves, or gives up waiting; the next one gets its chance."""
         # it was in use until now, whether a look saw that or not
         self._topic.unused_since_ms = None
@@ -284,108 +284,91 @@ class Publishing:
 
     # --- SENDs that are tested --------------------------------------------------------------------
 
-    def take_ledger(
-        self, session: ProducerSession, sequences: Sequence[int], highest: Sequence[int] | None
-    ) -> bool:
+    def take_ledger(self, session: AttachedProducer, run: SendRun) -> bool:
         """Get the topic's ledger id in this term; without one these SENDs are refused, to be
         sent again."""
         try:
             self._topic.core.take_ledger()
         except LedgerIdsExhausted as error:
-            session.refuse_sends(sequences, highest, error)
+            session.refuse_sends(run, error)
             return False
         return True
 
-    def publish(
-        self,
-        session: ProducerSession,
-        entries: list[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-    ) -> None:
-        """As `TopicHost.publish`, with every test that is due: what passes goes to the log, the
-        rest is answered in its place."""
+    def admitted(
+        self, session: AttachedProducer, run: SendRun
+    ) -> Iterator[tuple[SendRun, Recorded | None]]:
+        """Parts of a run that pass every test that is due, each to be appended before the next is
+        asked for; the rest is answered in its place."""
         self._follow_policy()
-        known = self._topic.core.deduplication
-        tops = highest_of(sequences, highest)
+        known, tops = self._topic.core.deduplication, run.tops
         if (
             known is not None
             and not self.refusing
             and not session.sends_chunks
-            and all(map(is_whole, entries))
-            and known.push_run(session.name, sequences, tops)
+            and all(map(is_whole, run.entries))
+            and known.push_run(session.name, run.sequences, tops)
         ):
-            self._topic.append(
-                session,
-                entries,
-                message_counts,
-                sequences,
-                highest,
-                Recorded(known, tops, tops[-1]),
-            )
+            yield run, Recorded(known, tops, tops[-1])
             return
-        recorded = list(tops)
-        begin = 0
+        recorded, begin = list(tops), 0
 
-        def hand_over(end: int) -> None:
+        def passed(end: int) -> Iterator[tuple[SendRun, Recorded | None]]:
             if end > begin:
-                part = slice(begin, end)
-                self._topic.append(
-                    session,
-                    entries[part],
-                    message_counts[part],
-                    sequences[part],
-                    highest[part] if highest is not None else None,
-                    _recorded(known, recorded[part]) if known is not None else None,
-                )
+                learnt = _recorded(known, recorded[begin:end]) if known is not None else None
+                yield run.part(begin, end), learnt
 
-        chunks = self._topic.core.chunks
-        for index, entry in enumerate(entries):
+        for index, entry in enumerate(run.entries):
             chunk = sent_chunk(entry, session.name) if session.sends_chunks else None
-            if chunk is not None and (stored := chunks.find(chunk)) is not None:
-                hand_over(index)
+            stored = self._topic.core.chunks.find(chunk) if chunk is not None else None
+            if stored is not None:
+                yield from passed(index)
                 begin = index + 1
-                session.answer_behind(
-                    commands.send_receipt(
-                        session.producer_id, sequences[index], commands.Position(*stored)
-                    )
-                )
+                self._answer_repeated(session, run.sequences[index], stored)
                 continue
-            refusal, whole = self.refusal(entry), known is None or is_whole(entry)
-            if not whole:
+            verdict, refusal = self._judge(session, run.sequences[index], entry, known)
+            if verdict is None:
                 recorded[index] = NO_SEQUENCE
-            verdict = (
-                known.judge(session.name, sequences[index])
-                if known is not None and whole
-                else Judgement.NEW
-            )
-            if refusal is None and verdict is Judgement.NEW and not self._terminated:
-                if known is not None and whole:
+            new = verdict in (None, Judgement.NEW)
+            if new and refusal is None and not self._terminated:
+                if known is not None and verdict is not None:
                     known.push(session.name, tops[index])
                 if chunk is not None:
-                    hand_over(index)
+                    yield from passed(index)
                     begin = index + 1
-                    part = slice(index, begin)
-                    learnt = replace(_recorded(known, recorded[part]), chunks=chunks, chunk=chunk)
-                    place = self._topic.append(
-                        session, entries[part], message_counts[part], sequences[part], None, learnt
+                    learnt = _recorded(known, recorded[index:begin])
+                    yield (
+                        run.part(index, begin),
+                        replace(learnt, chunks=self._topic.core.chunks, chunk=chunk),
                     )
-                    chunks.push(chunk, place)
                 continue
-            hand_over(index)
+            yield from passed(index)
             begin = index + 1
-            self._answer(
-                session,
-                sequences[index],
-                highest[index] if highest is not None else 0,
-                refusal,
-                verdict,
-            )
+            self._answer(session, run, index, refusal, verdict or Judgement.NEW)
             if session.leaving:
                 # closed for it: its client gives up what lies behind, too, or sends it again
                 return
-        hand_over(len(entries))
+        yield from passed(len(run))
+
+    def _judge(
+        self,
+        session: AttachedProducer,
+        sequence: int,
+        entry: memoryview,
+        known: Deduplication | None,
+    ) -> tuple[Judgement | None, tuple[WireCode, str] | None]:
+        """What deduplication says of an entry (None: it is a part of a message, which has no
+        sequence id of its own), and what policies have against it."""
+        refusal = self.refusal(entry)
+        if known is None:
+            return Judgement.NEW, refusal
+        return known.judge(session.name, sequence) if is_whole(entry) else None, refusal
+
+    def _answer_repeated(
+        self, session: AttachedProducer, sequence: int, stored: tuple[int, int]
+    ) -> None:
+        """A chunk that the topic has: the receipt names where."""
+        receipt = commands.send_receipt(session.producer_id, sequence, commands.Position(*stored))
+        session.answer_behind(receipt)
 
     @property
     def _deduplicates(self) -> bool:
@@ -411,16 +394,20 @@ class Publishing:
 
     def _answer(
         self,
-        session: ProducerSession,
-        sequence: int,
-        highest: int,
+        session: AttachedProducer,
+        run: SendRun,
+        index: int,
         refusal: tuple[WireCode, str] | None,
         verdict: Judgement,
     ) -> None:
         """Answer a SEND that is not stored."""
+        sequence = run.sequences[index]
         if refusal is None and verdict is Judgement.DUPLICATE:
+            duplicate = commands.DUPLICATE
             session.answer(
-                commands.send_receipt(session.producer_id, sequence, commands.DUPLICATE, highest)
+                commands.send_receipt(
+                    session.producer_id, sequence, duplicate, run.batch_top(index)
+                )
             )
             return
         if refusal is None and verdict is Judgement.UNKNOWN:
@@ -431,7 +418,7 @@ class Publishing:
             )
         elif refusal is None:
             refusal = WireCode.TOPIC_TERMINATED, f"Topic {self._topic.name} was already terminated"
-        session.refuse_send(max(sequence, highest), *refusal)
+        session.refuse_send(run.top(index), *refusal)
 
     def _follow_policy(self) -> None:
         """Begin or end deduplication where the policy has changed; its record divides the log
@@ -456,11 +443,6 @@ class Publishing:
 
     def _now_ms(self) -> int:
         return elapsed_ms(self._topic.context.clock)
-
-
-def highest_of(sequences: Sequence[int], highest: Sequence[int] | None) -> Sequence[int]:
-    """The highest sequence id of each entry; `highest` holds 0 for those that are no batches."""
-    return sequences if highest is None else list(map(max, sequences, highest))
 
 
 def _recorded(known: Deduplication | None, sequences: Sequence[int]) -> Recorded:
@@ -488,12 +470,11 @@ def _is_encrypted(entry: memoryview) -> bool:
         return False
 
 
-def _session(producer: Producer) -> ProducerSession:
-    assert isinstance(producer.handle, ProducerSession)
-    return producer.handle
+def _session(producer: Producer) -> AttachedProducer:
+    return cast("AttachedProducer", producer.handle)
 
 
-def _fenced(topic: TopicHost) -> ProducerFenced:
+def _fenced(topic: ServedTopic) -> ProducerFenced:
     return ProducerFenced(
         f"Fenced out: exclusive access to topic {topic.name} has passed to another producer"
     )

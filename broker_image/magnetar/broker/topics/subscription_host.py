@@ -15,11 +15,11 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from magnetar.broker.connections.sessions import ConsumerSession
+from magnetar.broker.ports import AttachedConsumer, ClientConnection, ServedTopic
 from magnetar.broker.topics.entry_metadata import EntryMetadata, Facts
 from magnetar.broker.topics.traits import traits_of
 from magnetar.errors import StorageError, StoreError
@@ -27,8 +27,6 @@ from magnetar.topics.dispatch.base import Delivery, ReadRequest
 from magnetar.topics.subscription import Subscription
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
-    from magnetar.broker.topics.topic_host import TopicHost
     from magnetar.hosting.advertised import Successor
 
 log = structlog.get_logger(__name__)
@@ -46,8 +44,10 @@ WAKEUP_MIN_S, WAKEUP_MAX_S = 0.005, 60.0
 class SubscriptionHost:
     """Cursor and delivery of one subscription of a topic that is served here."""
 
-    def __init__(self, topic: TopicHost, core: Subscription) -> None:
-        self.topic, self.core = topic, core
+    def __init__(
+        self, topic: ServedTopic, core: Subscription, metadata: EntryMetadata | None
+    ) -> None:
+        self.topic, self.core, self._entry_metadata = topic, core, metadata
         self.recorded = False  # whether the log is known to have it
         self._read_failures = 0
         self._looked_ms = 0
@@ -63,11 +63,11 @@ class SubscriptionHost:
 
     # --- consumers --------------------------------------------------------------------------------
 
-    def sessions(self) -> list[ConsumerSession]:
+    def sessions(self) -> list[AttachedConsumer]:
         """Consumers connected now, in order of arrival."""
-        return [handle for handle in self.core.consumers if isinstance(handle, ConsumerSession)]
+        return cast("list[AttachedConsumer]", list(self.core.consumers))
 
-    def detach(self, session: ConsumerSession) -> None:
+    def detach(self, session: AttachedConsumer) -> None:
         """A consumer has left; what it held goes to the others. A reader's subscription goes
         with its last consumer."""
         self.core.remove_consumer(session)
@@ -98,7 +98,7 @@ class SubscriptionHost:
             if active is None or active.handle is session:
                 session.close_by_broker(None)
 
-    def part_from_consumers(self, successor: Successor | None) -> list[Connection]:
+    def part_from_consumers(self, successor: Successor | None) -> list[ClientConnection]:
         """Deliver nothing more, and tell the consumers to reconnect; what they acknowledge is
         still taken. Their connections."""
         self.parted = True
@@ -117,8 +117,7 @@ class SubscriptionHost:
         which nobody came back."""
         if self.core.durable or self.core.connected or self._abandoned is not None:
             return
-        if self.topic.subscriptions.get(self.core.name) is self:
-            self.topic.drop_subscription(self)
+        self.topic.drop_subscription(self)
 
     def _abandon(self) -> None:
         self._abandoned = None
@@ -138,7 +137,7 @@ class SubscriptionHost:
 
     def acknowledge(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         ranges: Sequence[tuple[int, int]],
         partial: Sequence[tuple[int, int]],
         confirmed: Callable[[], None] | None,
@@ -151,7 +150,7 @@ class SubscriptionHost:
 
     def acknowledge_cumulative(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         ordinal: int,
         mask: int | None,
         confirmed: Callable[[], None] | None,
@@ -226,8 +225,7 @@ class SubscriptionHost:
     def _tell_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
         for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
-            assert isinstance(session, ConsumerSession)
-            session.tell_active(active)
+            cast("AttachedConsumer", session).tell_active(active)
 
     def _arm_timer(self) -> None:
         """Look again when something becomes due by itself."""
@@ -262,7 +260,7 @@ class SubscriptionHost:
                 return
             entries, message_counts = found
             facts = None
-            if self.topic.metadata is not None and (metadata := self._metadata()) is not None:
+            if self._entry_metadata is not None and (metadata := self._metadata()) is not None:
                 facts = metadata.at_tail(request.first, len(entries))
             delivered = self._hand_out(request.first, entries, message_counts, facts)
             self._read_succeeded()
@@ -371,7 +369,7 @@ class SubscriptionHost:
 
     def _metadata(self) -> EntryMetadata | None:
         """Index and broker time of entries, if any consumer takes them."""
-        metadata = self.topic.metadata
+        metadata = self._entry_metadata
         if metadata is None or not metadata.for_clients:
             return None
         return (
@@ -402,13 +400,13 @@ class SubscriptionHost:
             first, message_counts, traits_of(entries, self.core.traits_wanted)
         )
         plain, described = entries, entries
-        if facts is not None and self.topic.metadata is not None:
-            heads = self.topic.metadata.of(facts, message_counts)
+        if facts is not None and self._entry_metadata is not None:
+            heads = self._entry_metadata.of(facts, message_counts)
             described = [memoryview(b"".join(parts)) for parts in zip(heads, plain, strict=True)]
         for index, delivery in enumerate(deliveries):
             if facts is not None:
-                assert isinstance(delivery.consumer, ConsumerSession)
-                entries = described if delivery.consumer.connection.takes_entry_metadata else plain
+                connection = cast("AttachedConsumer", delivery.consumer).connection
+                entries = described if connection.takes_entry_metadata else plain
             try:
                 if delivery.scattered is None:
                     self._send(
@@ -434,12 +432,10 @@ class SubscriptionHost:
         it by: with them all of that is undone."""
         self._expect_return()
         for delivery in unsent:
-            assert isinstance(delivery.consumer, ConsumerSession)
-            delivery.consumer.close_by_broker(None)
+            cast("AttachedConsumer", delivery.consumer).close_by_broker(None)
 
     def _send(self, delivery: Delivery, entries: Sequence[memoryview]) -> None:
-        session = delivery.consumer
-        assert isinstance(session, ConsumerSession)
+        session = cast("AttachedConsumer", delivery.consumer)
         self._queue(session, delivery, entries)
         metrics, counters = self.topic.context.metrics, self.topic.core.counters
         size = sum(map(len, entries))
@@ -453,7 +449,7 @@ class SubscriptionHost:
         counters.bytes_out += size
 
     def _queue(
-        self, session: ConsumerSession, delivery: Delivery, entries: Sequence[memoryview]
+        self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
     ) -> None:
         done, ordinals = 0, delivery.ordinals
         start = delivery.first

@@ -14,15 +14,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.broker.connections.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.ports import (
+    AttachedProducer,
+    SendRun,
+    ServedBundle,
+    ServedSubscription,
+)
 from magnetar.broker.reading.catalog import CompactedRead
 from magnetar.broker.reading.entry_checks import PieceOfRun, checked_entries
 from magnetar.broker.reading.entry_index import ELSEWHERE, EntryIndex, Run
 from magnetar.broker.reading.log_span import LogSpan, bytes_ahead
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
-from magnetar.broker.topics.publishing import PublishBlock, Publishing, Recorded, highest_of
+from magnetar.broker.topics.publishing import PublishBlock, Publishing, Recorded
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.transactions.topic_transactions import TopicTransactions, limits_of
 from magnetar.errors import CorruptData, NotAllowed, ServiceNotReady
@@ -39,7 +44,6 @@ from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 
 if TYPE_CHECKING:
-    from magnetar.broker.bundles.bundle import OwnedBundle
     from magnetar.hosting.advertised import Successor
 
 
@@ -49,13 +53,11 @@ class _PublishedRun:
     __slots__ = (
         "append_ms",
         "entries_offset",
-        "highest",
         "lengths",
-        "message_counts",
         "payload",
         "position",
         "recorded",
-        "sequences",
+        "run",
         "session",
         "topic",
     )
@@ -63,30 +65,17 @@ class _PublishedRun:
     def __init__(
         self,
         topic: TopicHost,
-        session: ProducerSession,
+        session: AttachedProducer,
+        run: SendRun,
         position: Position,
         payload: bytes,
         lengths: Sequence[int],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
         entries_offset: int,
         recorded: Recorded | None,
         append_ms: int,
     ) -> None:
-        self.topic, self.session, self.position, self.payload, self.lengths = (
-            topic,
-            session,
-            position,
-            payload,
-            lengths,
-        )
-        self.message_counts, self.sequences, self.highest, self.entries_offset = (
-            message_counts,
-            sequences,
-            highest,
-            entries_offset,
-        )
+        self.topic, self.session, self.run, self.position = topic, session, run, position
+        self.payload, self.lengths, self.entries_offset = payload, lengths, entries_offset
         self.recorded, self.append_ms = recorded, append_ms
 
     def __call__(self, place: RecordPlace) -> None:
@@ -98,7 +87,7 @@ class TopicHost:
 
     def __init__(
         self,
-        bundle: OwnedBundle,
+        bundle: ServedBundle,
         name: TopicName,
         core: Topic,
         index: EntryIndex,
@@ -121,7 +110,7 @@ class TopicHost:
         self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made when somebody first asks for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
-            subscription: SubscriptionHost(self, found)
+            subscription: SubscriptionHost(self, found, self.metadata)
             for subscription, found in core.subscriptions.items()
         }
         for recovered in self.subscriptions.values():
@@ -204,7 +193,7 @@ class TopicHost:
         """Whether that is durable: nobody hears before of an end that may yet not be."""
         return self.terminated and self._ending is None
 
-    def begin_term(self, bundle: OwnedBundle) -> None:
+    def begin_term(self, bundle: ServedBundle) -> None:
         """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
         self.bundle, self._epoch = bundle, bundle.epoch
         self.core.go_on_in(bundle.ledger_ids)
@@ -223,6 +212,11 @@ class TopicHost:
             self.transactions = TopicTransactions(self.core)
             self.transactions.limit(limits_of(self.context.settings))
         return self.transactions
+
+    def last_sequence_in_transactions(self, name: str) -> int | None:
+        """The highest sequence id that a producer of this name has used in a transaction; None
+        if the topic knows no transactions."""
+        return self.transactions.buffer.last_sequence(name) if self.transactions else None
 
     def to_state(self) -> TopicState:
         """For a checkpoint: everything that recovery needs as of now."""
@@ -288,48 +282,42 @@ class TopicHost:
         """Why no producers are taken: a backlog quota."""
         return self.publishing.block
 
-    def publish(
-        self,
-        session: ProducerSession,
-        entries: list[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-    ) -> None:
+    def publish(self, session: AttachedProducer, run: SendRun) -> None:
         """Take a run of entries of one producer; receipts follow when it is durable.
 
-        `entries` are the bytes after each SEND command; they are copied once, back to back: for the
-        log, and for readers at the tail. While frozen they are dropped: the client sends them again
-        to the new owner, which CLOSE_PRODUCER will name. While the bundle is divided they wait
-        instead.
+        The entries are copied once, back to back: for the log, and for readers at the tail.
+        """
+        if not self.admits(session, run):
+            return
+        if self.core.ledger < 0 and not self.publishing.take_ledger(session, run):
+            return
+        if self.publishing.guarded or session.sends_chunks:
+            for part, recorded in self.publishing.admitted(session, run):
+                self._append(session, part, recorded)
+        else:
+            self._append(session, run, None)
+
+    def admits(self, session: AttachedProducer, run: SendRun) -> bool:
+        """Whether the topic takes SENDs now.
+
+        While frozen they are dropped: the client sends them again to the new owner, which
+        CLOSE_PRODUCER will name. While the bundle is split they are buffered. Without space they
+        are refused.
         """
         if self.core.frozen:
             if self.bundle.parked is not None:
-                self.bundle.parked.send(self, session, entries, message_counts, sequences, highest)
-            return
+                self.bundle.parked.send(session, run)
+            return False
         if self.context.log.space.short is not None:
-            session.refuse_sends(sequences, highest, self.context.log.space.short)
-            return
-        if self.core.ledger < 0 and not self.publishing.take_ledger(session, sequences, highest):
-            return
-        if self.publishing.guarded or session.sends_chunks:
-            self.publishing.publish(session, entries, message_counts, sequences, highest)
-        else:
-            self.append(session, entries, message_counts, sequences, highest, None)
+            session.refuse_sends(run, self.context.log.space.short)
+            return False
+        return True
 
-    def append(
-        self,
-        session: ProducerSession,
-        entries: list[memoryview],
-        message_counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
-        recorded: Recorded | None,
-    ) -> Position:
-        """Give a run that nothing speaks against to the log; its first position. `recorded` is
-        what is to be known of it once it is durable."""
-        position, now_ms = self.core.publish(len(entries)), self.context.clock.wall_ms()
-        payload, lengths = b"".join(entries), list(map(len, entries))
+    def _append(self, session: AttachedProducer, run: SendRun, recorded: Recorded | None) -> None:
+        """Give a run that nothing speaks against to the log. `recorded` is what is to be known
+        of it once it is durable."""
+        position, now_ms = self.core.publish(len(run.entries)), self.context.clock.wall_ms()
+        payload, lengths = b"".join(run.entries), list(map(len, run.entries))
         encoded = encode_entries(
             epoch=self._epoch,
             ledger=position.ledger,
@@ -337,51 +325,61 @@ class TopicHost:
             append_ms=now_ms,
             topic=self._encoded_name,
             producer=session.encoded_name,
-            message_counts=message_counts,
-            sequences=recorded.sequences
-            if recorded is not None
-            else highest_of(sequences, highest),
+            message_counts=run.counts,
+            sequences=recorded.sequences if recorded is not None else run.tops,
             entries=[payload],
             lengths=lengths,
         )
-        session.pending += len(entries)
-        run = _PublishedRun(
+        session.pending += len(lengths)
+        published = _PublishedRun(
             self,
             session,
+            run,
             position,
             payload,
             lengths,
-            message_counts,
-            sequences,
-            highest,
             encoded.entries_offset,
             recorded,
             now_ms,
         )
-        self.bundle.append(encoded, run)
-        return position
+        self.bundle.append(encoded, published)
+        if recorded is not None:
+            recorded.placed(position)
 
-    def durable(self, run: _PublishedRun, place: RecordPlace) -> None:
+    def durable(self, published: _PublishedRun, place: RecordPlace) -> None:
         """The log has a run on stable storage: confirm, answer, deliver."""
-        count = len(run.lengths)
-        ordinal = self.core.confirm(run.position, count)
+        run = published.run
+        ordinal = self.core.confirm(published.position, len(published.lengths))
         stored = Run(
             ordinal,
             self.context.incarnation,
             place.file,
-            place.offset + run.entries_offset,
-            run.lengths,
-            run.message_counts,
-            run.append_ms,
+            place.offset + published.entries_offset,
+            published.lengths,
+            run.counts,
+            published.append_ms,
             self.core.messages,
         )
         self.index.add(stored)
-        self.bundle.tail_cache.keep(stored, run.payload)
-        if run.recorded is not None:
-            run.recorded.persist(run.session.name)
-        run.session.durable(run.position.ledger, run.position.entry, run.sequences, run.highest)
-        self.count_in(sum(run.message_counts), stored.bytes)
+        self.bundle.tail_cache.keep(stored, published.payload)
+        if published.recorded is not None:
+            published.recorded.persist(published.session.name)
+        published.session.durable(*published.position, run)
+        self.count_in(sum(run.counts), stored.bytes)
         self.wake()
+
+    def after_appends(self, then: Callable[[], None]) -> None:
+        """Call `then` once everything appended so far is durable, in the order of the log."""
+        self.context.log.append((), 0, 0, lambda _place: then())
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another broker has fenced us: nothing becomes durable any more."""
+        return self.context.log.fenced
+
+    def count_refused(self, sends: int) -> None:
+        """So many SENDs were refused."""
+        self.context.metrics.publish_errors += sends
 
     def count_in(self, messages: int, size: int) -> None:
         """So much more can be delivered."""
@@ -548,11 +546,13 @@ class TopicHost:
         )
         host = self.subscriptions.get(name)
         if host is None:
-            host = self.subscriptions[name] = SubscriptionHost(self, core)
+            host = self.subscriptions[name] = SubscriptionHost(self, core, self.metadata)
         return host
 
-    def drop_subscription(self, subscription: SubscriptionHost) -> None:
+    def drop_subscription(self, subscription: ServedSubscription) -> None:
         """Forget a subscription that has no consumers any more (unsubscribed, or a reader's)."""
+        if self.subscriptions.get(subscription.core.name) is not subscription:
+            return
         subscription.stop()
         self.unused_since_ms = None
         self.core.remove_subscription(subscription.core.name)

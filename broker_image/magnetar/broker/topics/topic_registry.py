@@ -35,7 +35,7 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.topics.topic_list import is_system_topic
 
 if TYPE_CHECKING:
-    from magnetar.broker.bundles.bundle import OwnedBundle
+    from magnetar.broker.ports import ServedBundle
 
 log = structlog.get_logger(__name__)
 Listener = Callable[[NamespaceName, list[str]], None]
@@ -68,7 +68,7 @@ class TopicRegistry:
         self._context, self._views = context, views
         self._present: dict[str, dict[str, int]] = {}
         self._listeners: list[Listener] = []
-        self._wanted: dict[TopicName, tuple[OwnedBundle, Wish]] = {}
+        self._wanted: dict[TopicName, tuple[ServedBundle, Wish]] = {}
         self._writing: dict[TopicName, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
         """Those of `_writing`, and those that delete a topic again."""
@@ -203,7 +203,7 @@ class TopicRegistry:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def add(self, owned: OwnedBundle, name: TopicName) -> None:
+    async def add(self, owned: ServedBundle, name: TopicName) -> None:
         """A topic of a bundle served here has come to be; when this returns every broker lists it,
         unless the store is away.
 
@@ -216,21 +216,21 @@ class TopicRegistry:
                 "create it first"
             )
 
-    async def remove(self, owned: OwnedBundle, name: TopicName) -> None:
+    async def remove(self, owned: ServedBundle, name: TopicName) -> None:
         """A topic of a bundle served here is gone."""
         await self._want(owned, name, Wish.GONE)
 
-    def forget(self, owned: OwnedBundle, name: TopicName) -> None:
+    def forget(self, owned: ServedBundle, name: TopicName) -> None:
         """As `remove`, for those who do not wait for it."""
         self._start(owned, name, Wish.GONE)
 
-    def adopt(self, owned: OwnedBundle) -> None:
+    def adopt(self, owned: ServedBundle) -> None:
         """A bundle is ours with the topics that its log holds: bring the entries in line, in the
         background."""
         for name in self._differences(owned):
             self._start(owned, name, Wish.THERE if str(name) in owned.topics else Wish.GONE)
 
-    def _differences(self, owned: OwnedBundle) -> Iterator[TopicName]:
+    def _differences(self, owned: ServedBundle) -> Iterator[TopicName]:
         for text in owned.topics:
             name = TopicName.parse(text)
             if not self._present.get(str(name.namespace_name), {}).get(text, 0) & ITSELF:
@@ -241,7 +241,7 @@ class TopicRegistry:
                 if owned.name.contains_hash(name.hash):
                     yield name
 
-    async def _want(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool | None:
+    async def _want(self, owned: ServedBundle, name: TopicName, wish: Wish) -> bool | None:
         """As `_write`; None if that goes on without us."""
         task = self._start(owned, name, wish)
         done, _ = await asyncio.wait((task,), timeout=REGISTRATION_WAIT_S)
@@ -249,7 +249,7 @@ class TopicRegistry:
             log.warning("topics.entry_delayed", topic=str(name), wish=wish.value)
         return task.result() if done and not task.cancelled() and task.exception() is None else None
 
-    def _start(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> asyncio.Task[bool]:
+    def _start(self, owned: ServedBundle, name: TopicName, wish: Wish) -> asyncio.Task[bool]:
         self._wanted[name] = (owned, wish)
         task = self._writing.get(name)
         if task is None:
@@ -299,7 +299,7 @@ class TopicRegistry:
             await self._delete_again(owned, name)
         return not namespace_gone
 
-    async def _delete_again(self, owned: OwnedBundle, name: TopicName) -> None:
+    async def _delete_again(self, owned: ServedBundle, name: TopicName) -> None:
         """A topic was born into a namespace that had none and was deleted: nothing of it may
         come back with a new namespace of that name."""
         log.warning("topics.namespace_gone", topic=str(name), bundle=str(owned.name))
@@ -314,7 +314,7 @@ class TopicRegistry:
         except Exception as error:
             self._context.metrics.surprises.note("topic entries", error, topic=str(name))
 
-    async def _attempt(self, owned: OwnedBundle, name: TopicName, wish: Wish) -> bool:
+    async def _attempt(self, owned: ServedBundle, name: TopicName, wish: Wish) -> bool:
         """One try; whether there is nothing more to do. Raises StoreError, NamespaceNotFound."""
         viewed = self._views.bundles.get(str(owned.name))
         if (

@@ -24,15 +24,18 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.sessions import ConsumerSession
-    from magnetar.broker.topics.topic_host import TopicHost
+    from magnetar.broker.ports import AttachedConsumer, ServedTopic
+    from magnetar.broker.topics.subscription_host import SubscriptionHost
 
 SIZES_READ_MAX = 1_000
 """Batches of one ACK whose sizes may have to be read from storage."""
 
 
 def acknowledge_in_transaction(
-    session: ConsumerSession, ack: api.CommandAck, confirmed: Callable[[], None] | None
+    host: SubscriptionHost,
+    session: AttachedConsumer,
+    ack: api.CommandAck,
+    confirmed: Callable[[], None] | None,
 ) -> None:
     """An ACK whose transaction is to hold what it names; `confirmed` is called when that is
     durable.
@@ -40,7 +43,7 @@ def acknowledge_in_transaction(
     The sizes of its batches must be known (`without_size`). Raises TransactionConflict,
     InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError.
     """
-    host, txn = session.subscription, txn_of(ack)
+    txn = txn_of(ack)
     if not host.topic.name.persistent:
         raise NotAllowed(
             f"topic {host.topic.name} is not persistent and knows no transactions; use a "
@@ -65,7 +68,7 @@ def acknowledge_in_transaction(
     transactions.acknowledge_cumulative(session, txn, ordinal, mask, size, confirmed)
 
 
-def _each(topic: TopicHost, txn: TxnId, ack: api.CommandAck) -> Named:
+def _each(topic: ServedTopic, txn: TxnId, ack: api.CommandAck) -> Named:
     entries: list[int] = []
     partial: list[tuple[int, int, int]] = []
     for identifier in ack.message_id:
@@ -80,7 +83,7 @@ def _each(topic: TopicHost, txn: TxnId, ack: api.CommandAck) -> Named:
     return Named(joined(entries), partial)
 
 
-def _up_to(topic: TopicHost, txn: TxnId, identifier: api.MessageIdData) -> int:
+def _up_to(topic: ServedTopic, txn: TxnId, identifier: api.MessageIdData) -> int:
     """Ordinal of the last entry that a cumulative ACK names; it may be one that is gone."""
     position, ledgers = last_up_to(topic, commands.position_of(identifier)), topic.core.ledgers
     if position is None or position > ledgers.last_position:
@@ -96,7 +99,7 @@ def _nothing_there(txn: TxnId, identifier: api.MessageIdData) -> TransactionConf
 # --- how large batches are ------------------------------------------------------------------------
 
 
-def without_size(topic: TopicHost, ack: api.CommandAck) -> list[api.MessageIdData]:
+def without_size(topic: ServedTopic, ack: api.CommandAck) -> list[api.MessageIdData]:
     """Message ids of batches whose sizes only storage knows. Raises NotAllowed for too many."""
     missing = []
     for identifier in ack.message_id:
@@ -112,7 +115,7 @@ def without_size(topic: TopicHost, ack: api.CommandAck) -> list[api.MessageIdDat
     return missing
 
 
-async def read_sizes(topic: TopicHost, identifiers: list[api.MessageIdData]) -> None:
+async def read_sizes(topic: ServedTopic, identifiers: list[api.MessageIdData]) -> None:
     """Fill in the `batch_size` of these message ids. Raises StorageError."""
     for identifier in identifiers:
         ordinal = entry_named(topic, commands.position_of(identifier))
@@ -127,7 +130,7 @@ async def read_sizes(topic: TopicHost, identifiers: list[api.MessageIdData]) -> 
             identifier.batch_size = counts[0]
 
 
-def _size(topic: TopicHost, ordinal: int, mask: int, identifier: api.MessageIdData) -> int:
+def _size(topic: ServedTopic, ordinal: int, mask: int, identifier: api.MessageIdData) -> int:
     """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may
     hold."""
     counted = topic.index.messages_of(ordinal) or 0

@@ -14,10 +14,10 @@ from magnetar.topics.ledger_ids import is_sidecar
 from magnetar.topics.ledgers import Position
 
 if TYPE_CHECKING:
-    from magnetar.broker.topics.topic_host import TopicHost
+    from magnetar.broker.ports import ServedTopic
 
 
-def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
+def entry_named(topic: ServedTopic, position: tuple[int, int]) -> int | None:
     """Ordinal of the entry that an id names; None if there is none (any more)."""
     if topic.transactions is not None and is_sidecar(position):
         became = topic.transactions.buffer.committed_to(position)
@@ -27,7 +27,7 @@ def entry_named(topic: TopicHost, position: tuple[int, int]) -> int | None:
     return topic.core.ledgers.find(position)
 
 
-def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
+def last_up_to(topic: ServedTopic, position: tuple[int, int]) -> Position | None:
     """The last position of the partition that is not behind an id; None if its transaction is so
     old that all before it is gone."""
     if topic.transactions is not None and is_sidecar(position):
@@ -36,7 +36,7 @@ def last_up_to(topic: TopicHost, position: tuple[int, int]) -> Position | None:
     return Position(*position)
 
 
-def first_from(topic: TopicHost, position: tuple[int, int]) -> Position:
+def first_from(topic: ServedTopic, position: tuple[int, int]) -> Position:
     """Where whoever is to begin with an id begins: of an open or aborted transaction behind the
     last entry before it.
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from magnetar.broker.ports import AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import Run
-from magnetar.broker.topics.publishing import highest_of, is_whole
+from magnetar.broker.topics.publishing import is_whole
 from magnetar.broker.topics.traits import sent_chunk
 from magnetar.coordinator.identity import check_coordinator
 from magnetar.errors import LedgerIdsExhausted, NotAllowed, TopicTerminated
@@ -28,7 +29,6 @@ from magnetar.transactions.topic.limits import Judgement, Verdict
 from magnetar.wire import commands
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.sessions import ProducerSession
     from magnetar.broker.topics.topic_host import TopicHost
 
 
@@ -39,13 +39,11 @@ class _SentRun:
     __slots__ = (
         "change",
         "chunk",
-        "counts",
         "entries_offset",
-        "highest",
         "lengths",
         "payload",
         "place",
-        "sequences",
+        "run",
         "session",
         "topic",
     )
@@ -53,21 +51,14 @@ class _SentRun:
     def __init__(
         self,
         topic: TopicHost,
-        session: ProducerSession,
+        session: AttachedProducer,
+        run: SendRun,
         change: Append,
         payload: bytes,
         lengths: Sequence[int],
     ) -> None:
-        self.topic, self.session, self.change, self.payload, self.lengths = (
-            topic,
-            session,
-            change,
-            payload,
-            lengths,
-        )
-        self.counts: Sequence[int] = ()
-        self.sequences: Sequence[int] = ()
-        self.highest: Sequence[int] | None = None
+        self.topic, self.session, self.run, self.change = topic, session, run, change
+        self.payload, self.lengths = payload, lengths
         self.entries_offset = 0
         self.chunk: SentChunk | None = None
         self.place: RecordPlace | None = None
@@ -86,7 +77,7 @@ class _SentRun:
             self.place.file,
             offset,
             self.lengths,
-            self.counts,
+            self.run.counts,
             self.change.append_ms,
         )
         used.sidecar.add(self.change.first, run)
@@ -94,7 +85,7 @@ class _SentRun:
         used.buffer.confirm(self.change)
         if self.chunk is not None:
             self.topic.core.chunks.persist(self.chunk)
-        self.session.durable(*self.change.first, self.sequences, self.highest)
+        self.session.durable(*self.change.first, self.run)
 
 
 class TransactionalSends:
@@ -102,35 +93,22 @@ class TransactionalSends:
     divided, answered."""
 
     def __init__(
-        self,
-        topic: TopicHost,
-        session: ProducerSession,
-        txn: TxnId,
-        entries: list[memoryview],
-        counts: Sequence[int],
-        sequences: Sequence[int],
-        highest: Sequence[int] | None,
+        self, topic: TopicHost, session: AttachedProducer, run: SendRun, txn: TxnId
     ) -> None:
-        self._topic, self._session, self._txn = topic, session, txn
-        self._entries, self._counts, self._sequences, self._highest = (
-            entries,
-            counts,
-            sequences,
-            highest,
-        )
-        self._tops = highest_of(sequences, highest)
+        self._topic, self._session, self._run, self._txn = topic, session, run, txn
+        self._tops = run.tops
 
     def publish(self) -> None:
         """Take them; every one is answered, now or when it is durable, up to one whose refusal
         closes the producer."""
         begin, last = 0, NO_SEQUENCE
-        for index, entry in enumerate(self._entries):
+        for index, entry in enumerate(self._run.entries):
             if self._session.leaving:
                 return  # one before it was refused: the client gives it up, too, or sends it again
             whole = is_whole(entry)
             chunk = sent_chunk(entry, self._session.name) if self._session.sends_chunks else None
             stored = self._topic.core.chunks.find(chunk) if chunk is not None else None
-            if whole and last != NO_SEQUENCE and self._sequences[index] <= last:
+            if whole and last != NO_SEQUENCE and self._run.sequences[index] <= last:
                 self._append(begin, index)  # it may repeat one of those before it
                 begin, last = index, NO_SEQUENCE
             try:
@@ -151,18 +129,17 @@ class TransactionalSends:
             self._append(begin, index)
             begin, last = index + 1, NO_SEQUENCE
             if judged.verdict is Verdict.DUPLICATE:
-                top = self._highest[index] if self._highest is not None else 0
                 receipt = commands.send_receipt(
                     self._session.producer_id,
-                    self._sequences[index],
+                    self._run.sequences[index],
                     commands.Position(*judged.position),
-                    top,
+                    self._run.batch_top(index),
                 )
                 # it may be on its way, from a connection before this one
                 self._session.answer_behind(receipt)
             else:
                 self._publish_late(index)
-        self._append(begin, len(self._entries))
+        self._append(begin, len(self._run))
 
     def _check(self, entry: memoryview) -> None:
         """Raises NotAllowed for what the topic takes from nobody."""
@@ -182,7 +159,7 @@ class TransactionalSends:
         TopicTerminated, which ends the producer."""
         buffer = self._topic.used_with_transactions().buffer
         judged = buffer.judge(
-            self._txn, self._session.name, self._sequences[index] if whole else None
+            self._txn, self._session.name, self._run.sequences[index] if whole else None
         )
         if stored is not None:
             return Judgement(Verdict.DUPLICATE, stored)
@@ -203,12 +180,9 @@ class TransactionalSends:
     def _publish_late(self, index: int) -> None:
         """Its transaction has committed without it: an ordinary message, if
         `txn_late_sends_as_ordinary` says so."""
-        self._topic.context.metrics.late_transactional_messages.inc(self._counts[index])
-        part = slice(index, index + 1)
-        highest = self._highest[part] if self._highest is not None else None
-        self._topic.publish(
-            self._session, self._entries[part], self._counts[part], self._sequences[part], highest
-        )
+        late = self._run.part(index, index + 1)
+        self._topic.context.metrics.late_transactional_messages.inc(late.counts[0])
+        self._topic.publish(self._session, late)
 
     def _append(self, begin: int, end: int, chunk: SentChunk | None = None) -> None:
         """Those of them go to the log, as one run; `chunk` is what the one is known by, if it is
@@ -217,9 +191,9 @@ class TransactionalSends:
             return
         topic, session = self._topic, self._session
         buffer, now_ms = topic.used_with_transactions().buffer, topic.context.clock.wall_ms()
-        entries = self._entries[begin:end]
-        whole = [self._tops[begin + at] for at, entry in enumerate(entries) if is_whole(entry)]
-        lengths = list(map(len, entries))
+        part, tops = self._run.part(begin, end), self._tops[begin:end]
+        whole = [top for top, entry in zip(tops, part.entries, strict=True) if is_whole(entry)]
+        lengths = list(map(len, part.entries))
         try:
             change = buffer.append(
                 self._txn,
@@ -227,20 +201,18 @@ class TransactionalSends:
                 count=end - begin,
                 highest=max(whole, default=NO_SEQUENCE),
                 size=sum(lengths),
-                messages=sum(self._counts[begin:end]),
+                messages=sum(part.counts),
                 send_point=topic.core.last_published,
                 now_ms=now_ms,
             )
         except (NotAllowed, LedgerIdsExhausted) as error:
-            for index in range(begin, end):
-                self._session.refuse_send(self._tops[index], error.wire_code, str(error))
+            for top in tops:
+                self._session.refuse_send(top, error.wire_code, str(error))
             return
-        run = _SentRun(topic, session, change, b"".join(entries), lengths)
+        run = _SentRun(topic, session, part, change, b"".join(part.entries), lengths)
         if chunk is not None:
             run.chunk = chunk
             topic.core.chunks.push(chunk, Position(*change.first))
-        run.counts, run.sequences = self._counts[begin:end], self._sequences[begin:end]
-        run.highest = self._highest[begin:end] if self._highest is not None else None
         encoded = encode_entries(
             epoch=topic.bundle.epoch,
             ledger=change.first[0],
@@ -248,8 +220,8 @@ class TransactionalSends:
             append_ms=now_ms,
             topic=sidecar_of(str(topic.name)).encode(),
             producer=session.encoded_name,
-            message_counts=run.counts,
-            sequences=self._tops[begin:end],
+            message_counts=part.counts,
+            sequences=tops,
             entries=[run.payload],
             lengths=lengths,
         )
@@ -260,21 +232,9 @@ class TransactionalSends:
         topic.bundle.append(record, run.durable)
 
 
-def publish_in(
-    txn: TxnId,
-    session: ProducerSession,
-    entries: list[memoryview],
-    counts: Sequence[int],
-    sequences: Sequence[int],
-    highest: Sequence[int] | None,
+def publish_in_transaction(
+    topic: TopicHost, session: AttachedProducer, run: SendRun, txn: TxnId
 ) -> None:
     """As `TopicHost.publish`, of messages that belong to a transaction."""
-    topic = session.topic
-    if topic.frozen:
-        if topic.bundle.parked is not None and topic.name.persistent:
-            topic.bundle.parked.send(topic, session, entries, counts, sequences, highest, txn)
-        return
-    if topic.context.log.space.short is not None:
-        session.refuse_sends(sequences, highest, topic.context.log.space.short)
-        return
-    TransactionalSends(topic, session, txn, entries, counts, sequences, highest).publish()
+    if topic.admits(session, run):
+        TransactionalSends(topic, session, run, txn).publish()

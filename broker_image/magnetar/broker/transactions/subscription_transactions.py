@@ -24,7 +24,7 @@ from magnetar.transactions.records import Action
 from magnetar.transactions.topic.pending_acks import PendingAcks
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.sessions import ConsumerSession
+    from magnetar.broker.ports import AttachedConsumer
     from magnetar.broker.topics.subscription_host import SubscriptionHost
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class SubscriptionTransactions:
 
     def acknowledge(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         txn: TxnId,
         named: Named,
         confirmed: Callable[[], None] | None,
@@ -73,7 +73,7 @@ class SubscriptionTransactions:
 
     def acknowledge_cumulative(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         txn: TxnId,
         ordinal: int,
         mask: int,
@@ -92,7 +92,7 @@ class SubscriptionTransactions:
 
     def _held(
         self,
-        session: ConsumerSession,
+        session: AttachedConsumer,
         change: PendingAck | None,
         unblocked: bool,
         confirmed: Callable[[], None] | None,

@@ -33,8 +33,8 @@ from magnetar.security.authorization import Grants, Place, Principal, Right, Rul
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
     from magnetar.broker.connections.connection_table import ConnectionTable
+    from magnetar.broker.ports import ClientConnection
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
@@ -131,7 +131,7 @@ class Guard:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    async def check(self, connection: Connection, kind: int, body: Any) -> None:
+    async def check(self, connection: ClientConnection, kind: int, body: Any) -> None:
         """Raises NotAuthorized if the connection's peer may not have this command answered."""
         if kind in OF_THE_CONNECTION:
             return
@@ -164,7 +164,7 @@ class Guard:
                 principal, Right.CONSUME, namespace, place, NEEDS[Type.SUBSCRIBE].refusal
             )
 
-    def _speaker(self, connection: Connection, body: Any) -> Principal:
+    def _speaker(self, connection: ClientConnection, body: Any) -> Principal:
         """Who asks: a proxy says with each look-up for whom. Raises NotAuthorized."""
         principal = connection.principal
         assert principal is not None, "only connections that were let in get here"
@@ -297,7 +297,7 @@ class Guard:
 
     def look_at(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         concerned: Callable[[NamespaceName], bool] = lambda _namespace: True,
     ) -> None:
         """Close what may not go on: producers, consumers and watchers. Their clients come back
@@ -306,21 +306,21 @@ class Guard:
         if principal is None:
             return
         for producer in list(connection.producers.values()):
-            topic = producer.topic.name
+            topic = producer.topic_name
             if concerned(topic.namespace_name) and not self._may_go_on(
                 principal, Right.PRODUCE, topic
             ):
                 log.info("producer.lost_its_right", topic=str(topic), peer=connection.peer)
                 producer.close_by_broker(None)
         for consumer in list(connection.consumers.values()):
-            topic, name = consumer.subscription.topic.name, consumer.subscription.core.name
+            topic, name = consumer.topic_name, consumer.subscription_name
             if concerned(topic.namespace_name) and not self._may_go_on(
                 principal, Right.CONSUME, topic, name
             ):
                 log.info("consumer.lost_its_right", topic=str(topic), peer=connection.peer)
                 consumer.close_by_broker(None)
         for watcher_id, watcher in list(connection.watchers.items()):
-            namespace = watcher.watched.namespace
+            namespace = watcher.namespace
             if concerned(namespace) and not self._allowed(
                 principal, Right.USE, str(namespace), Place()
             ):

@@ -7,7 +7,8 @@ import asyncio
 from pathlib import Path
 
 from magnetar.broker.bundles.parked import REQUEST_BYTES_MAX, REQUESTS_MAX, ParkedWork
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
+from magnetar.broker.ports import SendRun
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 from tests.support.acknowledging import host_of
@@ -53,9 +54,8 @@ def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goe
             for sequence, (body, txn) in enumerate(
                 ((b"one", None), (b"late", TXN), (b"ordinary", None)), 1
             ):
-                parked.send(
-                    host, session, [memoryview(entry(body, sequence))], [1], [sequence], None, txn
-                )
+                run = SendRun([memoryview(entry(body, sequence))], [1], [sequence], None, txn)
+                parked.send(session, run)
             parked.resume(lambda _listener: None)
             assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
             assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1

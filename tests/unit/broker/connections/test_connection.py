@@ -14,9 +14,9 @@ import pytest
 import structlog
 
 from magnetar.broker.commands.service import BrokerService
+from magnetar.broker.commands.sessions import ConsumerSession
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
-from magnetar.broker.connections.sessions import ConsumerSession
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.brokers import SETTINGS, Type, command_frame, entry
@@ -373,9 +373,8 @@ def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
     class Detached:
         def __init__(self, *, fails: bool = False) -> None:
             self.closed, self.fails, self.left = False, fails, False
-            self.subscription = self
 
-        def detach(self, _session: Detached) -> None:
+        def detach(self) -> None:
             self.left = True
             if self.fails:
                 raise TypeError("cannot be sorted")

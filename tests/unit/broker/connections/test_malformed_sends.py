@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.connections.sessions import ProducerSession
+from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.ports import SendRun
 from magnetar.broker.topics.expiry import expire
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.errors import WireCode
@@ -149,7 +150,7 @@ async def store(broker: Broker, peer: Peer, times: list[Any]) -> TopicHost:
     assert isinstance(session, ProducerSession)
     for time in times:
         if isinstance(time, bytes):
-            topic.append(session, [memoryview(time)], [1], [0], None, None)
+            topic._append(session, SendRun([memoryview(time)], [1], [0]), None)
             await peer.answer(Type.SEND_RECEIPT)
         else:
             await publish(peer, publish_time=time)

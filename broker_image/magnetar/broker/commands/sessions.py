@@ -1,7 +1,7 @@
 """Producers and consumers of one connection.
 
 Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a
-topic. Imports: wire builders. Invariants: a session belongs to one connection and one topic; a
+topic or a subscription. Imports: ports, wire builders, transactions. Invariants: a session belongs to one connection and one topic; a
 closed session sends nothing more; a producer's answers leave in the order of its SENDs, errors
 among them.
 """
@@ -9,9 +9,11 @@ among them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
+from magnetar.broker.ports import ClientConnection, SendRun, ServedTopic
+from magnetar.broker.transactions.sending import publish_in_transaction
 from magnetar.errors import WireCode
 from magnetar.hosting.rates import RateMeter
 from magnetar.wire import commands, runs
@@ -20,11 +22,11 @@ CONSUMER_COUNTERS = 5
 """What `statistics.consumer_rates` measures of one consumer."""
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
     from magnetar.broker.topics.subscription_host import SubscriptionHost
     from magnetar.broker.topics.topic_host import TopicHost
     from magnetar.errors import MagnetarError
     from magnetar.hosting.advertised import Successor
+    from magnetar.names import TopicName
     from magnetar.topics.producers import Grant
 
 ACTIVE_CONSUMER_CHANGE_SINCE = 12
@@ -64,7 +66,12 @@ class ProducerSession:
     )
 
     def __init__(
-        self, connection: Connection, producer_id: int, name: str, epoch: int, topic: TopicHost
+        self,
+        connection: ClientConnection,
+        producer_id: int,
+        name: str,
+        epoch: int,
+        topic: TopicHost,
     ) -> None:
         self.connection, self.producer_id, self.name, self.epoch, self.topic = (
             connection,
@@ -79,6 +86,22 @@ class ProducerSession:
         self.closed = self._leaving = self.sends_chunks = False
         self.waits: Callable[[], None] | None = None
         self._granted: asyncio.Future[Grant] | None = None
+
+    @property
+    def topic_name(self) -> TopicName:
+        """What it publishes to."""
+        return self.topic.name
+
+    def publish(self, run: SendRun) -> None:
+        """Give a run of SENDs to the topic; the entries are copied before this returns."""
+        if run.txn is None:
+            self.topic.publish(self, run)
+        else:
+            publish_in_transaction(self.topic, self, run, run.txn)
+
+    def detach(self) -> None:
+        """The connection has no such producer any more."""
+        self.topic.publishing.detach(self)
 
     # --- waiting for exclusive access -------------------------------------------------------------
 
@@ -101,15 +124,15 @@ class ProducerSession:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def durable(
-        self, ledger: int, first_entry: int, sequences: Sequence[int], highest: Sequence[int] | None
-    ) -> None:
+    def durable(self, ledger: int, first_entry: int, run: SendRun) -> None:
         """Entries first_entry.. are on stable storage under our claim: send their receipts, in
         order."""
-        self.pending -= len(sequences)
+        self.pending -= len(run.sequences)
         if not self.closed:
             self.connection.queue(
-                runs.send_receipts(self.producer_id, ledger, first_entry, sequences, highest)
+                runs.send_receipts(
+                    self.producer_id, ledger, first_entry, run.sequences, run.highest
+                )
             )
 
     def answer(self, frame: bytes) -> None:
@@ -123,25 +146,22 @@ class ProducerSession:
         """Answer a SEND behind whatever is on its way to storage, another session's SENDs among
         it."""
         self.pending += 1
-        self.topic.context.log.append((), 0, 0, lambda _place: self._answer_now(frame))
+        self.topic.after_appends(lambda: self._answer_now(frame))
 
     def _answer_now(self, frame: bytes) -> None:
         self.pending -= 1
         if not self.closed:
             self.connection.queue(frame)
 
-    def refuse_sends(
-        self, sequences: Sequence[int], highest: Sequence[int] | None, error: MagnetarError
-    ) -> None:
+    def refuse_sends(self, run: SendRun, error: MagnetarError) -> None:
         """Answer SENDs with an error at once, before the answers to those before them: these may
         have to wait for long.
 
         Every client takes an error that is not about the message itself for a reason to connect
         anew and send again.
         """
-        self.topic.context.metrics.publish_errors += len(sequences)
-        for number, sequence in enumerate(sequences):
-            last = max(sequence, highest[number]) if highest is not None else sequence
+        self.topic.count_refused(len(run))
+        for last in run.tops:
             self.connection.queue(
                 commands.send_error(self.producer_id, last, error.wire_code, str(error))
             )
@@ -152,11 +172,11 @@ class ProducerSession:
         Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all
         SENDs behind it, and is told `text` when it comes back.
         """
-        self.topic.context.metrics.publish_errors += 1
+        self.topic.count_refused(1)
         if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(
             DEAF_AFTER_REFUSED_SEND
         ):
-            self.connection.closed_producers.withhold(self.producer_id, text)
+            self.connection.withhold_producer(self.producer_id, text)
             self.close_by_broker(None)
         else:
             self.answer(commands.send_error(self.producer_id, sequence, code, text))
@@ -183,8 +203,8 @@ class ProducerSession:
             self.producer_id, *_addresses(self.connection, self.topic, successor)
         )
         self._leaving = True
-        if self.pending and not self.topic.context.log.fenced:
-            self.topic.context.log.append((), 0, 0, lambda _place: self._leave(frame))
+        if self.pending and not self.topic.fenced:
+            self.topic.after_appends(lambda: self._leave(frame))
         else:
             self._leave(frame)
 
@@ -218,7 +238,7 @@ class ConsumerSession:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClientConnection,
         consumer_id: int,
         name: str,
         subscription: SubscriptionHost,
@@ -243,6 +263,34 @@ class ConsumerSession:
             clock.wall_ms(),
             RateMeter(clock.monotonic(), CONSUMER_COUNTERS),
         )
+
+    @property
+    def topic_name(self) -> TopicName:
+        """What it consumes."""
+        return self.subscription.topic.name
+
+    @property
+    def subscription_name(self) -> str:
+        """By which of its subscriptions."""
+        return self.subscription.core.name
+
+    def flow(self, permits: int) -> None:
+        """FLOW: it takes so many messages more."""
+        self.subscription.core.flow(self, permits)
+        self.subscription.schedule()
+
+    def pause(self) -> None:
+        """Its peer does not read: send it nothing more."""
+        self.subscription.core.pause(self)
+
+    def resume(self) -> None:
+        """Its peer reads again."""
+        self.subscription.core.resume(self)
+        self.subscription.schedule()
+
+    def detach(self) -> None:
+        """The connection has no such consumer any more."""
+        self.subscription.detach(self)
 
     def part(self, successor: Successor | None) -> None:
         """Tell the client to reconnect, at the successor's address if known (PIP-307), before any
@@ -274,8 +322,18 @@ class ConsumerSession:
             self.connection.queue(commands.reached_end_of_topic(self.consumer_id))
 
 
+def producer_of(connection: ClientConnection, producer_id: int) -> ProducerSession | None:
+    """The producer of this id. Every producer of a broker's connections is a session."""
+    return cast("ProducerSession | None", connection.producers.get(producer_id))
+
+
+def consumer_of(connection: ClientConnection, consumer_id: int) -> ConsumerSession | None:
+    """The consumer of this id. Every consumer of a broker's connections is a session."""
+    return cast("ConsumerSession | None", connection.consumers.get(consumer_id))
+
+
 def _addresses(
-    connection: Connection, topic: TopicHost, successor: Successor | None
+    connection: ClientConnection, topic: ServedTopic, successor: Successor | None
 ) -> tuple[str | None, str | None]:
     """The successor's address for this client, plain or by TLS as it came here; neither if the
     client must look the topic up."""
