@@ -124,6 +124,51 @@ def test_module_has_a_header_and_stays_readable(path: Path) -> None:
     assert not BANNED_NAMES.search(path.stem), f"{path.stem} says nothing about what is inside"
 
 
+def _imports() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports, for types only and inside of functions too."""
+    modules = {}
+    for path in _sources():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts if parts[0] == "dev" else parts[1:]
+        modules[".".join(part for part in parts if part != "__init__")] = path
+    found: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in modules else node.module for name in full]
+            else:
+                continue
+            found[module] |= {name for name in names if name in modules} - {module}
+    return found
+
+
+def test_no_imports_go_in_circles() -> None:
+    """A reader follows type-only and deferred imports as well."""
+    left = _imports()
+    while True:
+        leaves = {module for module, imported in left.items() if not imported & left.keys()}
+        if not leaves:
+            break
+        left = {module: found for module, found in left.items() if module not in leaves}
+    importers = {module for imported in left.values() for module in imported}
+    assert {
+        module: sorted(left[module] & left.keys()) for module in left if module in importers
+    } == {}
+
+
+def test_dev_imports_no_tests() -> None:
+    """Tests and tools depend one way: what both need is in dev/testbed."""
+    offenders = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "dev").rglob("*.py")
+        if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.MULTILINE)
+    ]
+    assert offenders == []
+
+
 def test_time_and_chance_come_only_from_the_clock() -> None:
     """No module of the broker reads time or randomness but `clock.py` (and processes that
     measure themselves in `cli/`)."""

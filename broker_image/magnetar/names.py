@@ -311,3 +311,10 @@ def partition_of(topic: str) -> int:
     a partition."""
     match = _PARTITION.fullmatch(topic)
     return int(match["index"]) if match else -1
+
+
+COORDINATOR_TOPIC = TopicName("persistent", "pulsar", "system", "transaction_coordinator_assign")
+"""Its partitions stand for the transaction coordinators: clients look them up."""
+
+AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+"""Certificates in a directory, and in a Kubernetes secret of type kubernetes.io/tls."""

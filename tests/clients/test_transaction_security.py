@@ -13,8 +13,8 @@ import pytest
 from dev.secured_server import token
 from magnetar.client import Client
 from magnetar.client.failures import BrokerRefused
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.errors import NotAllowed
+from magnetar.names import COORDINATOR_TOPIC
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
@@ -108,7 +108,7 @@ async def _asked(client: Client, ask: Callable[[int], bytes]) -> int:
     does what it is asked."""
     pool = client._session.pool
     connection, number = (
-        await pool.get(await pool.locate(f"{ASSIGN}-partition-0")),
+        await pool.get(await pool.locate(f"{COORDINATOR_TOPIC}-partition-0")),
         pool.next_request_id(),
     )
     try:

@@ -16,7 +16,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from magnetar.broker.bundles.load import ProcessUsage
 from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
 from magnetar.hosting.advertised import ListenerOptions
@@ -24,6 +23,7 @@ from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.tls import TlsDoor
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore

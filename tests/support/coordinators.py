@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from magnetar.broker.bundles.load import ProcessUsage
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.coordinator.claim import CoordinatorClaim
@@ -26,6 +25,7 @@ from magnetar.errors import StorageError
 from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper

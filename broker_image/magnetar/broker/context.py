@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magnetar.broker.corruption import DamageTable
 from magnetar.broker.metrics import BrokerMetrics
-from magnetar.broker.reading.corruption import DamageTable
 from magnetar.clock import Clock
 from magnetar.errors import StorageError
 from magnetar.hosting.advertised import Listeners

@@ -25,10 +25,10 @@ from magnetar.broker.commands.service import BrokerService
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.corruption import DamageTable
 from magnetar.broker.metrics import BrokerMetrics
-from magnetar.broker.reading.corruption import DamageTable
 from magnetar.broker.topics.deletion_marks import DeletionMarks
-from magnetar.broker.topics.expiry import TopicLife
+from magnetar.broker.upkeep.expiry import TopicLife
 from magnetar.broker.upkeep.maintenance import Maintenance
 from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
 from magnetar.hosting.advertised import Listeners
@@ -128,7 +128,9 @@ class Broker:
         self.context = replace(
             self.context, number=incarnation_number(joined.restore, self._registered_at)
         )
-        self.views = ClusterViews.create(self.context)
+        self.views = ClusterViews.create(
+            self.context.store, self.context.clock, self.metrics.surprises
+        )
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
         if store_was_away:

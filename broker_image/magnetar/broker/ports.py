@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from magnetar.broker.connections.in_flight import InFlight
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from magnetar.broker.context import BrokerContext
     from magnetar.broker.reading.catalog import BundleCatalog, CompactedRead
     from magnetar.broker.reading.entry_index import EntryIndex, TailCache
-    from magnetar.broker.transactions.topic_transactions import TopicTransactions
+    from magnetar.broker.replay.topic_transactions import TopicTransactions
     from magnetar.errors import MagnetarError, WireCode
     from magnetar.hosting.advertised import Successor
     from magnetar.hosting.settings import BrokerSettings
@@ -117,8 +116,6 @@ class ClientConnection(Protocol):
     @property
     def tls(self) -> bool: ...
     @property
-    def in_flight(self) -> InFlight: ...
-    @property
     def heartbeat(self) -> Heartbeats: ...
     @property
     def takes_entry_metadata(self) -> bool: ...
@@ -145,6 +142,7 @@ class ClientConnection(Protocol):
         ack_sets: Sequence[Sequence[int]] | None,
         epoch: int,
     ) -> None: ...
+    def admit_in_flight(self, count: int, limit: int) -> int: ...
     def spawn(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
     def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None: ...
     def hold_reading(self) -> None: ...

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from magnetar.broker.administration.port import BrokerAdminPort
-from magnetar.broker.bundles.load import ProcessUsage
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.standalone_coordinator import StandaloneCoordinator
 from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.coordinator.discovery import withdraw
-from magnetar.coordinator.standalone import StandaloneCoordinator
 from magnetar.errors import (
     InvalidRequest,
     MagnetarError,
@@ -40,6 +39,7 @@ from magnetar.hosting.http import HttpListener
 from magnetar.hosting.identity import LeaseFactory, ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.tls import TlsCertificates, TlsDoor
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore

@@ -22,9 +22,8 @@ from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
 from magnetar.metadata.store import Delete, MetadataStore
-from magnetar.names import TopicName
+from magnetar.names import COORDINATOR_TOPIC, TopicName
 
-ASSIGN = TopicName("persistent", "pulsar", "system", "transaction_coordinator_assign")
 FIRST = 0
 """The coordinator that answers for numbers that are not there any more."""
 
@@ -40,7 +39,7 @@ class CoordinatorDiscovery:
     async def announced(self, topic: TopicName) -> int:
         """Number of coordinators if `topic` is the one that stands for them and there are any,
         else 0. Raises StoreError."""
-        if topic != ASSIGN:
+        if topic != COORDINATOR_TOPIC:
             return 0
         if self.here:
             return 1
@@ -50,7 +49,7 @@ class CoordinatorDiscovery:
     async def holder_of(self, topic: TopicName) -> CoordinatorClaimRecord | None:
         """Who serves the coordinator that `topic` stands for; None if it stands for none. Raises
         ServiceNotReady, StoreError."""
-        if topic.partition < 0 or topic.base != ASSIGN or self.here:
+        if topic.partition < 0 or topic.base != COORDINATOR_TOPIC or self.here:
             return None
         return await self._holder(topic.partition)
 

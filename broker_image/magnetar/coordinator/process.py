@@ -16,7 +16,6 @@ from typing import Any
 
 import structlog
 
-from magnetar.broker.bundles.load import ProcessUsage
 from magnetar.broker.process import RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
 from magnetar.coordinator.identity import tcid_of
 from magnetar.coordinator.incarnation import Coordinator
@@ -26,6 +25,7 @@ from magnetar.coordinator.probes import coordinator_application
 from magnetar.errors import Fenced, MagnetarError, RestoreAwaited, StorageFull, StoreUnavailable
 from magnetar.hosting.http import HttpListener
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.network import AsyncioNetwork
 
 log = structlog.get_logger(__name__)

@@ -18,7 +18,7 @@ import structlog
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.refusals import NOT_ENABLED, TRANSACTION_KINDS, refuse
 from magnetar.coordinator.claim import CoordinatorClaim
-from magnetar.coordinator.discovery import ASSIGN, FIRST
+from magnetar.coordinator.discovery import FIRST
 from magnetar.coordinator.identity import check_coordinator, txn_of
 from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.retired import OtherCoordinators, RetiredNumbers
@@ -32,7 +32,7 @@ from magnetar.errors import (
     TransactionCoordinatorNotFound,
     TransactionNotFound,
 )
-from magnetar.names import RULES, TopicName, topic_of_sidecar
+from magnetar.names import COORDINATOR_TOPIC, RULES, TopicName, topic_of_sidecar
 from magnetar.security.authorization import Place, Right
 from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import Caller, EndRequested, JoinRequested
@@ -358,7 +358,9 @@ def _topic(text: str) -> str:
         raise NotAllowed(
             f"topic {topic} is the broker's own: name the topic whose messages it holds"
         )
-    if topic.base == ASSIGN:  # its partitions are coordinators, who would never carry the end out
+    if (
+        topic.base == COORDINATOR_TOPIC
+    ):  # its partitions are coordinators, who would never carry the end out
         raise NotAllowed(
             f"topic {topic} stands for transaction coordinators: it takes part in no transaction"
         )

@@ -24,10 +24,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from magnetar.broker.connections.peer_budget import PeerBudget, peer_group
 from magnetar.errors import LimitExceeded
 from magnetar.hosting.audit import AuditTrail
 from magnetar.hosting.descriptors import HTTP_CONNECTIONS_MAX
+from magnetar.hosting.peer_budget import PeerBudget, peer_group
 from magnetar.hosting.tls import PeerCertificate, TlsDoor, TlsListener, is_tls, peer_certificate
 
 log = structlog.get_logger(__name__)

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from magnetar.broker.connections.peer_budget import PeerBudget, peer_group
 from magnetar.errors import InvalidRequest
 from magnetar.hosting.background import Surprises
 from magnetar.hosting.descriptors import HANDSHAKES_MAX
 from magnetar.hosting.followed_files import Follower
+from magnetar.hosting.peer_budget import PeerBudget, peer_group
 from magnetar.network import ACCEPT_RETRY_S, listening_socket
 
 log = structlog.get_logger(__name__)

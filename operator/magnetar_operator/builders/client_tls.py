@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import READABLE_BY_GROUP, content

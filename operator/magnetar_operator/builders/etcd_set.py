@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster, ManagedEtcd
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER, MEMBERS_MAX, secret_volume

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object, uses_etcd_tls

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magnetar.errors import StoreError
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.etcd import EtcdAuthorityStatus
 from magnetar_operator import names

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]  # ships no type information
@@ -20,6 +19,7 @@ from aetcd import rpc
 
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.backends.etcd_tls import TlsMaterial
+from magnetar_operator.etcd.figures import Figures, Sighting
 from magnetar_operator.etcd.members import Member, Voice
 
 LOOK_TIMEOUT_S = 2.0
@@ -51,37 +51,6 @@ _REFUSED = frozenset(
     }
 )
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What one member says of itself. Sizes in bytes; `used` is what a defragmentation would
-    leave of `size`."""
-
-    voice: Voice
-    cluster: int
-    version: str
-    revision: int
-    size: int
-    used: int
-    learner: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One look: the members as a quorum confirmed them (None: it did not), and what each that
-    answered says of itself, by ordinal.
-
-    `alarms`: (member id, NOSPACE or CORRUPT).
-    """
-
-    members: tuple[Member, ...] | None
-    figures: Mapping[int, Figures]
-    alarms: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def voices(self) -> dict[int, Voice]:
-        return {ordinal: figures.voice for ordinal, figures in self.figures.items()}
 
 
 class _Connection:

@@ -9,13 +9,8 @@ secret and what is wrong with it, never what it holds.
 from __future__ import annotations
 
 from magnetar.errors import StoreUnavailable
-from magnetar.metadata.backends.etcd_tls import (
-    AUTHORITY_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    ReplaceableTls,
-    TlsBytes,
-)
+from magnetar.metadata.backends.etcd_tls import ReplaceableTls, TlsBytes
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import client_secret, content

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE
+from magnetar.names import AUTHORITY_FILE
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import (

@@ -8,7 +8,8 @@ what was decided on one look is asked once, never repeated without another look.
 from __future__ import annotations
 
 from magnetar.errors import StoreUnavailable
-from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
+from magnetar_operator.etcd.admin import EtcdAdmin
+from magnetar_operator.etcd.figures import Sighting
 from magnetar_operator.etcd.members import (
     AddLearner,
     CorrectAddress,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magnetar_operator.conditions import Reason
-from magnetar_operator.etcd.admin import Figures, Sighting
+from magnetar_operator.etcd.figures import Figures, Sighting
 
 FREE_BYTES_MIN = 64 << 20
 """Less is not worth a member's pause."""

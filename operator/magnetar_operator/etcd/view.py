@@ -21,7 +21,7 @@ from magnetar_operator.builders.object import Defaults, Manifest, member_endpoin
 from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.engine.planning import differences
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.admin import Figures, Sighting
+from magnetar_operator.etcd.figures import Figures, Sighting
 from magnetar_operator.etcd.members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
 from magnetar_operator.etcd.upkeep import Upkeep
 from magnetar_operator.etcd.versions import choose_image

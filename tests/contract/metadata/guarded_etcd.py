@@ -11,7 +11,8 @@ from pathlib import Path
 from dev.testbed.etcd_server import EtcdServer
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsBytes
+from magnetar.metadata.backends.etcd_tls import TlsBytes
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar_operator.builders.etcd_tls import MEMBER
 from magnetar_operator.etcd.certificates import Pair, Subject, issue, make_authority
 

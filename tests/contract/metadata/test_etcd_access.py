@@ -16,13 +16,8 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.backends.etcd_tls import (
-    AUTHORITY_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    ReplaceableTls,
-    TlsBytes,
-)
+from magnetar.metadata.backends.etcd_tls import ReplaceableTls, TlsBytes
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER
 from magnetar_operator.etcd.certificates import Subject, issue

@@ -17,7 +17,8 @@ from dev.testbed.etcd_server import etcd_binary
 from magnetar.errors import StoreError
 from magnetar_operator.builders.etcd_config import start_variables
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.admin import EtcdAdmin, Sighting
+from magnetar_operator.etcd.admin import EtcdAdmin
+from magnetar_operator.etcd.figures import Sighting
 from magnetar_operator.etcd.members import (
     MEMBERS_MAX,
     EtcdPlan,

@@ -25,7 +25,8 @@ from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.backends.etcd_tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, TlsFiles
+from magnetar.metadata.backends.etcd_tls import TlsFiles
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.builders.etcd_set import DATA_PATH, TLS_PATH

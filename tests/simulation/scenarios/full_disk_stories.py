@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker.bundles.bundle import OwnedBundle
-from magnetar.broker.topics.expiry import skip
 from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.upkeep.expiry import skip
 from magnetar.errors import StorageFull
 from magnetar.names import TopicName
 from magnetar.storage.log.files import LogFile, LogFiles

@@ -13,10 +13,10 @@ import pytest
 
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
 from magnetar.broker.commands.sessions import ProducerSession
-from magnetar.broker.topics import expiry as topic_life
 from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep import expiry as topic_life
 from magnetar.topics.dispatch.base import ChunkTrait
 from magnetar.topics.dispatch.chunks import ChunkAssignments
 from magnetar.topics.quota import WITHIN, Verdict

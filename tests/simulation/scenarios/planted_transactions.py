@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.replay.sidecar import SidecarRuns
+from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.broker.transactions import committing
-from magnetar.broker.transactions.sidecar import SidecarRuns
 from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
-from magnetar.broker.transactions.topic_transactions import TopicTransactions
 from magnetar.transactions.participant_records import (
     Commit,
     EndAcks,

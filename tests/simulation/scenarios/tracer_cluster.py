@@ -23,6 +23,7 @@ import pytest
 import structlog
 
 from magnetar.broker.bundles import bundle, ownership, releasing
+from magnetar.broker.bundles import log_rolling as rolling
 from magnetar.broker.bundles.bundle import RecoveredBundle
 from magnetar.broker.bundles.recovery.bundle_recovery import Preloaded
 from magnetar.broker.bundles.recovery.log_scans import LogScans
@@ -30,7 +31,6 @@ from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.ports import SendRun
-from magnetar.broker.upkeep import log_rolling as rolling
 from magnetar.errors import MagnetarError
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings

@@ -20,7 +20,7 @@ from functools import partial
 
 from dev.histories.anomalies import Anomaly, anomalies
 from dev.histories.transactions import Fate, History
-from magnetar.broker.transactions import topic_transactions
+from magnetar.broker.replay import topic_transactions
 from tests.simulation.kernel.checks import HistoryViolated, check_identity
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.history import History as PlainHistory

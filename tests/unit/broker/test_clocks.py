@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.bundles.bundle import HEARTBEAT_S
-from magnetar.broker.topics.expiry import (
+from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep.expiry import (
     delete_unused,
     drop_unneeded,
     enforce_quota,
     expire_due,
     expire_subscriptions,
 )
-from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import SystemClock, elapsed_ms
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests

@@ -22,8 +22,8 @@ import magnetar
 from magnetar.broker.bundles.load import LoadReporter
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics.deletion_marks import DeletionMarks
-from magnetar.broker.topics.expiry import TopicLife
 from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep.expiry import TopicLife
 from magnetar.broker.upkeep.maintenance import Maintenance
 from magnetar.hosting import background
 from magnetar.names import NamespaceName, TopicName
@@ -65,8 +65,8 @@ STARTED = {
     "coordinator/incarnation.py:Coordinator.unless_ended": ASKED,
     "coordinator/process.py:CoordinatorProcess._unless_stopping": ASKED,
     "broker/bundles/renewals.py:Renewals.ask": ITEM,
-    "coordinator/standalone.py:StandaloneCoordinator._awake": ASKED,
-    "coordinator/standalone.py:StandaloneCoordinator._wake": LIFE,
+    "broker/standalone_coordinator.py:StandaloneCoordinator._awake": ASKED,
+    "broker/standalone_coordinator.py:StandaloneCoordinator._wake": LIFE,
     "coordinator/transactions.py:Transactions._carry_out": ITEM,
     "coordinator/transactions.py:Transactions._happen": ITEM,
     "coordinator/transactions.py:Transactions._set_timer": ITEM,
@@ -77,7 +77,7 @@ STARTED = {
     "hosting/http.py:_Protocol.pause_writing": CONNECTION,
     "hosting/tls.py:TlsDoor._accept": CONNECTION,
     "hosting/tls.py:TlsDoor.listen": CARRIED,
-    "broker/transactions/inquiring.py:_Round.ask": ITEM,
+    "broker/upkeep/inquiring.py:_Round.ask": ITEM,
     "broker/process.py:BrokerProcess._open_security": CARRIED,
     "broker/process.py:BrokerProcess._open_tls": CARRIED,
     "broker/process.py:BrokerProcess._serve": CARRIED,
@@ -88,9 +88,9 @@ STARTED = {
     "broker/reading/log_keys.py:LogKeys.publish": ITEM,
     "broker/bundles/recovery/log_scans.py:LogScans._join": ASKED,
     "broker/bundles/recovery/log_scans.py:LogScans.fence": ASKED,
-    "broker/upkeep/log_rolling.py:LogRoller._roll_after_release": ASKED,
-    "broker/upkeep/log_rolling.py:LogRoller.roll": ASKED,
-    "broker/upkeep/log_rolling.py:LogRoller.roll_soon": ASKED,
+    "broker/bundles/log_rolling.py:LogRoller._roll_after_release": ASKED,
+    "broker/bundles/log_rolling.py:LogRoller.roll": ASKED,
+    "broker/bundles/log_rolling.py:LogRoller.roll_soon": ASKED,
     "broker/bundles/checkpointer.py:Shortener.ask": ITEM,
     "broker/topics/non_persistent.py:NonPersistentTopic._watch": ITEM,
     "broker/topics/subscription_host.py:SubscriptionHost._arm_timer": ITEM,

@@ -23,10 +23,10 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from magnetar.broker.commands.seeking import first_published_at
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics.expiry import expire
+from magnetar.broker.topics.publish_times import first_published_at
+from magnetar.broker.upkeep.expiry import expire
 from magnetar.metadata.records import LogPosition
 from magnetar.names import TopicName
 from magnetar.storage.checkpoint import CheckpointEncoder

@@ -12,20 +12,20 @@ import pytest
 
 from dev.ports import free_port
 from magnetar.broker.incarnation import Broker
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.coordinator.incarnation import Coordinator
 from magnetar.errors import WireCode
 from magnetar.hosting.advertised import options_of
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord, ListenerAddress
+from magnetar.names import COORDINATOR_TOPIC
 from tests.support.brokers import CLOCK, HOST, Peer, open_peer, running_broker
 from tests.support.coordinators import running_coordinator
 from tests.support.rest import rest_over
 
 pytestmark = pytest.mark.slow
 
-FIRST = str(ASSIGN.with_partition(0))
+FIRST = str(COORDINATOR_TOPIC.with_partition(0))
 PATH = "/lookup/v2/topic/persistent/pulsar/system/transaction_coordinator_assign-partition-0"
 OUTSIDE = "pulsar://coordinator-0.example:6650"
 WAIT_S = 120.0

@@ -12,7 +12,6 @@ import pytest
 
 from magnetar.broker.topics.topic_registry import PLAIN_TOPIC
 from magnetar.coordinator.claim import CoordinatorClaim
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.coordinator.incarnation import Coordinator
 from magnetar.coordinator.inspection import CoordinatorInspection
 from magnetar.coordinator.transactions import Transactions
@@ -25,7 +24,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
     PartitionedTopicRecord,
 )
-from magnetar.names import BundleName, TopicName
+from magnetar.names import COORDINATOR_TOPIC, BundleName, TopicName
 from magnetar.storage import names
 from magnetar.transactions.coordinator.events import Caller
 from magnetar.transactions.ids import TxnId
@@ -471,9 +470,10 @@ def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
                 code(await peer.join(txn, "non-persistent://public/default/a"))
                 == WireCode.NOT_ALLOWED
             )
-            assert code(await peer.join(txn, f"{ASSIGN}-partition-0")) == WireCode.NOT_ALLOWED, (
-                "nobody would ever end it there"
-            )
+            assert (
+                code(await peer.join(txn, f"{COORDINATOR_TOPIC}-partition-0"))
+                == WireCode.NOT_ALLOWED
+            ), "nobody would ever end it there"
             assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
             many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
             assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from magnetar.clock import SystemClock
-from magnetar.coordinator.discovery import ASSIGN, CoordinatorDiscovery
+from magnetar.coordinator.discovery import CoordinatorDiscovery
 from magnetar.errors import ServiceNotReady
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
 from magnetar.metadata.store import Delete
-from magnetar.names import TopicName
+from magnetar.names import COORDINATOR_TOPIC, TopicName
 
 Script = Callable[["Stage"], Coroutine[Any, Any, None]]
 
@@ -45,13 +45,13 @@ class Stage:
         await self.store.put(keys.coordinator_claim(tcid), record.encode())
 
     async def holder(self, tcid: int) -> str | None:
-        found = await self._discovery.holder_of(ASSIGN.with_partition(tcid))
+        found = await self._discovery.holder_of(COORDINATOR_TOPIC.with_partition(tcid))
         return found.name if found is not None else None
 
     def waiting(self, tcid: int) -> asyncio.Task[str | None]:
         return asyncio.create_task(self.holder(tcid))
 
-    async def announced(self, topic: TopicName = ASSIGN) -> int:
+    async def announced(self, topic: TopicName = COORDINATOR_TOPIC) -> int:
         return await self._discovery.announced(topic)
 
 

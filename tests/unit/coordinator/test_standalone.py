@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.bundles.load import ProcessUsage
+from magnetar.broker.commands.transaction_ends import Ending
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.transactions.ending import Ending
+from magnetar.broker.standalone_coordinator import StandaloneCoordinator
 from magnetar.client import EARLIEST, Client
-from magnetar.coordinator.standalone import StandaloneCoordinator
 from magnetar.errors import StorageFull, WireCode
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper

@@ -19,7 +19,6 @@ from fastapi import FastAPI, Request
 from dev.certificates import Authority
 from magnetar.broker.incarnation import Broker
 from magnetar.client import Client
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.errors import InvalidRequest, NotAuthorized
 from magnetar.hosting.access import AccessOptions
 from magnetar.hosting.http import CERTIFICATE, HttpListener
@@ -27,6 +26,7 @@ from magnetar.hosting.security.authentication import Authenticator
 from magnetar.hosting.tls import PeerCertificate, TlsCertificates, TlsDoor
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
+from magnetar.names import COORDINATOR_TOPIC
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from tests.support.brokers import CLOCK, HOST, TOPIC, Peer, Type, open_peer, running_broker
@@ -135,7 +135,7 @@ def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
                 keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode()
             )
             await broker.context.store.put(keys.coordinator_claim(0), claim.encode())
-            coordinator = str(ASSIGN.with_partition(0))
+            coordinator = str(COORDINATOR_TOPIC.with_partition(0))
             async with open_peer(broker) as plain:
                 assert await plain.lookup(coordinator) == "pulsar://tx-0:6650"
             peer = Peer(

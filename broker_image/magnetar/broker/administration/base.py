@@ -29,11 +29,18 @@ from magnetar.metadata.store import Compare, Delete, Operation, Put
 from magnetar.names import NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from magnetar.coordinator.standalone import StandaloneCoordinator
+    from magnetar.coordinator.inspection import CoordinatorInspection
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 ATTEMPTS_MAX = 20
+
+
+class OwnCoordinator(Protocol):
+    """The transaction coordinator of a standalone server, as its administration sees it."""
+
+    async def inspection(self) -> CoordinatorInspection: ...
+    def exposition(self) -> bytes: ...
 
 
 class AdministeredProcess(Protocol):
@@ -42,7 +49,7 @@ class AdministeredProcess(Protocol):
     @property
     def broker(self) -> Broker | None: ...
     @property
-    def coordinator(self) -> StandaloneCoordinator | None: ...
+    def coordinator(self) -> OwnCoordinator | None: ...
     @property
     def store_name(self) -> str: ...
     @property

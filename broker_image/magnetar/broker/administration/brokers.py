@@ -20,7 +20,7 @@ from magnetar.broker.administration.statistics import topic_stats
 from magnetar.broker.administration.tenants import TenantAdministration
 from magnetar.broker.administration.topics import address_of_broker, addresses_of_broker
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics.expiry import enforce_quota
+from magnetar.broker.upkeep.expiry import enforce_quota
 from magnetar.client import Client
 from magnetar.client.connection import Credentials
 from magnetar.clock import elapsed_ms

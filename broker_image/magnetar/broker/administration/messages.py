@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from magnetar.broker.administration.base import Administration
-from magnetar.broker.commands.seeking import first_published_at
+from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.client.compression import decompress
 from magnetar.clock import elapsed_ms, iso8601

@@ -14,14 +14,13 @@ from magnetar.broker.administration.brokers import BrokerAdministration
 from magnetar.broker.administration.explain import ExplainAdministration
 from magnetar.broker.administration.transactions import TransactionAdministration
 from magnetar.broker.commands.lookups import addresses_of
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.metadata.records import (
     INTERNAL_LISTENER,
     BundleState,
     CoordinatorClaimRecord,
     IncarnationRecord,
 )
-from magnetar.names import TopicName
+from magnetar.names import COORDINATOR_TOPIC, TopicName
 
 
 class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAdministration):
@@ -120,7 +119,7 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
         ) = await service.coordinators.holder_of(topic)
         if owner is None:
             # no such topic is ever created
-            own = service.coordinators.here and topic.base == ASSIGN
+            own = service.coordinators.here and topic.base == COORDINATOR_TOPIC
             if (
                 not own
                 and not service.namespace_policies(topic.namespace_name).auto_topic_creation.allowed

@@ -11,9 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from magnetar.broker.administration.base import Administration
-from magnetar.broker.commands.seeking import first_published_at, reset
-from magnetar.broker.topics.expiry import expire, expire_to, skip, write
+from magnetar.broker.commands.seeking import reset
+from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.upkeep.expiry import expire, expire_to, skip, write
 from magnetar.errors import (
     InUse,
     InvalidRequest,

@@ -19,8 +19,8 @@ from magnetar.broker.administration.peers import ask_broker, ask_peer
 from magnetar.broker.administration.statistics import internal_stats, sum_stats, topic_stats
 from magnetar.broker.administration.subscriptions import SubscriptionAdministration
 from magnetar.broker.commands.service import Mode
-from magnetar.broker.topics.expiry import trim_now
 from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep.expiry import trim_now
 from magnetar.errors import (
     InUse,
     InvalidRequest,

@@ -21,11 +21,11 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import EntryIndex, TailCache
+from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.non_persistent import NonPersistentTopics
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.topics.topic_registry import TopicRegistry
-from magnetar.broker.transactions.topic_transactions import TopicTransactions
 from magnetar.errors import LimitExceeded, NotAllowed, ServiceNotReady
 from magnetar.hosting.advertised import Successor
 from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPosition

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.broker.bundles.log_rolling import LogRoller
 from magnetar.broker.bundles.records import commit_record
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.upkeep.log_rolling import LogRoller
 from magnetar.errors import NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer

@@ -25,6 +25,7 @@ from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.checkpointer import Shortener
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.liveness import Liveness
+from magnetar.broker.bundles.log_rolling import LogRoller
 from magnetar.broker.bundles.preloading import Preloads
 from magnetar.broker.bundles.records import commit_record
 from magnetar.broker.bundles.recovery.bundle_recovery import noted_lengths, recover_bundle
@@ -38,7 +39,6 @@ from magnetar.broker.reading.entry_index import TailCache
 from magnetar.broker.reading.log_keys import LogKeys
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.topic_registry import TopicRegistry
-from magnetar.broker.upkeep.log_rolling import LogRoller
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys

@@ -20,9 +20,9 @@ from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.bundles.checkpointer import Shortener
 from magnetar.broker.bundles.events import BundleEvents
+from magnetar.broker.bundles.log_rolling import LogRoller
 from magnetar.broker.bundles.records import commit_record, others_went_on
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.upkeep.log_rolling import LogRoller
 from magnetar.errors import DestinationRefused, NotOwner, ServiceNotReady
 from magnetar.hosting.advertised import Successor
 from magnetar.hosting.views import ClusterViews, Viewed

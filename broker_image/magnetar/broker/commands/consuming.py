@@ -15,10 +15,11 @@ from typing import Protocol
 import structlog
 
 from magnetar.broker.commands.acknowledgements import last_message_id
-from magnetar.broker.commands.seeking import first_published_at, reset, seek
+from magnetar.broker.commands.seeking import reset, seek
 from magnetar.broker.commands.sessions import ConsumerSession, consumer_of
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.transactions.positions import first_from

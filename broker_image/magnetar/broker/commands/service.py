@@ -22,6 +22,7 @@ from magnetar.broker.commands.lookups import Lookups
 from magnetar.broker.commands.partitioning import Partitioning
 from magnetar.broker.commands.producing import Producing
 from magnetar.broker.commands.statistics import statistics
+from magnetar.broker.commands.transaction_ends import Ending, OwnParticipants
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.refusals import (
     COORDINATOR_KINDS,
@@ -32,7 +33,6 @@ from magnetar.broker.connections.refusals import (
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import TransactionCommands
 from magnetar.broker.topics.topic_host import TopicHost
-from magnetar.broker.transactions.ending import Ending, OwnParticipants
 from magnetar.coordinator.discovery import CoordinatorDiscovery
 from magnetar.errors import (
     MagnetarError,
@@ -51,7 +51,7 @@ from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
-    from magnetar.broker.transactions.topic_transactions import TopicTransactions
+    from magnetar.broker.replay.topic_transactions import TopicTransactions
     from magnetar.hosting.security.guard import Guard
 
 log = structlog.get_logger(__name__)

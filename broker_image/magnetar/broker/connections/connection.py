@@ -21,11 +21,11 @@ from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgem
 from magnetar.broker.connections.heartbeat import Heartbeat
 from magnetar.broker.connections.in_flight import InFlight
 from magnetar.broker.connections.outbound import Outbound
-from magnetar.broker.connections.peer_budget import peer_group
 from magnetar.broker.connections.send_group import SendGroup, refusal_of
 from magnetar.broker.connections.slow_peer import SlowPeer
 from magnetar.broker.ports import AttachedConsumer, AttachedProducer, CommandService, ListWatcher
 from magnetar.errors import LimitExceeded, ProtocolError, UnsupportedCommand
+from magnetar.hosting.peer_budget import peer_group
 from magnetar.hosting.tls import PeerCertificate, peer_certificate
 from magnetar.metadata.records import OVER_TLS
 from magnetar.transactions.ids import TxnId
@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self.producers: dict[int, AttachedProducer] = {}
         self.consumers: dict[int, AttachedConsumer] = {}
         self.watchers: dict[int, ListWatcher] = {}
-        self.in_flight = InFlight()
+        self._in_flight = InFlight()
         self.slow, self.heartbeat = SlowPeer(self), Heartbeat(self)
         self.pending_producers: dict[int, asyncio.Task[Any]] = {}
         self.closed_producers = ClosedProducers(self.settings.producers_per_connection_max)
@@ -489,6 +489,10 @@ class Connection(asyncio.BufferedProtocol):
             self._weigh()
 
     # --- sessions ---------------------------------------------------------------------------------
+
+    def admit_in_flight(self, count: int, limit: int) -> int:
+        """How many of `count` messages without storage may be on their way."""
+        return self._in_flight.admit(count, limit)
 
     def withhold_producer(self, producer_id: int, reason: str) -> None:
         """Refuse the next producer of this id once, with the reason."""

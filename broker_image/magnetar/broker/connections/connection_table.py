@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.broker.connections.peer_budget import PeerBudget
 from magnetar.hosting.background import Surprises
+from magnetar.hosting.peer_budget import PeerBudget
 from magnetar.hosting.settings import BrokerSettings
 
 if TYPE_CHECKING:

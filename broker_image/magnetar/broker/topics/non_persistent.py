@@ -155,7 +155,7 @@ class NonPersistentTopic(TopicHost):
     def _take(self, session: AttachedProducer, run: SendRun) -> None:
         if not len(run):
             return
-        taken = session.connection.in_flight.admit(
+        taken = session.connection.admit_in_flight(
             len(run), self.context.settings.non_persistent_in_flight_max
         )
         receipts = [

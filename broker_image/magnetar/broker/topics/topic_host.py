@@ -25,11 +25,11 @@ from magnetar.broker.reading.catalog import CompactedRead
 from magnetar.broker.reading.entry_checks import PieceOfRun, checked_entries
 from magnetar.broker.reading.entry_index import ELSEWHERE, EntryIndex, Run
 from magnetar.broker.reading.log_span import LogSpan, bytes_ahead
+from magnetar.broker.replay.topic_transactions import TopicTransactions, limits_of
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
 from magnetar.broker.topics.publishing import PublishBlock, Publishing, Recorded
 from magnetar.broker.topics.subscription_host import SubscriptionHost
-from magnetar.broker.transactions.topic_transactions import TopicTransactions, limits_of
 from magnetar.errors import CorruptData, NotAllowed, ServiceNotReady
 from magnetar.hosting.rates import RateMeter
 from magnetar.names import TopicName

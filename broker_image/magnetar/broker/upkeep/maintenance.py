@@ -15,9 +15,9 @@ import structlog
 
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.transactions.inquiring import Inquiries
 from magnetar.broker.upkeep.backups import MetadataBackups
 from magnetar.broker.upkeep.garbage_collection import Collector
+from magnetar.broker.upkeep.inquiring import Inquiries
 from magnetar.broker.upkeep.manifest_compaction import Tidier
 from magnetar.errors import Fenced, MagnetarError
 from magnetar.hosting.views import ClusterViews

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from magnetar.clock import Clock
-from magnetar.coordinator.discovery import ASSIGN
 from magnetar.errors import NotAuthorized, StoreError
 from magnetar.hosting.audit import denied
 from magnetar.hosting.background import Surprises
@@ -28,13 +27,12 @@ from magnetar.hosting.views import StoreView
 from magnetar.metadata import keys
 from magnetar.metadata.records import NamespaceRecord, TenantRecord
 from magnetar.metadata.store import MetadataStore
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import COORDINATOR_TOPIC, NamespaceName, TopicName
 from magnetar.security.authorization import Grants, Place, Principal, Right, Rules, allowed
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.broker.connections.connection_table import ConnectionTable
-    from magnetar.broker.ports import ClientConnection
+    from magnetar.hosting.security.peers import Peer, Peers
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
@@ -102,7 +100,7 @@ class Guard:
         store: MetadataStore,
         clock: Clock,
         namespaces: StoreView[NamespaceRecord],
-        table: ConnectionTable,
+        table: Peers,
         surprises: Surprises,
     ) -> None:
         """`surprises`: where errors are counted that come up while the records are followed."""
@@ -131,7 +129,7 @@ class Guard:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    async def check(self, connection: ClientConnection, kind: int, body: Any) -> None:
+    async def check(self, connection: Peer, kind: int, body: Any) -> None:
         """Raises NotAuthorized if the connection's peer may not have this command answered."""
         if kind in OF_THE_CONNECTION:
             return
@@ -151,7 +149,7 @@ class Guard:
             )
             return
         topic = TopicName.parse(body.topic)
-        if need.right is Right.USE and topic.base == ASSIGN:
+        if need.right is Right.USE and topic.base == COORDINATOR_TOPIC:
             return  # how any client finds the transaction coordinators
         namespace = str(topic.namespace_name)
         subscription = body.subscription if kind == Type.SUBSCRIBE else ""
@@ -164,7 +162,7 @@ class Guard:
                 principal, Right.CONSUME, namespace, place, NEEDS[Type.SUBSCRIBE].refusal
             )
 
-    def _speaker(self, connection: ClientConnection, body: Any) -> Principal:
+    def _speaker(self, connection: Peer, body: Any) -> Principal:
         """Who asks: a proxy says with each look-up for whom. Raises NotAuthorized."""
         principal = connection.principal
         assert principal is not None, "only connections that were let in get here"
@@ -297,7 +295,7 @@ class Guard:
 
     def look_at(
         self,
-        connection: ClientConnection,
+        connection: Peer,
         concerned: Callable[[NamespaceName], bool] = lambda _namespace: True,
     ) -> None:
         """Close what may not go on: producers, consumers and watchers. Their clients come back

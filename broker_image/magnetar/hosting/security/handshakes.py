@@ -21,7 +21,7 @@ from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
-    from magnetar.broker.ports import ClientConnection
+    from magnetar.hosting.security.peers import Peer
 
 log = structlog.get_logger(__name__)
 
@@ -39,8 +39,8 @@ class Handshakes:
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
-        self._timers: dict[ClientConnection, asyncio.TimerHandle] = {}
-        self._methods: dict[ClientConnection, tuple[str, bool]] = {}
+        self._timers: dict[Peer, asyncio.TimerHandle] = {}
+        self._methods: dict[Peer, tuple[str, bool]] = {}
         self._followed = authenticator.source.current
         self.refused = 0
         authenticator.source.listen(self._source_changed)
@@ -67,7 +67,7 @@ class Handshakes:
         for connection in leaving:
             connection.close()
 
-    def admit(self, connection: ClientConnection, connect: api.CommandConnect) -> bool:
+    def admit(self, connection: Peer, connect: api.CommandConnect) -> bool:
         """Whether a CONNECT is good; the connection then has its principal. One that is not has
         been told, and closes."""
         method = connect.auth_method_name or _named(connect)
@@ -83,7 +83,7 @@ class Handshakes:
         self._arm(connection, found)
         return True
 
-    def renew(self, connection: ClientConnection, answer: api.CommandAuthResponse) -> None:
+    def renew(self, connection: Peer, answer: api.CommandAuthResponse) -> None:
         """Take an AUTH_RESPONSE: the connection goes on until what it shows is over, or ends."""
         before = connection.principal
         assert before is not None, "only connections that were let in get here"
@@ -105,20 +105,20 @@ class Handshakes:
         )
         self._arm(connection, connection.principal)
 
-    def forget(self, connection: ClientConnection) -> None:
+    def forget(self, connection: Peer) -> None:
         """The connection is gone."""
         self._methods.pop(connection, None)
         timer = self._timers.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
-    def _refuse(self, connection: ClientConnection, error: MagnetarError) -> None:
+    def _refuse(self, connection: Peer, error: MagnetarError) -> None:
         self.refused += 1
         log.info("connection.not_authenticated", peer=connection.peer, error=str(error))
         connection.queue(commands.error_of(NO_REQUEST, error))
         connection.close()
 
-    def _arm(self, connection: ClientConnection, principal: Principal) -> None:
+    def _arm(self, connection: Peer, principal: Principal) -> None:
         """Have the connection looked at when it must be asked, or ends."""
         timer = self._timers.pop(connection, None)
         if timer is not None:
@@ -133,7 +133,7 @@ class Handshakes:
             min(delay_s, TIMER_S_MAX), act, connection, principal
         )
 
-    def _ask(self, connection: ClientConnection, principal: Principal) -> None:
+    def _ask(self, connection: Peer, principal: Principal) -> None:
         assert principal.expires_s is not None, "only what ends is looked at"
         left_s = principal.expires_s - self._authenticator.now_s()
         if left_s > 2 * TIMER_S_MAX:
@@ -151,7 +151,7 @@ class Handshakes:
             max(left_s, 0.0), self._end, connection, principal
         )
 
-    def _end(self, connection: ClientConnection, principal: Principal) -> None:
+    def _end(self, connection: Peer, principal: Principal) -> None:
         assert principal.expires_s is not None, "only what ends is looked at"
         # the timer is bounded, or the clock was set back
         if principal.expires_s > self._authenticator.now_s():

@@ -14,8 +14,7 @@ from typing import Any, Protocol, Self
 
 import grpc  # type: ignore[import-untyped]  # ships no type information
 
-AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
-"""Names in a directory, and in a Kubernetes secret of type kubernetes.io/tls."""
+from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 
 
 class TlsMaterial(Protocol):

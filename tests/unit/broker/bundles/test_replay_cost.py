@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.broker.bundles.log_rolling import SMALL_FILE_BYTES_MAX
 from magnetar.broker.bundles.recovery.bundle_recovery import BundleReplay
 from magnetar.broker.bundles.recovery.log_scans import LogScans
 from magnetar.broker.bundles.recovery.replay_cost import (
@@ -22,7 +23,6 @@ from magnetar.broker.bundles.recovery.replay_cost import (
     ReplayCost,
 )
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.upkeep.log_rolling import SMALL_FILE_BYTES_MAX
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import BundleRecord
 from magnetar.names import BundleName, TopicName

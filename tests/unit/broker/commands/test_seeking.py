@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from magnetar.broker.commands.seeking import first_published_at
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.clock import elapsed_ms
 from magnetar.errors import WireCode
 from magnetar.names import TopicName

@@ -15,8 +15,8 @@ import pytest
 from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.ports import SendRun
-from magnetar.broker.topics.expiry import expire
 from magnetar.broker.topics.topic_host import TopicHost
+from magnetar.broker.upkeep.expiry import expire
 from magnetar.errors import WireCode
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import TopicName

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from magnetar.broker.connections.peer_budget import PeerBudget, peer_group
 from magnetar.errors import LimitExceeded
 from magnetar.hosting.descriptors import DescriptorShares
+from magnetar.hosting.peer_budget import PeerBudget, peer_group
 
 MOST, GROUP_MAX, UNKNOWN_MAX = 8, 5, 3
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.commands.seeking import first_published_at
-from magnetar.broker.topics.expiry import expire_subscriptions, trim_now
+from magnetar.broker.topics.publish_times import first_published_at
+from magnetar.broker.upkeep.expiry import expire_subscriptions, trim_now
 from magnetar.clock import elapsed_ms
 from magnetar.errors import WireCode
 from magnetar.storage.manifest import Compacted, TopicSegments, commit_manifest

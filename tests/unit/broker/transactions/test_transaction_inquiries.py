@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.transactions import inquiring
+from magnetar.broker.upkeep import inquiring
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import RULES, TopicName
 from magnetar.topics import topic

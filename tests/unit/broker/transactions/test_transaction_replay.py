@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from magnetar.broker.bundles.bundle import RecoveredTopic
 from magnetar.broker.bundles.recovery.bundle_recovery import BundleReplay
 from magnetar.broker.reading.entry_index import ELSEWHERE, EntryIndex
-from magnetar.broker.transactions.topic_transactions import TopicTransactions
+from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.storage.log.format import (
     CursorOperation,

@@ -13,8 +13,8 @@ from magnetar.broker.administration.explanation import pin_in_words
 from magnetar.broker.administration.owned_facts import owned_facts
 from magnetar.broker.commands.acknowledgements import acknowledge as handle_ack
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics.expiry import expire_to, skip
 from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
+from magnetar.broker.upkeep.expiry import expire_to, skip
 from magnetar.errors import ServiceNotReady, WireCode
 from magnetar.names import TopicName
 from magnetar.topics.ledgers import Position

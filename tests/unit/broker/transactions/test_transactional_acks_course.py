@@ -14,8 +14,8 @@ import pytest
 
 from magnetar.broker.commands.seeking import reset
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics.expiry import skip
 from magnetar.broker.transactions.subscription_transactions import SubscriptionTransactions
+from magnetar.broker.upkeep.expiry import skip
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, PendingAck, PendingChange
 from magnetar.wire import pulsar_api_pb2 as api

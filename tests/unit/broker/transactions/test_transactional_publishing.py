@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics.expiry import delete_unused
+from magnetar.broker.upkeep.expiry import delete_unused
 from magnetar.errors import NotAllowed, WireCode
 from magnetar.hosting.settings import ENTRY_HEAD_BYTES_MAX
 from magnetar.metadata.backends.memory import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from magnetar_operator.conditions import Reason
-from magnetar_operator.etcd.admin import Figures, Sighting
+from magnetar_operator.etcd.figures import Figures, Sighting
 from magnetar_operator.etcd.members import Member, Voice
 from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 

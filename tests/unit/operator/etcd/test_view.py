@@ -15,7 +15,7 @@ from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.object import Defaults, etcd_endpoints
 from magnetar_operator.conditions import Reason, Type
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.admin import Figures, Sighting
+from magnetar_operator.etcd.figures import Figures, Sighting
 from magnetar_operator.etcd.members import Door, EtcdPlan, EtcdPod, Member, Restart, Voice
 from magnetar_operator.etcd.upkeep import Upkeep
 from magnetar_operator.etcd.view import EtcdLife, is_known, pod_of, shape_of, status_of

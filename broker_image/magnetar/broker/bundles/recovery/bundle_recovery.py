@@ -22,8 +22,8 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.broker.reading.entry_index import UNKNOWN, EntryIndex, Run
 from magnetar.broker.reading.log_keys import sealed_files
+from magnetar.broker.replay.topic_transactions import TopicTransactions
 from magnetar.broker.topics.traits import sent_chunk
-from magnetar.broker.transactions.topic_transactions import TopicTransactions
 from magnetar.clock import elapsed_ms
 from magnetar.errors import CorruptData
 from magnetar.hosting.views import ClusterViews

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.broker.bundles.log_rolling import AFTER_RELEASE_S, SMALL_FILE_BYTES_MAX, LogRoller
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.upkeep.log_rolling import AFTER_RELEASE_S, SMALL_FILE_BYTES_MAX, LogRoller
 from magnetar.errors import ServiceNotReady, StorageError
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
 from magnetar.storage import names

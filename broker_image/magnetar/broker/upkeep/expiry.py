@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 
 from magnetar.broker.bundles.ownership import Ownership
-from magnetar.broker.commands.seeking import first_published_at, publish_ms_of
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import ServedTopic
+from magnetar.broker.topics.publish_times import first_published_at, publish_ms_of
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms

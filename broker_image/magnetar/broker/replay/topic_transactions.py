@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from magnetar.broker.reading.entry_index import UNKNOWN, EntryIndex, Run
-from magnetar.broker.transactions.sidecar import SidecarRuns
+from magnetar.broker.replay.sidecar import SidecarRuns
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.storage.log.format import EntriesRecord
 from magnetar.storage.log.places import RecordPlace
