@@ -82,7 +82,6 @@ ETCD_USERS = OPERATOR_USER, BROKER_USER, COORDINATOR_USER, JOB_USER = (
 )
 """etcd's users; each has a client certificate with this common name."""
 ETCD_MEMBERS = "server"
-ETCD_CLIENTS = frozenset({BROKER, DRIVER, "coordinator"})
 """Components whose pods are clients of etcd."""
 ETCD_TLS_VOLUME, ETCD_TLS_PATH = "etcd-tls", "/etc/magnetar/etcd"
 SPARK_DRIVER_PORT, SPARK_BLOCK_PORT = 7078, 7079

@@ -423,8 +423,7 @@ class BrokerClusterStatus(StatusModel):
     )
     etcd_security: str = Field(
         default="",
-        description="How etcd is spoken to: TLS, Plain, or Mixed while an etcd made without TLS "
-        "and its clients change over.",
+        description="How clients connect to etcd: TLS, or Plain (external etcd only).",
     )
     etcd_authority: EtcdAuthorityStatus = Field(
         default_factory=EtcdAuthorityStatus,

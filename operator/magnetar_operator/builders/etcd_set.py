@@ -1,6 +1,6 @@
 """The managed etcd's StatefulSet.
 
-Owns: it and its pods' template. Imports: builders siblings, etcd_security, names. Pure. Invariants:
+Owns: it and its pods' template. Imports: builders siblings, names. Pure. Invariants:
 its volume comes from a claim template and is kept when the set goes; what goes into it is immutable
 in the cluster's spec, because a StatefulSet cannot change it.
 """
@@ -25,7 +25,6 @@ from magnetar_operator.builders.object import (
 )
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.members import Door
-from magnetar_operator.etcd.security import Security
 
 DATA_PATH = "/var/lib/etcd"
 TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"
@@ -155,7 +154,8 @@ def _container(
 ) -> Manifest:
     service = names.etcd_set(cluster.name)
     peer = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_PEER_PORT}"
-    client = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{names.ETCD_CLIENT_PORT}"
+    port = names.ETCD_CLIENT_PORT
+    client = f"https://$(POD_NAME).{service}.{cluster.namespace}.svc:{port}"
     return {
         "name": "etcd",
         "image": shape.image or managed.image or defaults.etcd_image,
@@ -164,7 +164,7 @@ def _container(
             "/usr/local/bin/etcd",
             "--name=$(POD_NAME)",
             f"--data-dir={DATA_PATH}/{etcd_start.DATA}",
-            f"--listen-client-urls={','.join(_client_urls(cluster))}",
+            f"--listen-client-urls=https://$(POD_IP):{port},https://127.0.0.1:{port}",
             f"--listen-peer-urls=https://$(POD_IP):{names.ETCD_PEER_PORT}",
             # Plain, and outside authentication: probes and metrics, which tell nothing of the
             # content.
@@ -202,18 +202,6 @@ def _container(
             {"name": TLS_VOLUME, "mountPath": TLS_PATH, "readOnly": True},
         ],
     }
-
-
-def _client_urls(cluster: BrokerCluster) -> list[str]:
-    """One that was made without TLS listens for both on one port until all its clients have
-    changed over (`etcd_security`)."""
-    pod = f"$(POD_IP):{names.ETCD_CLIENT_PORT}"
-    both = cluster.status.etcd_security in (Security.PLAIN, Security.MIXED)
-    return [
-        f"https://{pod}",
-        *([f"http://{pod}"] if both else []),
-        f"https://127.0.0.1:{names.ETCD_CLIENT_PORT}",
-    ]
 
 
 def _tls_flags() -> list[str]:

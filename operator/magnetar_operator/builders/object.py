@@ -151,15 +151,9 @@ def member_endpoints(cluster: BrokerCluster, members: int) -> tuple[str, ...]:
 
 
 def uses_etcd_tls(cluster: BrokerCluster) -> bool:
-    """Whether clients of the cluster's etcd use TLS now. Its status says so while one that was
-    made without TLS comes to it."""
-    external, status = cluster.spec.etcd.external, cluster.status
-    if external is not None:
-        return external.tls is not None
-    if status.etcd_security:
-        return status.etcd_security != "Plain"
-    # No operator that knows TLS has looked at it yet: it has run without, or it is new.
-    return not status.storage_id
+    """Whether clients of the cluster's etcd use TLS; a managed one knows nothing else."""
+    external = cluster.spec.etcd.external
+    return external is None or external.tls is not None
 
 
 def store_url(cluster: BrokerCluster) -> str:

@@ -1,8 +1,7 @@
 """Keeping a cluster's etcd accessible to whom it should be, and to nobody else.
 
-Owns: the order: secrets, how etcd is spoken to, users. Imports: world, etcd_secrets, etcd_security,
-etcd_credentials. Invariants: secrets are there before the pods that mount them; users come once
-nobody speaks plain any more; no Event, status or log holds what is in a secret.
+Owns: the order: secrets, then users. Imports: world, secrets, credentials. Invariants: secrets
+exist before the pods that mount them; no Event, status or log holds what is in a secret.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from magnetar_operator.etcd.certificates import authority_problem, end_ms, finge
 from magnetar_operator.etcd.credentials import CredentialsMissing
 from magnetar_operator.etcd.rotation import Authorities, is_due, understood
 from magnetar_operator.etcd.secrets import Lost, Write, plan_secrets, secret_names
-from magnetar_operator.etcd.security import Security, listening, plan_security
 from magnetar_operator.kube.errors import ApiRefused, NamespaceTerminating
 from magnetar_operator.kube.kinds import POD, SECRET, STATEFUL_SET
 from magnetar_operator.pods.pods import is_ready, is_terminating
@@ -38,57 +36,24 @@ LATE_MS = 21 * 86_400_000
 @dataclass(frozen=True, slots=True)
 class Secured:
     """The cluster as its parts are to be made, and what stands in the way. Its status is not the
-    stored one: `security` is new."""
+    stored one."""
 
     cluster: BrokerCluster
-    security: Security
     problems: tuple[Problem, ...]
 
 
 async def secure(world: World, cluster: BrokerCluster) -> Secured:
-    """Make or renew the secrets, and say how etcd is spoken to from now on. Raises
-    KubernetesError."""
+    """Make or renew the secrets. Raises KubernetesError."""
+    authority = None
     if cluster.spec.etcd.managed is None:
-        security = Security.TLS if uses_etcd_tls(cluster) else Security.PLAIN
-        return Secured(
-            _told(cluster, security), security, tuple(await _read_external(world, cluster))
-        )
-    security = await _security(world, cluster)
-    told = _told(cluster, security)
-    authority, problems = await _ensure_secrets(world, told, security)
-    return Secured(_told(told, security, authority), security, tuple(problems))
-
-
-def _told(
-    cluster: BrokerCluster, security: Security, authority: EtcdAuthorityStatus | None = None
-) -> BrokerCluster:
-    changes = {"etcd_security": security.value} | (
+        problems = await _read_external(world, cluster)
+    else:
+        authority, problems = await _ensure_secrets(world, cluster)
+    changes = {"etcd_security": "TLS" if uses_etcd_tls(cluster) else "Plain"} | (
         {"etcd_authority": authority} if authority is not None else {}
     )
-    return cluster.model_copy(update={"status": cluster.status.model_copy(update=changes)})
-
-
-async def _security(world: World, cluster: BrokerCluster) -> Security:
-    sets = (names.etcd_set(cluster.name), names.broker_set(cluster.name))
-    etcd, brokers = [await _stateful_set(world, cluster, name) for name in sets]
-    pods: list[Manifest] = []
-    if listening(etcd) is Security.MIXED:
-        # The plain listener goes once no pod needs it: the API server itself says so.
-        pods = await world.api.list(
-            POD, cluster.namespace, names.selector_text({names.CLUSTER: cluster.name})
-        )
-    return plan_security(etcd, brokers, pods)
-
-
-async def _stateful_set(world: World, cluster: BrokerCluster, name: str) -> Manifest | None:
-    """One that is not known is asked for: an etcd that was made without TLS must not pass for a
-    new one."""
-    known = world.cache.get("StatefulSet", cluster.namespace, name)
-    return (
-        known.manifest
-        if known is not None
-        else await world.api.get(STATEFUL_SET, cluster.namespace, name)
-    )
+    status = cluster.status.model_copy(update=changes)
+    return Secured(cluster.model_copy(update={"status": status}), tuple(problems))
 
 
 async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
@@ -104,7 +69,7 @@ async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
 
 
 async def _ensure_secrets(
-    world: World, cluster: BrokerCluster, security: Security
+    world: World, cluster: BrokerCluster
 ) -> tuple[EtcdAuthorityStatus | None, list[Problem]]:
     """Bring the secrets in order; what is to be said of the authority (None = nothing new), and
     what stands in the way."""
@@ -121,11 +86,8 @@ async def _ensure_secrets(
     now_ms = world.clock.wall_ms()
     known = _authorities_in(cluster, found, now_ms)
     trusted = None
-    if (
-        known is not None
-        and security is Security.TLS
-        and is_due(known, cluster.metadata.annotations.get(names.ROTATE_ETCD, ""), now_ms)
-    ):
+    rotate = cluster.metadata.annotations.get(names.ROTATE_ETCD, "")
+    if known is not None and is_due(known, rotate, now_ms):
         trusted = await _trusted_by_members(world, cluster)
     problems: list[Problem] = []
     for step in plan_secrets(cluster, found, now_ms, trusted):
@@ -250,7 +212,7 @@ async def _write(world: World, cluster: BrokerCluster, step: Write) -> Manifest 
 async def ensure_users(world: World, secured: Secured) -> list[Problem]:
     """Users, roles and authentication of a managed etcd that can be reached. Raises NotLeading."""
     cluster = secured.cluster
-    if cluster.spec.etcd.managed is None or secured.security is not Security.TLS:
+    if cluster.spec.etcd.managed is None:
         return []
     try:
         changes = await (await world.store_of(cluster)).ensure_users()

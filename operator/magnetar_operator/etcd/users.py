@@ -1,6 +1,6 @@
 """Users and roles in a running etcd.
 
-Owns: reading and changing them, switching authentication on, and the scheme of members' addresses.
+Owns: reading and changing them, and switching authentication on.
 Imports: aetcd's stubs, magnetar.metadata, etcd_roles. Invariants: level-triggered: whatever state
 etcd is in (new, restored from a backup, changed by hand), a call ends with the wanted users and
 authentication on, or raises; when nothing has changed since the last call it asks one question and
@@ -43,7 +43,6 @@ class EtcdUsers:
             status = await self._ask("AuthStatus", rpc.AuthStatusRequest())
             if status.enabled and status.authRevision == self._verified:
                 return 0
-            await self._secure_addresses()
             changes = plan_access(await self._read())
             for change in changes:
                 self._before_write()
@@ -55,21 +54,6 @@ class EtcdUsers:
             status = await self._ask("AuthStatus", rpc.AuthStatusRequest())
             self._verified = int(status.authRevision) if status.enabled else -1
             return len(changes)
-
-    async def _secure_addresses(self) -> None:
-        """A member that was made without TLS is still known under http://, where no other would
-        find it now."""
-        members = await self._ask("MemberList", rpc.MemberListRequest(), rpc.ClusterStub)
-        for member in members.members:
-            urls = [url.replace("http://", "https://", 1) for url in member.peerURLs]
-            if urls != list(member.peerURLs):
-                self._before_write()
-                log.info("etcd.member_address", member=f"{member.ID:x}", urls=urls)
-                await self._ask(
-                    "MemberUpdate",
-                    rpc.MemberUpdateRequest(ID=member.ID, peerURLs=urls),
-                    rpc.ClusterStub,
-                )
 
     async def _read(self) -> Access:
         roles: dict[str, frozenset[Grant]] = {}

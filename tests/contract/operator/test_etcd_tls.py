@@ -32,7 +32,6 @@ from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.builders.etcd_set import DATA_PATH, TLS_PATH
 from magnetar_operator.builders.etcd_tls import MEMBER
 from magnetar_operator.etcd.certificates import Pair, Subject, issue, make_authority
-from magnetar_operator.etcd.security import Security
 from magnetar_operator.etcd.users import EtcdUsers
 from tests.support.samples import DEFAULTS, cluster
 
@@ -42,13 +41,9 @@ OPTIONS_OF_LIFE = ("--initial-cluster=", "--initial-cluster-token=", "--initial-
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 
 
-def rendered(security: str) -> tuple[list[str], dict[str, str]]:
+def rendered() -> tuple[list[str], dict[str, str]]:
     """Flags and environment of the container."""
-    resource = cluster()
-    resource = resource.model_copy(
-        update={"status": resource.status.model_copy(update={"etcd_security": security})}
-    )
-    children = {identity_of(manifest): manifest for manifest in desired(resource, DEFAULTS, 1, {})}
+    children = {identity_of(manifest): manifest for manifest in desired(cluster(), DEFAULTS, 1, {})}
     container = children["StatefulSet", "main-etcd"]["spec"]["template"]["spec"]["containers"][0]
     environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
     return container["command"][1:], environment
@@ -102,31 +97,12 @@ class Pod:
     def peer_url(self) -> str:
         return f"https://127.0.0.1:{self.peer}"
 
-    def start(self, security: str, cluster_of: list[Pod] | None = None) -> None:
-        """Start with what is rendered for `security`; "plain" is what an operator without TLS
-        rendered."""
-        flags, environment = rendered("" if security == "plain" else security)
+    def start(self, cluster_of: list[Pod] | None = None) -> None:
+        """Start with what is rendered."""
+        flags, environment = rendered()
         initial = ",".join(f"{pod.name}={pod.peer_url}" for pod in cluster_of or [self])
         flags = [flag for flag in flags if not flag.startswith(OPTIONS_OF_LIFE)]
         flags += [f"--initial-cluster={initial}", "--log-level=error"]
-        if security == "plain":
-            secured = (
-                "client-cert",
-                "trusted-ca",
-                "cert-file",
-                "key-file",
-                "peer-client",
-                "peer-trusted",
-                "peer-cert",
-                "peer-key",
-                "tls-",
-            )
-            flags = [
-                flag.replace("https://", "http://")
-                for flag in flags
-                if not flag.startswith(tuple(f"--{name}" for name in secured))
-            ]
-            flags = [",".join(dict.fromkeys(flag.split(","))) for flag in flags]
         flags = list(map(self._here, flags))
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "log").open("ab") as output:
@@ -223,33 +199,18 @@ async def addresses(opened: EtcdStore) -> list[str]:
     return [url for member in answer.members for url in member.peerURLs]
 
 
-def test_an_etcd_made_without_tls_keeps_its_data_on_the_way_to_it(
-    tmp_path: Path, keyring: Keyring
-) -> None:
-    """Plain, then both on one port, then TLS and users alone; what was written before is there
-    afterwards, and nobody plain is heard."""
+def test_nobody_without_a_certificate_is_heard(tmp_path: Path, keyring: Keyring) -> None:
+    """Only the probe needs neither certificate nor user."""
     pod = Pod(tmp_path, keyring)
 
     async def scenario() -> None:
-        pod.start("plain")
-        pod.wait_ready()
-        await put([pod], None, "written-in-plain")
-        pod.stop()
-        pod.start(Security.MIXED)
-        pod.wait_ready()
-        await put([pod], None, "by-a-broker-of-before")
-        await put([pod], keyring[names.BROKER_USER], "by-a-broker-of-now")
-        pod.stop()
-        pod.start(Security.TLS)
+        pod.start()
         pod.wait_ready()
         assert await admit([pod], keyring) > 0
+        await put([pod], keyring[names.BROKER_USER], keys.LEADER)
         with pytest.raises(StoreUnavailable):
-            await put([pod], None, "x", timeout_s=0.5)
-        reader = store([pod], keyring[names.BROKER_USER])
-        assert len((await reader.range("")).items) == 3
-        assert await addresses(reader) == [pod.peer_url]
-        await reader.close()
-        pod.wait_ready()  # the probe needs no certificate and no user
+            await put([pod], None, keys.LEADER, timeout_s=0.5)
+        pod.wait_ready()
 
     try:
         asyncio.run(scenario())
@@ -264,7 +225,7 @@ def test_three_members_trust_each_other_and_no_client_passes_for_one(
 
     async def scenario() -> None:
         for pod in pods:
-            pod.start(Security.TLS, pods)
+            pod.start(pods)
         for pod in pods:
             await asyncio.to_thread(pod.wait_ready)
         await admit(pods, keyring)
@@ -310,7 +271,7 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(
     )
 
     async def scenario() -> None:
-        pod.start(Security.TLS)
+        pod.start()
         pod.wait_ready()
         await admit([pod], keyring)
         await asyncio.to_thread(broker.start)
@@ -324,7 +285,7 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(
                 mounted, issue(keyring._authority, Subject(names.BROKER_USER), CLOCK.wall_ms())
             )
             pod.stop()
-            pod.start(Security.TLS)
+            pod.start()
             await asyncio.to_thread(pod.wait_ready)
             await producer.send(b"after")
             other = await client.create_producer("persistent://public/default/another")

@@ -13,13 +13,12 @@ from magnetar.metadata import keys
 from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
-from magnetar_operator.builders.etcd_tls import client_secret, content, pair_of
+from magnetar_operator.builders.etcd_tls import content, pair_of
 from magnetar_operator.builders.object import Manifest
 from magnetar_operator.engine.planning import Taken
 from magnetar_operator.etcd.certificates import make_authority
 from magnetar_operator.etcd.roles import ROLES, USERS, Access, Change, Grant, plan_access
 from magnetar_operator.etcd.secrets import Lost, Write, plan_secrets, secret_names
-from magnetar_operator.etcd.security import Security, listening, plan_security
 from tests.support.samples import DEFAULTS, cluster
 
 NOW_MS = 1_800_000_000_000
@@ -163,90 +162,16 @@ def test_secrets_of_others_are_left_alone() -> None:
     assert step == Taken(("Secret", "main-etcd-ca"), "")
 
 
-# --- from plain to TLS ----------------------------------------------------------------------------
-
-
-def with_security(security: str) -> BrokerCluster:
-    made_one = cluster()
-    return made_one.model_copy(
-        update={"status": made_one.status.model_copy(update={"etcd_security": security})}
-    )
-
-
-def sets(security: str) -> tuple[Manifest, Manifest]:
-    """StatefulSets of etcd and brokers as they are made, and ready."""
-    children = {
-        identity_of(manifest): manifest
-        for manifest in desired(with_security(security), DEFAULTS, 2, {})
-    }
-    etcd, brokers = children["StatefulSet", "main-etcd"], children["StatefulSet", "main-broker"]
-    etcd["metadata"]["generation"] = 1
-    etcd["status"] = {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 1}
-    return etcd, brokers
-
-
-def pods_of(brokers: Manifest) -> list[Manifest]:
-    return [brokers["spec"]["template"]] * 2
-
-
 def test_a_new_etcd_knows_nothing_but_tls() -> None:
-    etcd, brokers = sets("")
-    assert plan_security(None, None, []) is Security.TLS
-    assert listening(etcd) is Security.TLS
-    assert plan_security(etcd, brokers, pods_of(brokers)) is Security.TLS
+    children = {identity_of(manifest): manifest for manifest in desired(cluster(), DEFAULTS, 2, {})}
+    etcd, brokers = children["StatefulSet", "main-etcd"], children["StatefulSet", "main-broker"]
     command = etcd["spec"]["template"]["spec"]["containers"][0]["command"]
     assert not [
         part
         for part in command
         if "http://" in part and not part.startswith("--listen-metrics-urls")
     ]
-
-
-def test_an_etcd_made_without_tls_changes_over_step_by_step() -> None:
-    """Both on one port; clients one by one; TLS alone. Whoever looks in between sees the step
-    that it is at."""
-    plain_etcd, plain_brokers = sets("")
-    container = plain_etcd["spec"]["template"]["spec"]["containers"][0]
-    container["command"] = [part.replace("https://", "http://") for part in container["command"]]
-    plain_brokers = sets(Security.PLAIN)[1]
-    assert plan_security(plain_etcd, plain_brokers, pods_of(plain_brokers)) is Security.PLAIN
-
-    both, still_plain = sets(Security.PLAIN)
-    assert listening(both) is Security.MIXED
-    assert "--store-tls" not in still_plain["spec"]["template"]["spec"]["containers"][0]["args"]
-    restarting = both | {
-        "status": {"observedGeneration": 1, "updatedReplicas": 1, "readyReplicas": 0}
-    }
-    assert plan_security(restarting, still_plain, pods_of(still_plain)) is Security.PLAIN
-    assert plan_security(both, still_plain, pods_of(still_plain)) is Security.MIXED
-
-    both, told = sets(Security.MIXED)
-    assert listening(both) is Security.MIXED
-    assert "--store-tls" in told["spec"]["template"]["spec"]["containers"][0]["args"]
-    half = [told["spec"]["template"], still_plain["spec"]["template"]]
-    assert plan_security(both, told, half) is Security.MIXED
-    # One member that is away does not send clients back.
-    assert plan_security(restarting, told, half) is Security.MIXED
-    assert plan_security(both, told, pods_of(told)) is Security.TLS
-
-
-def test_a_cluster_of_an_earlier_operator_is_spoken_to_in_plain_until_it_was_looked_at() -> None:
-    old = cluster()
-    old = old.model_copy(update={"status": old.status.model_copy(update={"storage_id": "5e"})})
-    assert client_secret(old, names.BROKER_USER) == ""
-    assert client_secret(cluster(), names.BROKER_USER) == "main-etcd-broker"
-    external = cluster(
-        etcd={"external": {"endpoints": ["https://e:2379"], "tls": {"secretRef": {"name": "mine"}}}}
-    )
-    assert (
-        client_secret(external, names.BROKER_USER)
-        == client_secret(external, names.JOB_USER)
-        == "mine"
-    )
-    assert (
-        client_secret(cluster(etcd={"external": {"endpoints": ["e:2379"]}}), names.BROKER_USER)
-        == ""
-    )
+    assert "--store-tls" in brokers["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 def test_mounted_certificates_are_readable_by_the_pods_user_alone() -> None:
