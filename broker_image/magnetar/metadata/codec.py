@@ -24,7 +24,8 @@ from magnetar.errors import StoreError
 
 R = TypeVar("R", bound="Record")
 
-LEFT_OUT = "left out"
+FIRST_SCHEMA = 2
+"""The oldest that is read."""
 REMEMBERED_RECORDS_MAX = 1024
 """Decoded records that are kept: bundle records, above all, are read again and again by
 everybody who watches them."""
@@ -32,18 +33,12 @@ REMEMBERED_BYTES_MAX = 4096
 """Longer ones are decoded each time."""
 
 
-def optional(empty: str | int = "") -> Any:
-    """A text or number that is left out while it is empty: brokers of the version before, which
-    refuse what they do not know, read on."""
-    return dataclasses.field(default=empty, metadata={LEFT_OUT: True})
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """Base of all records."""
 
-    SCHEMA: ClassVar[int] = 1
-    """The newest that is written; older ones read on, their missing fields having defaults."""
+    SCHEMA: ClassVar[int] = FIRST_SCHEMA
+    """The one that is written. Older ones are read, their missing fields having defaults."""
 
     def encode(self) -> bytes:
         """Canonical JSON with the schema number under `schema`."""
@@ -65,9 +60,10 @@ def _decoded(cls: Any, data: bytes) -> Any:
         schema = body.pop("schema")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise StoreError(f"{cls.__name__}: not a record: {data[:80]!r}") from error
-    if schema not in range(1, cls.SCHEMA + 1):
+    if schema not in range(FIRST_SCHEMA, cls.SCHEMA + 1):
         raise StoreError(
-            f"{cls.__name__}: schema {schema} is not {cls.SCHEMA}; upgrade this component"
+            f"{cls.__name__}: schema {schema} is not one of {FIRST_SCHEMA} to {cls.SCHEMA}; "
+            "upgrade the older component"
         )
     try:
         return built(cls, body)
@@ -111,8 +107,7 @@ def built(kind: Any, value: Any) -> Any:
 
 def members(value: Any) -> dict[str, Any]:
     """A nested record as JSON has it."""
-    found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {field.name: item for field, item in found if item or LEFT_OUT not in field.metadata}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 @lru_cache(maxsize=512)

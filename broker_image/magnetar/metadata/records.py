@@ -1,8 +1,8 @@
 """Records of the metadata store.
 
-Owns: the value of every key in `keys`, as frozen dataclasses. Imports: record_json (how they are
+Owns: the value of every key in `keys`, as frozen dataclasses. Imports: codec (how they are
 written and read, with their invariants). Invariant: a field that is added has a default, and raises
-the schema number or is left out while it is empty.
+the schema number.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from magnetar.metadata.codec import LEFT_OUT, Record, json_of, members, optional
+from magnetar.metadata.codec import Record
 
 RESTORE_STRIDE = 1 << 36
 """The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with.
@@ -99,7 +99,7 @@ class BundleRecord(Record):
     epochs: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     reason: str = ""
-    pinned_until_ms: int = optional(0)
+    pinned_until_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class ListenerAddress:
 
     service_url: str
     http_url: str = ""
-    service_url_tls: str = optional()
-    http_url_tls: str = optional()
+    service_url_tls: str = ""
+    http_url_tls: str = ""
 
 
 def over_tls(listener: str) -> str:
@@ -145,8 +145,8 @@ class IncarnationRecord(Record):
     version: str
     draining: bool = False
     listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict)
-    service_url_tls: str = optional()
-    http_url_tls: str = optional()
+    service_url_tls: str = ""
+    http_url_tls: str = ""
 
     def service_url_on(self, listener: str) -> str | None:
         """The broker's address on a listener, or by TLS on `over_tls(listener)`; None if it has
@@ -197,7 +197,7 @@ class NamespaceRecord(Record):
     policies: dict[str, Any]
     owner: str = ""
     owned: tuple[str, ...] = ()
-    deleting: str = optional()
+    deleting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,24 +367,12 @@ class CoordinatorRecord(Record):
     never had a log. A life puts its own log into the chain before it answers anything.
     """
 
-    SCHEMA: ClassVar[int] = 2
-
     incarnation: str
     epoch: int
     state: CoordinatorState
     open_transactions: int = 0
     checkpoint: CheckpointPointer | None = None
     chain: tuple[LogRange, ...] = ()
-
-    def encode(self) -> bytes:
-        """As every record; one without a log is of schema 1, which components that know no logs
-        of coordinators read."""
-        if self.chain:
-            return Record.encode(self)
-        assert self.checkpoint is None, "a checkpoint is followed by a range of a log"
-        body = members(self) | {"schema": 1}
-        del body["checkpoint"], body["chain"]
-        return json_of(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,11 +390,9 @@ class CoordinatorClaimRecord(Record):
     http_url: str
     started_ms: int
     version: str
-    service_url_tls: str = optional()
-    http_url_tls: str = optional()
-    listeners: dict[str, ListenerAddress] = dataclasses.field(
-        default_factory=dict, metadata={LEFT_OUT: True}
-    )
+    service_url_tls: str = ""
+    http_url_tls: str = ""
+    listeners: dict[str, ListenerAddress] = dataclasses.field(default_factory=dict)
 
     def service_url_on(self, listener: str) -> str | None:
         """The coordinator's address on a listener, or by TLS on `over_tls(listener)`; None if it

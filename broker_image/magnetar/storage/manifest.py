@@ -1,4 +1,4 @@
-"""Manifests of a bundle (version 1).
+"""Manifests of a bundle (version 2).
 
 Owns: the immutable object that says which files hold a bundle's entries, and its commit through the
 metadata store. Imports: errors, clock, names, metadata, volume. Invariants: an object is never
@@ -23,21 +23,18 @@ from magnetar.metadata import keys
 from magnetar.metadata.codec import built, members
 from magnetar.metadata.records import ManifestPointer
 from magnetar.metadata.store import Compare, Delete, MetadataStore, Operation, Put
-from magnetar.names import BundleName, TopicName, sidecar_of, topic_of_sidecar
+from magnetar.names import BundleName, TopicName
 from magnetar.storage import names
 from magnetar.storage.document import close_document, decode_document, document_json, json_items
 from magnetar.storage.turns import Turns
 from magnetar.storage.volumes.volume import Volume
 
-KIND, VERSION = "manifest", 1
+KIND, VERSION = "manifest", 2
 COMMIT_ATTEMPTS_MAX = 64
 TURN_BYTES = 32 << 10
 TURN_PARSED = 200
 """A manifest is written in turns of so many bytes and parsed in turns of so many topics and
 segments, one or two milliseconds each."""
-_UNUSED = "parent"
-"""A field of version 1 that is always null: children of a split have lists of their own. It goes
-with the next version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +151,7 @@ class Manifest:
 
 
 async def encode_manifest(manifest: Manifest) -> bytes:
-    """The object's bytes, made in turns.
-
-    How far a topic is complete stands where its sidecar would be trimmed: up to there nothing is in
-    the sidecar only. Brokers of before it was written read that, keep it, and have no use for it.
-    """
+    """The object's bytes, made in turns."""
     turns: list[bytes] = []
     pieces, made = [], 0
     for piece in _pieces(manifest):
@@ -174,21 +167,16 @@ async def encode_manifest(manifest: Manifest) -> bytes:
 def _pieces(manifest: Manifest) -> Iterator[bytes]:
     """The object's JSON in pieces that take a millisecond or so each, as `document_json` has it."""
     head = members(manifest)
-    topics: dict[str, TopicSegments] = dict(head.pop("topics"))
-    for name, found in manifest.topics.items():
-        if found.complete is not None:
-            topics[sidecar_of(name)] = TopicSegments(trimmed=found.complete)
+    topics: dict[str, TopicSegments] = head.pop("topics")
     level0 = list(map(members, manifest.level0))
-    yield (
-        document_json({**head, "kind": KIND, "level0": level0, _UNUSED: None})[:-1] + b',"topics":{'
-    )
+    yield document_json({**head, "kind": KIND, "level0": level0})[:-1] + b',"topics":{'
     separator = b""
     for name in sorted(topics):
         found = topics[name]
         yield b'%s%s:{"compacted":' % (separator, document_json(name))
         separator = b","
         yield from _compacted_pieces(found.compacted)
-        yield b',"level1":['
+        yield b',"complete":%s,"level1":[' % document_json(found.complete)
         yield from json_items(found.level1, members)
         yield b'],"trimmed":%s}' % document_json(found.trimmed)
     yield b"}," + document_json({"version": VERSION})[1:]
@@ -209,11 +197,6 @@ def _compacted_pieces(view: Compacted | None) -> Iterator[bytes]:
 async def decode_manifest(data: bytes, name: str) -> Manifest:
     """Parse the object `name`, in turns. Raises CorruptData."""
     body = decode_document(KIND, VERSION, data, name)
-    if body.pop(_UNUSED, None) is not None:
-        raise CorruptData(
-            f"{name}: {_UNUSED} has a value, which no release has ever written; restore this file "
-            "from a backup"
-        )
     try:
         listed = built(dict[str, Any], body.pop("topics", {}))
         # checks the type of every field, as all that follows
@@ -226,20 +209,10 @@ async def decode_manifest(data: bytes, name: str) -> Manifest:
 
 async def _topics(listed: dict[str, Any]) -> dict[str, TopicSegments]:
     turns = Turns(TURN_PARSED)
-    read = {
+    return {
         topic: await _topic(built(dict[str, Any], fields), turns)
         for topic, fields in listed.items()
     }
-    topics = {
-        found: segments for found, segments in read.items() if topic_of_sidecar(found) is None
-    }
-    for found, sidecar in read.items():
-        topic = topic_of_sidecar(found)
-        if topic is not None:
-            topics[topic] = dataclasses.replace(
-                topics.get(topic, TopicSegments()), complete=sidecar.trimmed
-            )
-    return topics
 
 
 async def _topic(fields: dict[str, Any], turns: Turns) -> TopicSegments:

@@ -4,7 +4,7 @@ taken for a record."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,8 +18,6 @@ from magnetar.metadata.records import (
     ClusterRecord,
     CoordinatorRecord,
     CoordinatorState,
-    IncarnationRecord,
-    ListenerAddress,
     LogPosition,
     LogRange,
     NamespaceRecord,
@@ -102,7 +100,8 @@ def test_a_record_survives_its_encoding_and_the_encoding_is_canonical(record: Re
         {"anything": 3},
         {"flag": 1},
         {"unknown": 1},
-        {"schema": 2},
+        {"schema": 1},
+        {"schema": 3},
     ],
     ids=str,
 )
@@ -138,27 +137,3 @@ def test_an_unknown_state_is_refused() -> None:
     body = {**json.loads(OWNED.encode()), "state": "Elsewhere"}
     with pytest.raises(StoreError, match="Elsewhere"):
         BundleRecord.decode(json.dumps(body).encode())
-
-
-def test_a_coordinator_without_a_log_is_what_components_without_logs_of_coordinators_read() -> None:
-    """Schema 1, byte for byte, as long as there is no log; it reads as one without any. What has
-    a log is of schema 2, which they refuse."""
-    plain = CoordinatorRecord("tx-coordinator-0.a", 3, CoordinatorState.SERVING, 2)
-    assert (
-        plain.encode()
-        == b'{"epoch":3,"incarnation":"tx-coordinator-0.a","open_transactions":2,"schema":1,"state":"Serving"}'
-    )
-    assert CoordinatorRecord.decode(plain.encode()) == plain
-    assert json.loads(COORDINATOR.encode())["schema"] == 2
-
-
-def test_addresses_by_tls_are_left_out_while_there_are_none() -> None:
-    """A broker of the version before refuses fields that it does not know: it reads on until
-    somebody switches TLS on."""
-    record = IncarnationRecord(
-        "b", "pulsar://a:1", "http://a:2", 0, "v", listeners={"x": ListenerAddress("pulsar://x:1")}
-    )
-    assert b"tls" not in record.encode()
-    secure = replace(record, service_url_tls="pulsar+ssl://a:3", http_url_tls="https://a:4")
-    assert IncarnationRecord.decode(secure.encode()) == secure
-    assert IncarnationRecord.decode(record.encode()) == record

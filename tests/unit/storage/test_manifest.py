@@ -49,9 +49,9 @@ NEWER = dataclasses.replace(
 )
 GOLDEN = (
     b'{"bundle":"a/b/0x00000000_0x40000000","covered":[7,3],"generation":4,"kind":"manifest","level0":[{"epochs":[7],"file":2,"incarnation":"broker-0.5f",'
-    b'"length":4096}],"parent":null,"topics":{"persistent://a/b/c":{"compacted":{"generation":1,"horizon":[3,9],"segments":[]},"level1":'
+    b'"length":4096}],"topics":{"persistent://a/b/c":{"compacted":{"generation":1,"horizon":[3,9],"segments":[]},"complete":null,"level1":'
     b'[{"bytes":900,"entries":10,"first":[3,0],"last":[3,9],"length":1000,"object":"segments/a/b/0x00000000_0x40000000/1.seg","offset":64}],'
-    b'"trimmed":[1,5]}},"version":1}\ncrc32c=427db775\n'
+    b'"trimmed":[1,5]}},"version":2}\ncrc32c=ad3e7150\n'
 )
 
 
@@ -71,34 +71,16 @@ def golden_manifest() -> Manifest:
 
 
 def test_golden_manifest() -> None:
-    """Version 1 never changes."""
+    """Version 2 never changes."""
     assert encoded(golden_manifest()) == GOLDEN
     assert decoded(GOLDEN) == golden_manifest()
 
 
-WITH_TRANSACTIONS = (
-    b'{"bundle":"a/b/0x00000000_0x40000000","covered":[7,3],"generation":4,"kind":"manifest","level0":[],"parent":null,"topics":'
-    b'{"persistent://a/b/c":{"compacted":null,"level1":[],"trimmed":null},'
-    b'"persistent://a/b/c/_txnlog":{"compacted":null,"level1":[],"trimmed":[15,8]}},"version":1}\ncrc32c=adab2bb3\n'
-)
-
-
-def test_how_far_a_topic_is_complete_stands_where_brokers_of_before_pass_it_over() -> None:
-    """Version 1 as well: a broker that is rolled back finds the fields that it knows, under a
-    name that it gives to no topic."""
+def test_how_far_a_topic_is_complete_is_kept() -> None:
     manifest = Manifest(
         str(BUNDLE), 4, topics={TOPIC: TopicSegments(complete=(15, 8))}, covered=(7, 3)
     )
-    data = encoded(manifest)
-    assert data == WITH_TRANSACTIONS
-    assert decoded(data) == manifest
-    body = decode_document(KIND, VERSION, data, "m")
-    assert all(
-        found.keys() == {"level1", "compacted", "trimmed"} for found in body["topics"].values()
-    )
-    del body["topics"][TOPIC]  # a broker of before has deleted the topic, or trimmed it away
-    left = decoded(encode_document(KIND, VERSION, body))
-    assert left.topics == manifest.topics
+    assert decoded(encoded(manifest)) == manifest
 
 
 @pytest.mark.parametrize(
@@ -148,15 +130,7 @@ def many_topics(topics: int, segments: int) -> Manifest:
 
 def in_one_go(manifest: Manifest) -> bytes:
     """What the bytes are, without turns."""
-    body = dataclasses.asdict(manifest)
-    for name, found in list(body["topics"].items()):
-        if (complete := found.pop("complete")) is not None:
-            body["topics"][f"{name}/_txnlog"] = {
-                "level1": [],
-                "compacted": None,
-                "trimmed": complete,
-            }
-    return encode_document(KIND, VERSION, {**body, "parent": None})
+    return encode_document(KIND, VERSION, dataclasses.asdict(manifest))
 
 
 @pytest.mark.parametrize(("topics", "segments"), [(0, 0), (1, 0), (30, 3), (2, 1200)])
@@ -187,14 +161,6 @@ def test_others_have_turns_while_a_manifest_is_written_and_parsed(
     assert decoded(data) == manifest
     assert pauses >= data.count(b'"level1"') // 20 + data.count(b'"object"') // 20
     assert (pauses > 0) == (topics * segments > 0)
-
-
-def test_a_list_that_refers_to_another_bundles_is_not_read_as_whole() -> None:
-    """The field stands in version 1 and was never used; whoever passed a value over would miss
-    messages."""
-    body = {**decode_document(KIND, VERSION, GOLDEN, "m"), "parent": "manifests/a/b/1-0.json"}
-    with pytest.raises(CorruptData, match="m: parent has a value"):
-        decoded(encode_document(KIND, VERSION, body))
 
 
 def with_segment(segment: SegmentReference) -> Rewrite:
