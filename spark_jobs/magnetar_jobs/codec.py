@@ -1,7 +1,7 @@
 """Compression of batch payloads, as Pulsar clients do it.
 
 Owns: the four codecs of `MessageMetadata.compression`. Imports: errors, pyarrow (on first use),
-zlib. Source: protocol 1.2; LZ4 is the raw block (its size is `uncompressed_size`), ZLIB a zlib
+zlib. Source: Pulsar's protocol; LZ4 is the raw block (its size is `uncompressed_size`), ZLIB a zlib
 stream, ZSTD one frame, SNAPPY the raw format. Invariants: what a peer claims never makes memory
 grow beyond `UNCOMPRESSED_BYTES_MAX`; damaged or unknown input raises ProtocolError.
 """

@@ -1,16 +1,14 @@
 """What topic compaction sees in one stored entry, and how a batch is rewritten.
 
 Owns: the decision per message (key, live or deleted, chunk, marker) and the rewriting of batches.
-Imports: errors, wire, codec. Pure. Source: facts 4.1 and 4.2; protocol 1.2 and 2.16. Invariants:
-- a message is a deletion if its *payload* is empty (or `null_value` is set), whatever its metadata
-  weighs (#25817);
-- every message of a batch is decided on its own (#20980); a message that an earlier run removed is
-  neither kept nor a deletion;
-- markers are never keyed data; what cannot be opened is kept, never judged;
-- a rewritten batch keeps its id, its number of messages and the index of each; an entry that loses
-  nothing keeps its bytes. Removed messages are marked twice: as `compacted_out` (Java skips those)
-  and in `compacted_batch_indexes`, from which a broker builds the `ack_set` of MESSAGE, the only
-  mark that the C++ client and those around it (Python, Node) obey.
+Imports: errors, wire, codec. Pure. Invariants: - a message is a deletion if its *payload* is empty
+(or `null_value` is set), whatever its metadata weighs (#25817); - every message of a batch is
+decided on its own (#20980); a message that an earlier run removed is neither kept nor a deletion; -
+markers are never keyed data; what cannot be opened is kept, never judged; - a rewritten batch keeps
+its id, its number of messages and the index of each; an entry that loses nothing keeps its bytes.
+Removed messages are marked twice: as `compacted_out` (Java skips those) and in
+`compacted_batch_indexes`, from which a broker builds the `ack_set` of MESSAGE, the only mark that
+the C++ client and those around it (Python, Node) obey.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The client's transactions against a coordinator, a topic and a subscription that lose requests,
 answers and connections.
 
-In virtual time, from a seed. The model keeps what DESIGN promises of transactions, in a few lines;
-Pulsar's coordinator, which forgets what has ended, is a variant of it. Proven: what `commit` says
-is true, and `exactly_once` moves every message once, whatever is lost. A client that sends again
-after an unknown outcome is the control that the checks notice.
+In virtual time, from a seed. The model keeps what docs/transactions.md promises of transactions, in
+a few lines; Pulsar's coordinator, which forgets what has ended, is a variant of it. Proven: what
+`commit` says is true, and `exactly_once` moves every message once, whatever is lost. A client that
+sends again after an unknown outcome is the control that the checks notice.
 """
 
 from __future__ import annotations

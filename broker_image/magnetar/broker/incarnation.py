@@ -1,10 +1,9 @@
 """One incarnation of a broker.
 
 Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener,
-tickers, drain. Imports: server siblings, ports. Invariants: nothing is served before the claim
-exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and for
-good (the process then starts a new one); a planned stop hands every bundle over before the lease is
-given up.
+tickers, drain. Imports: ports. Invariants: nothing is served before the claim exists and the
+predecessor of the same name is fenced; `fail` ends the incarnation at once and for good (the
+process then starts a new one); a planned stop hands every bundle over before the lease is given up.
 """
 
 from __future__ import annotations
@@ -450,8 +449,8 @@ class Broker:
         self.fail(f"log: {error}")
 
     def _lease_lost(self, reason: str) -> None:
-        """The lease only detects (DESIGN 4): while nobody has fenced us we go on under our claim
-        and register again."""
+        """The lease only detects: while nobody has fenced us we go on under our claim and register
+        again."""
         if self.ready:
             log.warning("broker.lease_lost", incarnation=self.incarnation, reason=reason)
             self._begin_registration()

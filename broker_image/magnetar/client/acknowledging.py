@@ -1,7 +1,7 @@
 """Which messages of which entries are acknowledged.
 
 Owns: the ids that an ACK carries, for whole entries and for parts of batches. Imports: messages,
-wire. Source: protocol 2.6: an ack_set has bit 1 for every message of the batch that is *not*
+wire. Source: Pulsar's protocol: an ack_set has bit 1 for every message of the batch that is *not*
 acknowledged; the broker ANDs the sets it gets. Invariant: a batch whose last message is
 acknowledged is acknowledged whole, without an ack_set, so that brokers without batch-index
 acknowledgement still delete it.

@@ -1,11 +1,11 @@
 """Messages in more than one entry.
 
 Owns: putting the chunks of a message together. Imports: messages, wire's positions. No I/O. Source:
-protocol 2.9: chunks share a uuid and come in order; the payload is compressed before it is cut; the
-message's id is that of its last chunk. Invariants: a message comes out when its last chunk is there
-and all before it were, byte for byte; unfinished messages are limited in number and size, and what
-is given up is named, so that it can be delivered again; of chunks that a producer has sent twice
-none is left behind: they are part of the message, or named as repeated.
+Pulsar's protocol: chunks share a uuid and come in order; the payload is compressed before it is
+cut; the message's id is that of its last chunk. Invariants: a message comes out when its last chunk
+is there and all before it were, byte for byte; unfinished messages are limited in number and size,
+and what is given up is named, so that it can be delivered again; of chunks that a producer has sent
+twice none is left behind: they are part of the message, or named as repeated.
 """
 
 from __future__ import annotations

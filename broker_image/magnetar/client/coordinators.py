@@ -1,11 +1,10 @@
 """Talking to transaction coordinators.
 
 Owns: which coordinators there are, staying connected to those in use, and requests that are sent
-again until they are answered. Imports: attachment, backoff, failures, wire. Source: protocol 2.14,
-facts on transactions 2.2 and 2.6. Invariants: a transaction's requests go to the coordinator that
-its id names; a request is sent again after a lost connection or answer (all of them may be: a lost
-NEW_TXN leaves an empty transaction that times out); a final refusal ends it, and so does its
-deadline.
+again until they are answered. Imports: attachment, backoff, failures, wire. Invariants: a
+transaction's requests go to the coordinator that its id names; a request is sent again after a lost
+connection or answer (all of them may be: a lost NEW_TXN leaves an empty transaction that times
+out); a final refusal ends it, and so does its deadline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages on their way in.
 
 Owns: turning a MESSAGE's entry into application messages. Imports: wire, compression, messages.
-Source: protocol 1.2; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and
+Source: Pulsar's protocol; MESSAGE.ack_set (bit 1 = not acknowledged yet), compacted_out and
 compacted_batch_indexes. Invariant: messages acknowledged or compacted away are left out; `skipped`
 says how many of those the broker charged permits for.
 """

@@ -1,8 +1,8 @@
 """Messages on their way out.
 
 Owns: what an application asked to send, and the entries made of it, batched or not. Imports: wire,
-compression. Source: protocol 1.2. Invariant: a message alone in its batch is sent unbatched (as the
-C++ client does), so its id has no batch index.
+compression. Source: Pulsar's binary protocol. Invariant: a message alone in its batch is sent
+unbatched (as the C++ client does), so its id has no batch index.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Connections by address, and finding the broker of a topic.
 
 Owns: one connection per (logical, physical) address, and look-ups over them with redirects.
-Imports: connection, network, wire. Source: protocol commands LOOKUP and PARTITIONED_METADATA;
-`proxy_through_service_url` sends everything through the service address. Invariants: at most one
-connection per address is open or opening; a look-up follows at most `REDIRECTS_MAX` redirects.
+Imports: connection, network, wire. Source: Pulsar's protocol: commands LOOKUP and
+PARTITIONED_METADATA; `proxy_through_service_url` sends everything through the service address.
+Invariants: at most one connection per address is open or opening; a look-up follows at most
+`REDIRECTS_MAX` redirects.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Consuming from one partition.
 
 Owns: permits, acknowledgements, redelivery and seeking of one consumer. Imports: attachment, inbox,
-copies, incoming, acknowledging, unacknowledged, wire. Source: protocol SUBSCRIBE, FLOW, ACK,
-REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6. Invariants: permits given and not used never exceed the receive
-queue; after a reconnect nothing received before is handed out (the broker sends it again), nor what
-waits of an entry that comes again; messages of an older consumer epoch are dropped; a reader goes
-on behind the last message taken.
+copies, incoming, acknowledging, unacknowledged, wire. Source: Pulsar's protocol: SUBSCRIBE, FLOW,
+ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6. Invariants: permits given and not used never exceed the
+receive queue; after a reconnect nothing received before is handed out (the broker sends it again),
+nor what waits of an entry that comes again; messages of an older consumer epoch are dropped; a
+reader goes on behind the last message taken.
 """
 
 from __future__ import annotations

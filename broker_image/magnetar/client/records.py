@@ -1,8 +1,8 @@
 """Avro records of Python models.
 
 Owns: `definition_of`: the definition under which Pulsar knows a JSON schema. Imports: the standard
-library; pydantic's models by their attributes. Source: protocol 2.15 (JSON schemas are compared as
-Avro records), the Avro specification's names and unions. Invariants: a type is defined once and
+library; pydantic's models by their attributes. Source: Pulsar's protocol (JSON schemas are compared
+as Avro records), the Avro specification's names and unions. Invariants: a type is defined once and
 referred to by name afterwards; a field that may be absent has a default; a type with no place in
 Avro is refused by the name of its field.
 """

@@ -2,9 +2,9 @@
 
 Owns: `Schema` and the three that need no registry: bytes, strings, JSON of a model. Imports:
 records (the model's definition), errors, wire; pydantic only when a JSON schema is made. Source:
-protocol 2.15. A schema is announced with PRODUCER and SUBSCRIBE; a broker that registers schemas
-checks it against the topic's. Invariant: `decode(encode(value))` equals `value`; what does not
-decode raises Undecodable and nothing else.
+Pulsar's binary protocol. A schema is announced with PRODUCER and SUBSCRIBE; a broker that registers
+schemas checks it against the topic's. Invariant: `decode(encode(value))` equals `value`; what does
+not decode raises Undecodable and nothing else.
 """
 
 from __future__ import annotations

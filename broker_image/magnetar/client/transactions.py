@@ -1,11 +1,11 @@
 """Transactions.
 
 Owns: `Transaction`: its state, which partitions and subscriptions take part, what is on its way in
-it, and how it ends. Imports: coordinators, failures. Source: PIP-31 and DESIGN's rules for END_TXN,
-which is idempotent and queryable. Invariants: a partition or subscription is registered before the
-first message or acknowledgement of the transaction leaves for it; COMMIT is sent only when
-everything in the transaction has succeeded; a commit returns only if the transaction took place,
-raises TransactionAborted only if it did not, and TransactionOutcomeUnknown if nobody said.
+it, and how it ends. Imports: coordinators, failures. Source: PIP-31's rules for END_TXN, which is
+idempotent and queryable. Invariants: a partition or subscription is registered before the first
+message or acknowledgement of the transaction leaves for it; COMMIT is sent only when everything in
+the transaction has succeeded; a commit returns only if the transaction took place, raises
+TransactionAborted only if it did not, and TransactionOutcomeUnknown if nobody said.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How brokers lead clients to the transaction coordinators.
 
 Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors,
-server.context. Source: protocol 2.14: clients ask for the partitions of that topic, look each of
-them up and connect there; partition i is coordinator i. Invariants: without a registered set of
+server.context. Source: Pulsar's protocol: clients ask for the partitions of that topic, look each
+of them up and connect there; partition i is coordinator i. Invariants: without a registered set of
 coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched
 off; the number of coordinators never names one that has not been ready; while a coordinator
 restarts look-ups of it wait; whoever waits when the set is withdrawn (its resource was deleted, and

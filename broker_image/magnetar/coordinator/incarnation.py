@@ -1,12 +1,11 @@
 """One life of a transaction coordinator.
 
 Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`),
-claim, log, following the set. Imports: server siblings, ports, client. Invariants: nothing is
-answered before the number is held, its log recovered, and both settled, nor after the lease may
-have ended or another life holds it; without `transactions_enabled` no log is written, and what an
-earlier life has left in one stays named in the number's record; `fail` ends this life at once and
-for good (the process then begins another one); a planned end gives the number back before the lease
-ends.
+claim, log, following the set. Imports: ports, client. Invariants: nothing is answered before the
+number is held, its log recovered, and both settled, nor after the lease may have ended or another
+life holds it; without `transactions_enabled` no log is written, and what an earlier life has left
+in one stays named in the number's record; `fail` ends this life at once and for good (the process
+then begins another one); a planned end gives the number back before the lease ends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A transaction coordinator's process.
 
 Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, identity,
-back-off, store and volume), server siblings. Invariants: SIGTERM and SIGINT mean: give the number
-back and leave; a life that has lost its number is followed by another one after a back-off, in the
-same process, with another incarnation and a higher epoch; the process exits non-zero only when it
-cannot start at all.
+back-off, store and volume). Invariants: SIGTERM and SIGINT mean: give the number back and leave; a
+life that has lost its number is followed by another one after a back-off, in the same process, with
+another incarnation and a higher epoch; the process exits non-zero only when it cannot start at all.
 """
 
 from __future__ import annotations

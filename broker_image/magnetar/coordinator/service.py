@@ -1,10 +1,10 @@
 """What a transaction coordinator answers.
 
 Owns: the commands of its connections. Imports: wire, errors, names, refusals, transactions. Source:
-protocol 2.14. While transactions are switched off every request about them gets what Apache Pulsar
-says then: an ERROR with a text that clients know. Invariants: every request gets exactly one
-answer, which names the error and says why; no official client waits for something that will not
-come; while the disk is behind nothing more is read.
+Pulsar's binary protocol. While transactions are switched off every request about them gets what
+Apache Pulsar says then: an ERROR with a text that clients know. Invariants: every request gets
+exactly one answer, which names the error and says why; no official client waits for something that
+will not come; while the disk is behind nothing more is read.
 """
 
 from __future__ import annotations

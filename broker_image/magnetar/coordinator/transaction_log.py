@@ -1,11 +1,11 @@
 """A transaction coordinator's log.
 
 Owns: `TransactionLog`: recovery of the lives before, group commit of changes, checkpoints, what
-they make superfluous. Imports: storage, the claim, the core. Source: DESIGN 5 and 8. Invariants: a
-life writes a checkpoint of everything the lives before it have acknowledged, and has it in its
-number's record, before it answers anything, so the chain is always one range, of its own log; what
-runs behind a change runs after the change was flushed and the claim was found; nothing is deleted
-that the record, as it stands, may ask for.
+they make superfluous. Imports: storage, the claim, the core. Invariants: a life writes a checkpoint
+of everything the lives before it have acknowledged, and has it in its number's record, before it
+answers anything, so the chain is always one range, of its own log; what runs behind a change runs
+after the change was flushed and the claim was found; nothing is deleted that the record, as it
+stands, may ask for.
 """
 
 from __future__ import annotations

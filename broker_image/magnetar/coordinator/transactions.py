@@ -1,11 +1,10 @@
 """Transactions of one coordinator: what its core decides, done.
 
 Owns: `Transactions`: requests in, records written, participants driven until they have answered,
-time. Imports: the core, the log, participants. Source: DESIGN 8, facts on transactions 2.3.
-Invariants: nothing is answered or driven but behind the records that it depends on; a decision is
-carried to every participant, again and again with a back-off, also after a restart, and however
-many are to be told, only so many in one turn of the loop; after the log has failed nothing leaves
-any more.
+time. Imports: the core, the log, participants. Invariants: nothing is answered or driven but behind
+the records that it depends on; a decision is carried to every participant, again and again with a
+back-off, also after a restart, and however many are to be told, only so many in one turn of the
+loop; after the log has failed nothing leaves any more.
 """
 
 from __future__ import annotations

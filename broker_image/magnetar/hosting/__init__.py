@@ -1,5 +1,5 @@
 """How a process is reached.
 
 Owns: its ports and the addresses that it advertises, TLS, the HTTP listener. Imports:
-magnetar.network, server siblings.
+magnetar.network.
 """

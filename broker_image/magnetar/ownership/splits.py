@@ -1,9 +1,9 @@
 """Where a bundle is divided.
 
 Owns: the boundaries that a split makes, by Pulsar's algorithms, and the bundles between them.
-Imports: errors, names. Pure. Source: facts on load balancing 1.1 and 1.4, vectors R1-R3, P1 and P2.
-Invariants: boundaries lie strictly inside the bundle, in order, each once; the children cover the
-parent without gap or overlap, and the last one is closed at the top exactly if the parent was.
+Imports: errors, names. Pure. Invariants: boundaries lie strictly inside the bundle, in order, each
+once; the children cover the parent without gap or overlap, and the last one is closed at the top
+exactly if the parent was.
 """
 
 from __future__ import annotations

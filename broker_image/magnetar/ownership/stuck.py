@@ -2,12 +2,12 @@
 
 Owns: `StuckStates`: which bundles have been on their way for too long although whoever is to act is
 there, and what is to be done. Imports: metadata.records. Pure. Source: PIP-192's monitor of
-in-flight states; what may be done about them is DESIGN 5: a destination that has not begun its term
-can be replaced; a source that does not release may have written RELEASE already, so its whole
-incarnation is fenced and all its bundles are taken over. Invariants: time is what the caller has
-watched a record unchanged, never a clock in the record; a bundle whose destination was replaced
-waits twice as long before the next replacement, so that one that nobody can recover does not
-wander; somebody who is gone is not stuck: that is an orphan.
+in-flight states; what may be done about them: a destination that has not begun its term can be
+replaced; a source that does not release may have written RELEASE already, so its whole incarnation
+is fenced and all its bundles are taken over. Invariants: time is what the caller has watched a
+record unchanged, never a clock in the record; a bundle whose destination was replaced waits twice
+as long before the next replacement, so that one that nobody can recover does not wander; somebody
+who is gone is not stuck: that is an orphan.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What all routes share.
 
 Owns: refusals as `{"reason": ...}`, redirects to the owner of a topic, names from paths, bodies as
-clients send them and their limit. Imports: FastAPI, names, errors. Source: facts on protocol 3:
-bare JSON scalars as bodies, under any content type; 307 to the broker that serves a topic.
-Invariants: every error leaves as its declared status with a reason; a success without a body is
-204; a body beyond the limit is refused before it is read, and what was read can be written again.
+clients send them and their limit. Imports: FastAPI, names, errors. Bare JSON scalars as bodies,
+under any content type; 307 to the broker that serves a topic. Invariants: every error leaves as its
+declared status with a reason; a success without a body is 204; a body beyond the limit is refused
+before it is read, and what was read can be written again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Routes of subscriptions.
 
 Owns: `/admin/v2/persistent/T/N/topic/subscription(s)`: create, delete, skip, expire, reset,
-properties. Imports: FastAPI, ports. Source: facts on protocol 3, priority 1. Invariant: on a
-partitioned topic they act on all its partitions, but for a position, which is one of a single
-partition.
+properties. Imports: FastAPI, ports. Invariant: on a partitioned topic they act on all its
+partitions, but for a position, which is one of a single partition.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 Owns: the decisions of the collector, as functions of durable facts: log files that every bundle and
 every coordinator has passed, checkpoints, manifests and segments that were superseded or never
-committed. Imports: metadata records, names of files, manifest. Pure. Source: DESIGN 5 (recovery
-chain) and 6 (manifest granularity, rewriting). Invariants: a file is given up only on facts that
-stay true once they are true (what a manifest has covered is never listed again, a chain only moves
-on, an epoch that is over points to nothing new), so it does not matter how old the facts are when
-the file goes; facts that are missing or contradict each other keep the file. Of a bundle's objects
-the last ones go by its record, which says Deleted, never by there being none.
+committed. Imports: metadata records, names of files, manifest. Pure. Invariants: a file is given up
+only on facts that stay true once they are true (what a manifest has covered is never listed again,
+a chain only moves on, an epoch that is over points to nothing new), so it does not matter how old
+the facts are when the file goes that are missing or contradict each other keep the file. Of a
+bundle's objects the last ones go by its record, which says Deleted, never by there being none.
 """
 
 from __future__ import annotations

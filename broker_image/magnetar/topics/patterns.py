@@ -1,10 +1,9 @@
 """Topic patterns: regular expressions that a client sends, matched in bounded time.
 
 Owns: the dialect (what RE2 and Java agree on), its parser, and a lazily built automaton. Imports:
-errors. Pure. Source: facts on protocol semantics 2.13. Invariants: matching takes time linear in
-the name, whatever the pattern (there is no back-tracking), and memory and work are bounded; what
-the dialect cannot say (look-around, back-references, possessive repetition) is refused, never
-guessed at.
+errors. Pure. Invariants: matching takes time linear in the name, whatever the pattern (there is no
+back-tracking), and memory and work are bounded; what the dialect cannot say (look-around,
+back-references, possessive repetition) is refused, never guessed at.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What a backlog beyond its quota leads to.
 
-Owns: the decision. Imports: policies. Pure. Source: facts on protocol 2.11: producer_request_hold
-and producer_exception keep producers away; consumer_backlog_eviction moves the slowest cursors on
-until nine tenths of the limit are left. Invariants: within all quotas nothing happens; producers
-are kept away as long as one of the quotas that say so is exceeded, and an exception counts before a
-hold; eviction touches only subscriptions that are beyond the limit, and only entries that bring
-them below it.
+Owns: the decision. Imports: policies. Pure. Producer_request_hold and producer_exception keep
+producers away; consumer_backlog_eviction moves the slowest cursors on until nine tenths of the
+limit are left. Invariants: within all quotas nothing happens; producers are kept away as long as
+one of the quotas that say so is exceeded, and an exception counts before a hold; eviction touches
+only subscriptions that are beyond the limit, and only entries that bring them below it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of transactions.
 
-Owns: `TxnId`. Imports: nothing. Pure. Source: protocol 2.14, PIP-31: two u64, `txnid_most_bits` and
-`txnid_least_bits`. Invariant: (0, 0) is a transaction like any other, the first of the first
+Owns: `TxnId`. Imports: nothing. Pure. Source: Pulsar's protocol, PIP-31: two u64, `txnid_most_bits`
+and `txnid_least_bits`. Invariant: (0, 0) is a transaction like any other, the first of the first
 coordinator: presence is tested, never the value.
 """
 

@@ -1,9 +1,9 @@
 """CRC-32C.
 
 Owns: the checksum of an entry's metadata and payload. Imports: crc32c, errors. Pure. Source:
-protocol frame, magic 0x0e01: a big-endian u32 over everything after it (metadata size, metadata,
-payload). Invariant: an entry without the magic has no checksum and passes; Pulsar clients older
-than protocol 6 send such entries.
+Pulsar's protocol: frame, magic 0x0e01: a big-endian u32 over everything after it (metadata size,
+metadata, payload). Invariant: an entry without the magic has no checksum and passes; Pulsar clients
+older than protocol 6 send such entries.
 """
 
 from __future__ import annotations

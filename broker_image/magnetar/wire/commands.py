@@ -2,8 +2,8 @@
 
 Owns: the checks every inbound command passes, and one builder per broker-to-client command, each
 returning a whole frame. Imports: errors, frames, the generated protocol. Pure. Commands by the
-hundred are built in `runs`, a client's in `requests`. Source: protocol 1.4 (direction and meaning
-of every command). Invariants: a decoded command has a known type, its sub-message and every
+hundred are built in `runs`, a client's in `requests`. Source: Pulsar's protocol (direction and
+meaning of every command). Invariants: a decoded command has a known type, its sub-message and every
 required field; optional fields are set only when given, because clients tell unset from default;
 ids of -1 travel as 2^64-1.
 """

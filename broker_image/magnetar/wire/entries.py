@@ -1,12 +1,12 @@
 """Entries: the bytes a SEND carries, the log stores and a MESSAGE returns, unchanged.
 
 Owns: the layout of an entry, its metadata, and batches inside its payload. Imports: errors,
-checksum, the generated protocol. Pure. Source: protocol 1.1 `[0x0e02 size BrokerEntryMetadata]?
-[0x0e01 crc32c]? metadataSize MessageMetadata payload` and 1.2: a batch is N x `singleMetaSize
-SingleMessageMetadata payload`, compressed as a whole. Sizes are big-endian u32. Invariants:
-whatever bytes a peer sends, only ProtocolError and its children come out; an entry built here
-passes its own checksum. Compression is the caller's: payloads go in and out uncompressed, or
-through a `Decompress` that the caller passes.
+checksum, the generated protocol. Pure. Source: Pulsar's protocol: `[0x0e02 size
+BrokerEntryMetadata]? [0x0e01 crc32c]? metadataSize MessageMetadata payload` and 1.2: a batch is N x
+`singleMetaSize SingleMessageMetadata payload`, compressed as a whole. Sizes are big-endian u32.
+Invariants: whatever bytes a peer sends, only ProtocolError and its children come out; an entry
+built here passes its own checksum. Compression is the caller's: payloads go in and out
+uncompressed, or through a `Decompress` that the caller passes.
 """
 
 from __future__ import annotations

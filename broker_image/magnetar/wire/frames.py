@@ -1,8 +1,8 @@
 """Frames: where one command ends and the next begins.
 
 Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, the
-generated protocol. Pure. Source: protocol 1.1: `totalSize u32 | commandSize u32 | BaseCommand |
-body`, big-endian; totalSize counts everything after itself. Invariants: the frames of a stream do
+generated protocol. Pure. Source: Pulsar's protocol: `totalSize u32 | commandSize u32 | BaseCommand
+| body`, big-endian; totalSize counts everything after itself. Invariants: the frames of a stream do
 not depend on how it was split into reads; no byte of a frame is copied while it is cut; a frame
 beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes
 announced.

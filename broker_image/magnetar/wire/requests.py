@@ -1,8 +1,8 @@
 """What a client sends.
 
 Owns: one builder per client-to-broker command, each returning a whole frame. Imports: frames,
-transactions.ids, the generated protocol. Pure. Source: protocol 1.4. Invariant: optional fields are
-set only when given, because brokers tell unset from default.
+transactions.ids, the generated protocol. Pure. Source: Pulsar's binary protocol. Invariant:
+optional fields are set only when given, because brokers tell unset from default.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a transaction coordinator answers.
 
 Owns: one builder per coordinator response, each returning a whole frame. Imports: errors, frames,
-transactions.ids, the generated protocol. Pure. Source: protocol 2.14. A TxnID is two u64: `most` is
-the coordinator's number (TCID), `least` its counter. Invariant: every response echoes the request
-id; an error response carries no TxnID unless the request did.
+transactions.ids, the generated protocol. Pure. Source: Pulsar's binary protocol. A TxnID is two
+u64: `most` is the coordinator's number (TCID), `least` its counter. Invariant: every response
+echoes the request id; an error response carries no TxnID unless the request did.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What all parts of the broker's admin side share.
 
 Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting
-on all partitions of a topic. Imports: metadata, names, errors, server siblings. Invariants: a
-question that needs the owner of a topic and is asked elsewhere is refused with the owner's address
-(the application redirects); a change of a record is lost to nobody: whoever changed it first makes
-us read it again.
+on all partitions of a topic. Imports: metadata, names, errors. Invariants: a question that needs
+the owner of a topic and is asked elsewhere is refused with the owner's address (the application
+redirects); a change of a record is lost to nobody: whoever changed it first makes us read it again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Brokers.
 
 Owns: what REST sees of brokers: who there is, what they serve, their settings, load and statistics,
-and the health check. Imports: metadata, client, names, errors, server siblings. Source: facts on
-protocol 3; Pulsar's health check publishes to a topic of the broker's own and reads it back.
-Invariants: a health check ends within `HEALTH_S`, and within a second while the log waits for the
-disk; it asks nothing of any other broker, and so says nothing of others; one runs at a time, and
-callers meanwhile get its result; its topics are in a system namespace, and are deleted as any
-unused topic is.
+and the health check. Imports: metadata, client, names, errors. Source: Pulsar's health check
+publishes to a topic of the broker's own and reads it back. Invariants: a health check ends within
+`HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other
+broker, and so says nothing of others; one runs at a time, and callers meanwhile get its result; its
+topics are in a system namespace, and are deleted as any unused topic is.
 """
 
 from __future__ import annotations

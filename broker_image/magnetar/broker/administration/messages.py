@@ -2,10 +2,9 @@
 
 Owns: peeking at what a subscription has before it, examining a topic from either end, reading an
 entry by its id, the first id at a time, and the headers that tell an entry's metadata. Imports:
-topics, wire, client (codecs), errors, server siblings. Source: facts on protocol 3, priority 1: the
-payload is the body, uncompressed; a batch comes as a whole, with the number of its messages.
-Invariants: nothing is acknowledged and no cursor moves; whatever a client has put into its metadata
-leaves as headers that are valid.
+topics, wire, client (codecs), errors. The payload is the body, uncompressed; a batch comes as a
+whole, with the number of its messages. Invariants: nothing is acknowledged and no cursor moves;
+whatever a client has put into its metadata leaves as headers that are valid.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operating the cluster's brokers.
 
 Owns: cordons by request of a person, what is damaged anywhere, and where space is short. Imports:
-metadata, errors, server siblings. Source: DESIGN 11 (cordon, drain); the operator writes cordons of
-its own straight into the store. Invariants: a drain that nobody could take the bundles of is
-refused, unless it is forced; a broker that does not answer is named, not left out.
+metadata, errors. Source: the operator writes cordons of its own straight into the store.
+Invariants: a drain that nobody could take the bundles of is refused, unless it is forced; a broker
+that does not answer is named, not left out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns: the owner's share of an explanation: since when, how far its log is, the topic's ledgers and
 cursors, which topics and subscriptions keep which log files. Imports: topics, storage formats,
-names, server siblings. Invariants: nothing is read from storage that is not in memory, but indexes
-of log files; at most FILES_MAX of them are looked at.
+names. Invariants: nothing is read from storage that is not in memory, but indexes of log files; at
+most FILES_MAX of them are looked at.
 """
 
 from __future__ import annotations

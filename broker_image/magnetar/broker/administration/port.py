@@ -1,8 +1,8 @@
 """The broker's side of REST.
 
 Owns: `AdminPort` over a broker process: health, status and lookup, and the parts of
-`administration` put together. Imports: metadata, server siblings. Invariants: whether this broker
-is alive or ready is answered at any time; everything else is refused while it starts or stops.
+`administration` put together. Imports: metadata. Invariants: whether this broker is alive or ready
+is answered at any time; everything else is refused while it starts or stops.
 """
 
 from __future__ import annotations

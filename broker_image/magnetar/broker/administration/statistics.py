@@ -1,9 +1,9 @@
 """What REST tells about a topic.
 
-Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names,
-server siblings. Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that
-clients and suites read. Invariants: reading statistics touches no storage; a field that this broker
-does not measure is absent or 0, never invented.
+Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names.
+Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that clients and suites
+read. Invariants: reading statistics touches no storage; a field that this broker does not measure
+is absent or 0, never invented.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Subscriptions.
 
 Owns: creating, deleting and moving subscriptions by request of an administrator. Imports: topics,
-errors, server siblings. Source: facts on protocol 3, priority 1. Invariants: what is answered is
-durable; on a partitioned topic an operation acts on all its partitions, wherever they are served.
+errors. Invariants: what is answered is durable; on a partitioned topic an operation acts on all its
+partitions, wherever they are served.
 """
 
 from __future__ import annotations

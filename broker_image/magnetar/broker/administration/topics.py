@@ -1,9 +1,9 @@
 """Topics.
 
 Owns: creating, deleting, terminating, trimming and unloading topics by request of an administrator,
-and their statistics. Imports: metadata, topics, names, errors, server siblings. Source: facts on
-protocol 2.11 and 3. Invariants: what is answered is durable; a topic with clients is deleted only
-by force; a partitioned topic's record goes after its partitions.
+and their statistics. Imports: metadata, topics, names, errors. Invariants: what is answered is
+durable; a topic with clients is deleted only by force; a partitioned topic's record goes after its
+partitions.
 """
 
 from __future__ import annotations

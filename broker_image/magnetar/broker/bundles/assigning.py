@@ -2,10 +2,10 @@
 
 Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an
 orphan, asking an owner to hand one over; and which incarnations may be given bundles. Imports:
-balance (transition rules, placement), metadata, server siblings. Source: DESIGN 4; transition rule
-of PIP-192. Invariants: what is decided is decided on the store's own state of the bundle and
-committed by compare-and-swap on it; a wrong choice of a destination costs a move, never data; an
-outage of the store that cost everybody its lease costs nobody its bundles.
+balance (transition rules, placement), metadata. Source: transition rule of PIP-192. Invariants:
+what is decided is decided on the store's own state of the bundle and committed by compare-and-swap
+on it; a wrong choice of a destination costs a move, never data; an outage of the store that cost
+everybody its lease costs nobody its bundles.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Keeping recovery short.
 
 Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the
-way. Imports: balance (transition rules), metadata, server siblings. Source: DESIGN 5 (recovery
-chain). Invariants: it only saves work: a store or a volume in trouble delays it and harms nothing;
-nothing leaves the chain before the checkpoint that covers it is durable; one bundle is worked on by
-one task at a time, and of those with much to replay one after another.
+way. Imports: balance (transition rules), metadata. Invariants: it only saves work: a store or a
+volume in trouble delays it and harms nothing; nothing leaves the chain before the checkpoint that
+covers it is durable; one bundle is worked on by one task at a time, and of those with much to
+replay one after another.
 """
 
 from __future__ import annotations

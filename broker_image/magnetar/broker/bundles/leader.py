@@ -1,9 +1,9 @@
 """The leader's work.
 
 Owns: keeping every bundle owned, ending what is stuck, evening out bundles. Imports: balance,
-metadata election, storage fencing, server siblings. Invariants: an act of the leader is guarded by
-its term, so a leader that has been replaced changes nothing; the leader only writes what any broker
-would be allowed to write, so a wrong decision costs a move, never data.
+metadata election, storage fencing. Invariants: an act of the leader is guarded by its term, so a
+leader that has been replaced changes nothing; the leader only writes what any broker would be
+allowed to write, so a wrong decision costs a move, never data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The load report.
 
-Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata,
-server siblings; the process's usage. Invariants: rates are differences of counters over the
-measured interval, never instantaneous guesses; memory is resident against the cgroup's limit, CPU
-against what this process can use; a report that cannot be written is dropped (the next one replaces
-it).
+Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata;
+the process's usage. Invariants: rates are differences of counters over the measured interval, never
+instantaneous guesses; memory is resident against the cgroup's limit, CPU against what this process
+can use; a report that cannot be written is dropped (the next one replaces it).
 """
 
 from __future__ import annotations

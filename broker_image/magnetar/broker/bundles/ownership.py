@@ -2,8 +2,7 @@
 
 Owns: this broker's part in the life of bundle records: resolving owners, assigning unowned bundles,
 acquiring, releasing, parking requests meanwhile. Imports: balance (transition rules, placement),
-metadata, storage (fencing), server siblings. Source: DESIGN 4 and 5; transition rule of PIP-192,
-hand-over of PIP-307.
+metadata, storage (fencing). Source: transition rule of PIP-192, hand-over of PIP-307.
 
 Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while
 our claim stands; every acquisition passes through an Assigning record whose revision is the epoch;

@@ -1,8 +1,8 @@
 """Committing a bundle's record.
 
 Owns: `commit_record`, the compare-and-swap by which a party to a bundle changes its record; what a
-record tells of a change whose answer was lost. Imports: metadata, server siblings. Invariant: the
-outcome is known when it returns: an answer that was lost is resolved by reading the record again.
+record tells of a change whose answer was lost. Imports: metadata. Invariant: the outcome is known
+when it returns: an answer that was lost is resolved by reading the record again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Releasing bundles: the source's side of a planned move.
 
 Owns: asking for a move or a pin of a bundle that is served here, and carrying a move out. Imports:
-balance (transition rules), metadata, server siblings. Source: transition rule of PIP-192, transfer
-of PIP-307.
+balance (transition rules), metadata. Source: transition rule of PIP-192, transfer of PIP-307.
 
 Invariants: consumers are told to reconnect before RELEASE is written, and what they acknowledged
 before they read that is written before RELEASE, so that the new owner does not deliver it again;

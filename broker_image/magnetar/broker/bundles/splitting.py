@@ -1,8 +1,7 @@
 """Dividing a bundle.
 
 Owns: a split, from the request to the children in service at the same broker. Imports: balance
-(transition rules), metadata, storage (manifests), server siblings. Source: DESIGN 4 to 6; facts on
-load balancing 1.4 and 4 (faults of splits).
+(transition rules), metadata, storage (manifests).
 
 The owner writes Splitting, prepares the children's manifests while it serves, freezes the bundle,
 ends its term by RELEASE, and commits one transaction: the parent is Deleted, the children are

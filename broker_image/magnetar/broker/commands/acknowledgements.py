@@ -1,11 +1,10 @@
 """What consumers tell about messages.
 
 Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read
-by `participant/acknowledging`. Imports: wire, topics, server siblings. Source: facts on protocol
-semantics 2.5, 2.6, 2.10. Invariants: an ACK with a request id is answered, also for a consumer that
-is not attached; a success leaves only after its cursor record is durable; ids of what does not
-exist (any more) are passed over; what one ACK, and all that a subscription acknowledges, may take
-is bounded.
+by `participant/acknowledging`. Imports: wire, topics. Invariants: an ACK with a request id is
+answered, also for a consumer that is not attached; a success leaves only after its cursor record is
+durable; ids of what does not exist (any more) are passed over; what one ACK, and all that a
+subscription acknowledges, may take is bounded.
 """
 
 from __future__ import annotations

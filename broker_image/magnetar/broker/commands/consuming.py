@@ -1,10 +1,9 @@
 """Consumers of all connections.
 
 Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the
-answer. Imports: wire, topics, errors, server siblings. Source: facts on protocol semantics 2.1-2.3,
-2.7, 2.10, 2.18. Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its
-cursor is durable and the claim was found: a former owner gives nobody who comes the state of its
-time; a request that its client has closed meanwhile leaves nothing behind.
+answer. Imports: wire, topics, errors. Invariants: SUCCESS of SUBSCRIBE leaves before the first
+MESSAGE, and after its cursor is durable and the claim was found: a former owner gives nobody who
+comes the state of its time; a request that its client has closed meanwhile leaves nothing behind.
 """
 
 from __future__ import annotations

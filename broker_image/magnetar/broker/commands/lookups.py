@@ -2,10 +2,9 @@
 
 Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE,
 GET_SCHEMA and GET_OR_CREATE_SCHEMA. Imports: wire, names, errors, topics.topic_list, ownership, the
-registry and its watchers. Source: facts on protocol semantics 1.4, 2.11, 2.13, 2.15. Invariants: an
-answer names the owner as of now; while a bundle changes hands the answer waits for the new owner; a
-pattern that is too long or outside the dialect is left to the client (the answer says that it is
-not filtered).
+registry and its watchers. Invariants: an answer names the owner as of now; while a bundle changes
+hands the answer waits for the new owner; a pattern that is too long or outside the dialect is left
+to the client (the answer says that it is not filtered).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Partitioned topics.
 
 Owns: the number of partitions of a topic and its changes. Imports: metadata, names, errors,
-ownership, the registry. Source: facts on protocol semantics 2.11; statuses as facts on REST 3.
-Invariants: creating and growing are one compare-and-swap each, after which every broker lists all
-partitions; a partition exists from then on, though its owner writes it into its log when somebody
-uses it first; a partition beyond the number is never created.
+ownership, the registry. Invariants: creating and growing are one compare-and-swap each, after which
+every broker lists all partitions; a partition exists from then on, though its owner writes it into
+its log when somebody uses it first; a partition beyond the number is never created.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Producers of all connections.
 
-Owns: PRODUCER and CLOSE_PRODUCER: admission, names, the answer. Imports: wire, topics, errors,
-server siblings. Source: facts on protocol semantics 2.12, 2.18. Invariants: a producer is
-registered with its topic and its connection or with neither; a request that its client has closed
-meanwhile leaves nothing behind; CLOSE_PRODUCER is answered after the producer's last receipt.
+Owns: PRODUCER and CLOSE_PRODUCER: admission, names, the answer. Imports: wire, topics, errors.
+Invariants: a producer is registered with its topic and its connection or with neither; a request
+that its client has closed meanwhile leaves nothing behind; CLOSE_PRODUCER is answered after the
+producer's last receipt.
 """
 
 from __future__ import annotations

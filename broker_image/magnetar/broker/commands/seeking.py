@@ -1,9 +1,8 @@
 """Moving a subscription to another position.
 
-Owns: SEEK by id and by time, the reset of a subscription. Imports: wire, topics. Source: facts on protocol semantics 2.1 (rollback), 2.7, 2.9
-(a chunked message is sought by its first chunk). Invariants: consumers are sent away before the
-cursor moves and the cursor is durable before anybody hears of it; a reader's subscription outlives
-the moment in which its consumer comes back.
+Owns: SEEK by id and by time, the reset of a subscription. Imports: wire, topics. Invariants:
+consumers are sent away before the cursor moves and the cursor is durable before anybody hears of
+it; a reader's subscription outlives the moment in which its consumer comes back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Watchers of topic lists.
 
 Owns: the lists that clients watch, one per namespace and pattern however many watch it, and the
-order of what each watcher is told. Imports: topics.topic_list, wire, the registry. Source: facts on
-protocol semantics 2.13. Invariants: a watcher hears SUCCESS first and every change of its list
-after that, once, in order; the hash it hears covers its whole list; changes of one moment are told
-together; a watcher ends with its connection.
+order of what each watcher is told. Imports: topics.topic_list, wire, the registry. Invariants: a
+watcher hears SUCCESS first and every change of its list after that, once, in order; the hash it
+hears covers its whole list; changes of one moment are told together; a watcher ends with its
+connection.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, the
 look-up of who takes part, and `OwnParticipants`, by which the coordinator of a standalone server
-does without these commands. Imports: wire, names, errors, server siblings. Source: facts on
-transactions 2.1; DESIGN 8. Invariants: an answer leaves when the end is durable; that a topic or
-subscription does not exist is said only by the owner of its bundle, while it serves it, with its
-claim looked for and its log durable after it was asked: its coordinator takes that for the end.
+does without these commands. Imports: wire, names, errors. Invariants: an answer leaves when the end
+is durable; that a topic or subscription does not exist is said only by the owner of its bundle,
+while it serves it, with its claim looked for and its log durable after it was asked: its
+coordinator takes that for the end.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Whether a peer is still there.
 
 Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer
-answers, and when it has read what was sent. Imports: asyncio, wire, settings. Source: facts on
-protocol semantics 1.3. Invariants: silence counts only while the peer is read; what it may have
-said while it was not counts as a sign of life; a peer answers PINGs in order, behind what it said
-before, and what it said is handled in order.
+answers, and when it has read what was sent. Imports: asyncio, wire, settings. Invariants: silence
+counts only while the peer is read; what it may have said while it was not counts as a sign of life;
+a peer answers PINGs in order, behind what it said before, and what it said is handled in order.
 """
 
 from __future__ import annotations

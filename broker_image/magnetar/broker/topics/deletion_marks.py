@@ -1,9 +1,9 @@
 """Marks of namespaces that are being deleted.
 
 Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports:
-metadata, names, errors, server siblings. Invariant: a mark of this incarnation's does not outlive
-the deletion that made it for longer than the store is away: it would hold up whoever creates topics
-in that namespace.
+metadata, names, errors. Invariant: a mark of this incarnation's does not outlive the deletion that
+made it for longer than the store is away: it would hold up whoever creates topics in that
+namespace.
 """
 
 from __future__ import annotations

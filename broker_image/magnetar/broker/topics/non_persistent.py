@@ -1,12 +1,11 @@
 """Topics without storage.
 
 Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes
-messages now, their end when nobody uses them. Imports: topics, wire, names, server siblings.
-Source: facts on protocol semantics 2.11, 2.12. Invariants: nothing of them is in the log; a message
-goes only to consumers with permits, of each subscription as its type decides, and is gone
-afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is dropped, with a
-receipt that says so; a subscription ends with its last consumer; what a policy forbids is refused,
-as on any topic.
+messages now, their end when nobody uses them. Imports: topics, wire, names. Invariants: nothing of
+them is in the log; a message goes only to consumers with permits, of each subscription as its type
+decides, and is gone afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is
+dropped, with a receipt that says so; a subscription ends with its last consumer; what a policy
+forbids is refused, as on any topic.
 """
 
 from __future__ import annotations

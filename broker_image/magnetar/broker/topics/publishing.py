@@ -2,8 +2,7 @@
 
 Owns: attaching and detaching producers as the topic's registry decides, whether the topic takes
 producers at all, and what is tested of SENDs where a policy asks for it: deduplication, encryption,
-size, termination. Imports: topics, errors, wire, server siblings. Source: facts on protocol
-semantics 2.9, 2.11 (backlog quotas), 2.12, 2.18. Invariants: whoever the registry puts out or
+size, termination. Imports: topics, errors, wire. Invariants: whoever the registry puts out or
 refuses is told; an exclusive grant is told only after its epoch is durable; without such policies
 nothing is tested or remembered; what is tested is answered in the order of the SENDs; replay of the
 log knows exactly what was known live.

@@ -1,9 +1,9 @@
 """A topic in service.
 
 Owns: driving one `topics.Topic`: publishing into the log, reading from memory or storage, its
-subscriptions. Imports: topics, storage formats, server siblings. Invariants: an entry gets its id,
-its place in the log and its receipt in one order; what is dispatched was confirmed durable under
-our claim first; entries read from storage are verified against the checksum the client sent.
+subscriptions. Imports: topics, storage formats. Invariants: an entry gets its id, its place in the
+log and its receipt in one order; what is dispatched was confirmed durable under our claim first;
+entries read from storage are verified against the checksum the client sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which topics the cluster has.
 
 Owns: the registry below `topics/` in the metadata store: this broker's mirror of it by namespace,
-and the entries of topics in bundles served here. Imports: metadata, names, topics.topic_list,
-server siblings. Source: facts on protocol semantics 2.11, 2.13.
+and the entries of topics in bundles served here. Imports: metadata, names, topics.topic_list.
 
 A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry
 stands for all of its partitions, so that creating and growing it are one write. Nothing is written

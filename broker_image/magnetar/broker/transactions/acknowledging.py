@@ -1,10 +1,9 @@
 """ACK in a transaction.
 
 Owns: what an ACK with a TxnID names: entries by their ids, messages of batches and how large those
-are. Imports: wire, topics, siblings. Source: facts on transactions 2.1, 2.5-2.7. Invariants: an ACK
-in a transaction does all that it names or is refused: what does not exist (any more) is not passed
-over, for the transaction would commit without it; a batch has as many messages as its entry says,
-since clients do not always tell.
+are. Imports: wire, topics, siblings. Invariants: an ACK in a transaction does all that it names or
+is refused: what does not exist (any more) is not passed over, for the transaction would commit
+without it; a batch has as many messages as its entry says, since clients do not always tell.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The end of a transaction on a topic.
 
 Owns: commit and abort of what a transaction has published: the marker, the record, what readers
-see. Imports: transactions, storage formats, server siblings. Source: DESIGN 8 (rules: ids,
-END_TXN). Invariants: the partition's ids are given when the record goes to the log, and its entries
-appear when that is durable; an end may come again; whoever asks is answered behind it.
+see. Imports: transactions, storage formats. Invariants: the partition's ids are given when the
+record goes to the log, and its entries appear when that is durable; an end may come again; whoever
+asks is answered behind it.
 """
 
 from __future__ import annotations

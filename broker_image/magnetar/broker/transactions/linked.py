@@ -1,11 +1,11 @@
 """Entries of a sidecar in sealed files.
 
 Owns: which of them are alive, which entries of the partition they are, and up to where segments
-have all of these. Imports: topic_host, storage formats. Source: DESIGN 8 (sidecar log; rule: ids).
-Invariants: a run is of one transaction, so it is wholly waiting, committed or void; what was
-committed has the ids behind its marker, and lives as long as the partition has these; it goes into
-segments only behind whatever was published plainly before its marker: whoever reads files without
-the log, as jobs do, finds no entry whose predecessors are nowhere.
+have all of these. Imports: topic_host, storage formats. Invariants: a run is of one transaction, so
+it is wholly waiting, committed or void; what was committed has the ids behind its marker, and lives
+as long as the partition has these; it goes into segments only behind whatever was published plainly
+before its marker: whoever reads files without the log, as jobs do, finds no entry whose
+predecessors are nowhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Message ids that clients have of transactions.
 
 Owns: what a message id means that may be of a receipt in a transaction, which names an entry of the
-sidecar. Imports: transactions, topics. Source: DESIGN 8 (rule: ids: SEEK, SUBSCRIBE start and ACK
-translate). Invariants: an id of the partition means itself; of an open or aborted transaction
-nothing exists: its place is behind the last entry before it.
+sidecar. Imports: transactions, topics. Invariants: an id of the partition means itself; of an open
+or aborted transaction nothing exists: its place is behind the last entry before it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that
 is durable; redelivery after an abort; the end of transactions that nobody else ends. Imports:
-transactions, storage formats, server siblings. Source: PIP-31 1.11, DESIGN 8. Invariants: what
-could not be written is refused before anything is held or ended; nothing of a topic that is leaving
-changes; an end takes effect at once, as its coordinator's decision is durable, and whatever follows
-from it lies behind it in the log; a consumer that leaves changes nothing of what its transactions
-hold.
+transactions, storage formats. Source: PIP-31. Invariants: what could not be written is refused
+before anything is held or ended; nothing of a topic that is leaving changes; an end takes effect at
+once, as its coordinator's decision is durable, and whatever follows from it lies behind it in the
+log; a consumer that leaves changes nothing of what its transactions hold.
 """
 
 from __future__ import annotations

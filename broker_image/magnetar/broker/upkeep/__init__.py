@@ -1,5 +1,5 @@
 """What a broker does for its storage: the tasks around `magnetar.storage`.
 
 Owns: where entries lie, recovery of bundles, keeping recovery and manifests short, rewriting,
-collection, copies of the metadata. Imports: storage, metadata, server siblings.
+collection, copies of the metadata. Imports: storage, metadata.
 """

@@ -2,11 +2,11 @@
 
 Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog
 quotas, deletion of topics and subscriptions that nobody uses; and the same on demand. Imports:
-topics, policies, server siblings. Source: facts on protocol semantics 2.11. Invariants: ages and
-spans are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock that jumps
-expires, drops and deletes nothing; nothing younger than its time to live is expired; nothing is
-dropped that a durable subscription, the retention or a compacted view needs; a topic that is
-leaving is left alone; one topic's failure does not keep the others waiting.
+topics, policies. Invariants: ages and spans are time that the owners of a topic saw pass
+(`clock.elapsed_ms`), so a wall clock that jumps expires, drops and deletes nothing; nothing younger
+than its time to live is expired; nothing is dropped that a durable subscription, the retention or a
+compacted view needs; a topic that is leaving is left alone; one topic's failure does not keep the
+others waiting.
 """
 
 from __future__ import annotations

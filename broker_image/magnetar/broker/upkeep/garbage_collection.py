@@ -2,13 +2,13 @@
 
 Owns: the collector: a broker gives up files of its own log; the leader those of dead incarnations,
 and objects that were superseded or never committed. Imports: metadata, storage (the decisions are
-`storage.collection`), siblings. Source: DESIGN 5 (recovery chain) and 6 (manifest granularity,
-rewriting). Invariants: a log file of a living incarnation is deleted by that incarnation alone;
-what is listed is listed before the facts are read that decide about it; an intent goes before the
-files it stands for; whatever was replaced stays for `replaced_kept_s`. A restored store needs none
-of it: its records come from the logs' own copies, which are durable before anything is let go of.
-It may go back to a superseded manifest that it finds after it has fenced everybody: what one lists
-is deleted only after it is gone, and by an incarnation that has seen its own claim after that.
+`storage.collection`), siblings. Invariants: a log file of a living incarnation is deleted by that
+incarnation alone; what is listed is listed before the facts are read that decide about it; an
+intent goes before the files it stands for; whatever was replaced stays for `replaced_kept_s`. A
+restored store needs none of it: its records come from the logs' own copies, which are durable
+before anything is let go of. It may go back to a superseded manifest that it finds after it has
+fenced everybody: what one lists is deleted only after it is gone, and by an incarnation that has
+seen its own claim after that.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Asking coordinators about transactions that are open for long.
 
 Owns: `Inquiries`: a transaction that its client never registered here, or lost the answer of doing
-so, is ended by nobody: its coordinator is asked. Imports: client (connections), metadata, wire,
-server siblings. Source: DESIGN 8 (participant watchdog). The question is ADD_PARTITION_TO_TXN or
-ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or subscription as a participant then, if
-it had not, and its end will be told here. Invariants: only "not found" ends what is here. Of a
-transaction that has begun it means aborted: a coordinator forgets it when all its participants have
-carried out the end, and this one has not. Of one that has not begun it means that nothing here is
-its own: that is void, and no fence stays, for a transaction may yet begin under the id; what came
-since the question was due keeps it for the next one. Of one that is ending, or has ended a short
-time ago, the end is waited for; whatever cannot be asked now is asked later. A round is bounded,
-and shared fairly by topics.
+so, is ended by nobody: its coordinator is asked. Imports: client (connections), metadata, wire. The
+question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or
+subscription as a participant then, if it had not, and its end will be told here. Invariants: only
+"not found" ends what is here. Of a transaction that has begun it means aborted: a coordinator
+forgets it when all its participants have carried out the end, and this one has not. Of one that has
+not begun it means that nothing here is its own: that is void, and no fence stays, for a transaction
+may yet begin under the id; what came since the question was due keeps it for the next one. Of one
+that is ending, or has ended a short time ago, the end is waited for; whatever cannot be asked now
+is asked later. A round is bounded, and shared fairly by topics.
 """
 
 from __future__ import annotations

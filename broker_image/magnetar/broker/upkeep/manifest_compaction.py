@@ -2,12 +2,12 @@
 
 Owns: one round over a bundle served here: files in which nothing is alive leave the manifest, old
 or mostly dead ones are rewritten into level-1 segments, small segments are merged; and the commit
-of it. Imports: storage, siblings. Source: DESIGN 6 (segments; rewriting). Invariants: what is alive
-is what the bundle's topics say, who forget an entry only after that is durable; a round commits by
-comparing its inputs or leaves nothing behind but its intent, which goes before its files; while a
-job works under an intent on this bundle the lists stay as they are; a transaction that stays open
-keeps its own entries in their log file, and nothing else; each round says of every topic that it
-changes up to where segments have what transactions have published.
+of it. Imports: storage, siblings. Invariants: what is alive is what the bundle's topics say, who
+forget an entry only after that is durable; a round commits by comparing its inputs or leaves
+nothing behind but its intent, which goes before its files; while a job works under an intent on
+this bundle the lists stay as they are; a transaction that stays open keeps its own entries in their
+log file, and nothing else; each round says of every topic that it changes up to where segments have
+what transactions have published.
 """
 
 from __future__ import annotations

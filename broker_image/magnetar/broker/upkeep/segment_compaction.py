@@ -1,12 +1,11 @@
 """Level-1 rewriting: from log files that many topics share to segments of their own.
 
 Owns: reading the inputs of one round, writing its outputs. Imports: storage, siblings. The choice
-and the commit are `storage.level_one` and `server.storage.tidying`. Source: DESIGN 6 (segments;
-rewriting). Invariants: an entry keeps its bytes, its position and its append time; every entry
-taken from a log file is compared with its client's checksum, so damage is never carried over;
-segments span no gap; memory is bounded by one segment; between two reads the loop serves others,
-and no more than `rewrite_bytes_per_s` are read; of all objects that a round writes at most the last
-shared one is small.
+and the commit are `storage.level_one` and `server.storage.tidying`. Invariants: an entry keeps its
+bytes, its position and its append time; every entry taken from a log file is compared with its
+client's checksum, so damage is never carried over; segments span no gap; memory is bounded by one
+segment; between two reads the loop serves others, and no more than `rewrite_bytes_per_s` are read;
+of all objects that a round writes at most the last shared one is small.
 """
 
 from __future__ import annotations

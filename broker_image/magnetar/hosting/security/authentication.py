@@ -2,10 +2,10 @@
 
 Owns: `Authenticator`: the principal behind what CONNECT, AUTH_RESPONSE or an HTTP request shows,
 and the tokens by which processes of a cluster know each other. Imports: security, source, clock,
-errors. Source: facts on protocol 1 and 3; Pulsar's AuthenticationService: an unknown method is the
-anonymous role if there is one. Invariants: what was shown and is wrong is refused, never anonymous;
-an internal token is believed under its own method and key only, and only for as long as processes
-make them; no client has a role of the cluster's own; a certificate is believed until its end.
+errors. Source: Pulsar's AuthenticationService: an unknown method is the anonymous role if there is
+one. Invariants: what was shown and is wrong is refused, never anonymous; an internal token is
+believed under its own method and key only, and only for as long as processes make them; no client
+has a role of the cluster's own; a certificate is believed until its end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What connections may do.
 
 Owns: `Guard`: the right that each command needs, decisions from the records of the moment, and
-closing what has lost its right. Imports: security, wire, names, metadata, views, server siblings.
-Source: Pulsar's ServerCnx and PulsarAuthorizationProvider, whose words clients and their tests
-know. Invariants: every command that a broker answers is in the table, or refused; what acts on a
-producer, consumer or watcher of the connection needs no further right, since these are closed when
-theirs ends; before a refusal the records are read from the store itself, so that a grant holds once
-it was answered, wherever it was made; SEND, ACK and FLOW come by none of this.
+closing what has lost its right. Imports: security, wire, names, metadata, views. Source: Pulsar's
+ServerCnx and PulsarAuthorizationProvider, whose words clients and their tests know. Invariants:
+every command that a broker answers is in the table, or refused; what acts on a producer, consumer
+or watcher of the connection needs no further right, since these are closed when theirs ends; before
+a refusal the records are read from the store itself, so that a grant holds once it was answered,
+wherever it was made; SEND, ACK and FLOW come by none of this.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """CONNECT and AUTH_RESPONSE.
 
 Owns: `Handshakes`: letting connections in, and asking for a fresh token before the one they showed
-is over. Imports: wire, security, authentication. Source: facts on protocol 1 (AUTH_CHALLENGE with
-"PulsarAuthRefresh" to a client with flag 1; an error and the end of the connection otherwise).
-Invariants: a connection outlives neither what it showed nor the rules by which that was good; a
-renewal never changes the role; a refusal is told before the connection closes.
+is over. Imports: wire, security, authentication. Invariants: a connection outlives neither what it
+showed nor the rules by which that was good; a renewal never changes the role; a refusal is told
+before the connection closes.
 """
 
 from __future__ import annotations

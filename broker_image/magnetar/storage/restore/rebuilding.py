@@ -2,7 +2,7 @@
 
 Owns: the decision what a restored store holds: bundle records and manifest pointers from what logs
 and manifests say, everything else from a backup where there is one. Imports: metadata records,
-names, formats. Pure: facts in, keys out. Source: DESIGN 4 (restore is survivable).
+names, formats. Pure: facts in, keys out.
 
 Why it loses nothing. An owner writes a copy of its bundle's record into its log before anything
 else of a term, and before each checkpoint that it points to; both are durable before anything is

@@ -2,11 +2,10 @@
 
 Owns: the choice of a round's inputs, and `LevelOneRewrite`, the change of a manifest that takes log
 files and small segments off its lists and puts per-topic segments on them. Imports: manifest,
-index. Pure. Source: DESIGN 6 (segments; rewriting). Invariants: a rewrite takes effect only while
-its inputs are still listed and the compaction generation of each topic is what it started from; it
-never changes what a position means: an entry is in one listed segment or, if in none, in one listed
-log file, unless it is trimmed; segments of a topic do not overlap and span no hole that another
-file fills.
+index. Pure. Invariants: a rewrite takes effect only while its inputs are still listed and the
+compaction generation of each topic is what it started from; it never changes what a position means:
+an entry is in one listed segment or, if in none, in one listed log file, unless it is trimmed;
+segments of a topic do not overlap and span no hole that another file fills.
 """
 
 from __future__ import annotations

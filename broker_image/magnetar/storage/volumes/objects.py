@@ -3,11 +3,11 @@
 Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient`
 protocol, single requests to a service that often cannot; and `RetryingObjects`, which makes the
 first of the second. Imports: asyncio, clock, errors, object_outage, volume. Source: S3's
-conditional writes (facts 1a): 412 means that somebody was first, 409 that it was not decided, no
-answer means nothing at all. Invariants: an object never changes once it is there; of many puts of
-one key exactly one is told that it has won, whatever was lost or repeated on the way: who is told
-that the key is taken looks whether it was itself, by the mark that no other put carries; a request
-is repeated for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
+conditional writes: 412 means that somebody was first, 409 that it was not decided, no answer means
+nothing at all. Invariants: an object never changes once it is there; of many puts of one key
+exactly one is told that it has won, whatever was lost or repeated on the way: who is told that the
+key is taken looks whether it was itself, by the mark that no other put carries; a request is
+repeated for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
 """
 
 from __future__ import annotations

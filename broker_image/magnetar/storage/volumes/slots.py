@@ -1,9 +1,8 @@
 """A volume on a store of whole objects: log files are runs of numbered slots.
 
 Owns: `SlotVolume` and `SlotLogHandle`. Imports: asyncio, clock, errors, objects, slot_cache,
-slot_format, seals, names. Source: DESIGN 5 (fence by removal) and facts 1a (protocol 1: numbered
-put-if-absent slots). An append puts the next slot of its file. A taker puts a fence into the slot
-that would come next, so that the append which finds the slot taken knows that it is over: no
+slot_format, seals, names. An append puts the next slot of its file. A taker puts a fence into the
+slot that would come next, so that the append which finds the slot taken knows that it is over: no
 receipt needs another look. One append is under way per log (window 1 in the file's header), so one
 fence ends a file. Invariants: slot n+1 is put only after slot n is known to be there; the first
 fence goes to where the next *file* would begin, again and again until it holds, and only then do

@@ -2,10 +2,9 @@
 
 Owns: the 65536 slots that hashes of keys fall into, and three ways to divide them: a ring of
 points, halving, ranges that the consumers name. Imports: dispatch, errors, hashes. Pure. Source:
-Pulsar's key-shared selectors (facts on protocol semantics 2.4). Invariants: a slot has one owner or
-none (none only where consumers name their ranges); with the ring a consumer that joins or leaves
-moves only slots of its own, with halving only those of one neighbour; looking an owner up costs a
-bisection.
+Pulsar's key-shared selectors. Invariants: a slot has one owner or none (none only where consumers
+name their ranges); with the ring a consumer that joins or leaves moves only slots of its own, with
+halving only those of one neighbour; looking an owner up costs a bisection.
 """
 
 from __future__ import annotations

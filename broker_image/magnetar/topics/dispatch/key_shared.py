@@ -2,14 +2,14 @@
 
 Owns: who holds which entry, what waits for whom, redelivery counts, limits on unacknowledged
 messages. Imports: dispatch, hash_ranges, delayed, chunks, intervals. Pure. Source: Pulsar's
-Key_Shared dispatcher with draining hashes (PIP-379), facts on protocol semantics 2.4. Invariants:
-all entries of one slot (hash of keys) that are held are held by one consumer, unless out-of-order
-delivery is allowed; an unacknowledged entry below the read position is held, waits for its slot's
-owner, is stuck (its slot is still held by a previous owner, or has none), or waits for its time;
-what waits for an owner goes out lowest first and before anything newer of that owner; reading goes
-on past what waits, up to a bound, so that other keys keep flowing. A message in chunks stays with
-the consumer that got its first chunk, who could not acknowledge it otherwise. Cost: per entry some
-dictionary operations and a bisection; a consumer that joins or leaves costs the entries that wait.
+Key_Shared dispatcher with draining hashes (PIP-379) Invariants: all entries of one slot (hash of
+keys) that are held are held by one consumer, unless out-of-order delivery is allowed; an
+unacknowledged entry below the read position is held, waits for its slot's owner, is stuck (its slot
+is still held by a previous owner, or has none), or waits for its time; what waits for an owner goes
+out lowest first and before anything newer of that owner; reading goes on past what waits, up to a
+bound, so that other keys keep flowing. A message in chunks stays with the consumer that got its
+first chunk, who could not acknowledge it otherwise. Cost: per entry some dictionary operations and
+a bisection; a consumer that joins or leaves costs the entries that wait.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ Owns: which transactions are open here and where their entries lie in the topic'
 deduplication inside transactions, the fences of ended ones, and what became of each sidecar entry.
 Imports: errors, ids, participant_records, judgement, open_parts, fences, translations, links. Pure:
 made with the first transactional SEND; a topic that was never used with transactions has none.
-Source: PIP-31 1.10 (sidecar, marker, dedup), DESIGN 8 (rules: ids, END_TXN, late sends).
-Invariants: `append`, `commit` and `abort` return what the log is to hold, and `confirm` takes it,
-in the same order, when it is durable: states for checkpoints hold confirmed changes only, verdicts
-know of all; ids of the sidecar are never given twice; an ended transaction stays ended; applying
-changes that a state holds already changes nothing. The host writes an `Append` behind its entries:
-entries without it are nobody's, while it without them would make a repetition a duplicate of what
-is missing.
+Source: PIP-31 (sidecar, marker, dedup). Invariants: `append`, `commit` and `abort` return what the
+log is to hold, and `confirm` takes it, in the same order, when it is durable: states for
+checkpoints hold confirmed changes only, verdicts know of all; ids of the sidecar are never given
+twice; an ended transaction stays ended; applying changes that a state holds already changes
+nothing. The host writes an `Append` behind its entries: entries without it are nobody's, while it
+without them would make a repetition a duplicate of what is missing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Fences: which transactions have ended here.
 
 Owns: `IdSet`, a compact set of numbers, and `Fences`, the outcomes that one topic or subscription
-knows. Imports: ids, participant_records. Pure. Source: PIP-31 1.4 (the marker is a fence: later
-sends of that transaction are refused), DESIGN 8 (late sends; END leaves a durable fence).
-Invariants: an ended transaction never becomes open again; below a coordinator's floor every
-transaction has ended; a run of numbers costs 16 bytes, however long it is.
+knows. Imports: ids, participant_records. Pure. Source: PIP-31 (the marker is a fence: later sends
+of that transaction are refused). Invariants: an ended transaction never becomes open again; below a
+coordinator's floor every transaction has ended; a run of numbers costs 16 bytes, however long it
+is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a transaction buffer says to a SEND, and within which limits.
 
 Owns: the verdicts, what makes an entry a repetition, `BufferLimits`. Imports: errors, ids,
-participant_records, fences. Pure. Source: DESIGN 8 (dedup key; late sends). Invariant: of one
-producer in one transaction whatever is not above the highest sequence id is a repetition.
+participant_records, fences. Pure. Invariant: of one producer in one transaction whatever is not
+above the highest sequence id is a repetition.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Owns: which transaction holds which entries and messages of it, the conflicts between them, and the
 fences of ended ones. Imports: errors, topics, ids, participant_records, open_parts, fences. Pure:
 made with the first transactional ACK; a subscription that was never used with any has none. Source:
-PIP-31 1.11 (PENDING_ACK), facts on transactions 2.5 (what Pulsar does, and where it is wrong).
-Invariants: conflicts are found before anything is logged or held, and an acknowledgement is held as
-a whole or not at all; no message is held by two transactions; what a transaction holds already it
-may acknowledge again; a cumulative acknowledgement holds what it covers and nobody has acknowledged
-at that time, so that transactions end in any order. Unlike the buffer's, these changes act at once:
-what a checkpoint holds of them too early a client was not told yet, and an end comes only after its
-coordinator's decision is durable.
+PIP-31 (PENDING_ACK).5 (what Pulsar does, and where it is wrong). Invariants: conflicts are found
+before anything is logged or held, and an acknowledgement is held as a whole or not at all; no
+message is held by two transactions; what a transaction holds already it may acknowledge again; a
+cumulative acknowledgement holds what it covers and nobody has acknowledged at that time, so that
+transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint
+holds of them too early a client was not told yet, and an end comes only after its coordinator's
+decision is durable.
 """
 
 from __future__ import annotations

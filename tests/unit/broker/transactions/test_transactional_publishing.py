@@ -99,7 +99,7 @@ def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(tmp_path:
 
 def test_nothing_of_an_aborted_transaction_is_ever_seen(tmp_path: Path) -> None:
     """Two producers in it; another one commits beside it; later SENDs of both are answered as
-    DESIGN says."""
+    documented."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path) as (broker, peer):

@@ -1,12 +1,11 @@
 """Rebuilding a bundle from storage.
 
 Owns: what happens between our Assigning record and serving: fence the previous owner, load
-checkpoint and manifest, replay the chain. Imports: storage, topics, metadata records. Source:
-DESIGN 5 (recovery chain, planned move). Invariants: nothing is read from a log before it is sealed
-or released; only records of the bundle's own epochs count, and none after that epoch's RELEASE in
-the same log; replaying what a checkpoint holds already changes nothing; the age of an entry is the
-time that its owners saw pass, as far as their records tell: what lies between two owners does not
-count.
+checkpoint and manifest, replay the chain. Imports: storage, topics, metadata records. Invariants:
+nothing is read from a log before it is sealed or released; only records of the bundle's own epochs
+count, and none after that epoch's RELEASE in the same log; replaying what a checkpoint holds
+already changes nothing; the age of an entry is the time that its owners saw pass, as far as their
+records tell: what lies between two owners does not count.
 """
 
 from __future__ import annotations

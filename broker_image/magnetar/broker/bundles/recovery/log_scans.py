@@ -1,12 +1,11 @@
 """Reading other brokers' logs for recoveries.
 
 Owns: `LogScans`: recoveries that want the same log at about the same time share one walk over it,
-one fence and one sealing. Imports: storage. Source: DESIGN 5 (recovery chain). A broker that dies
-leaves hundreds of bundles behind, whose records lie mixed in one log: read once per bundle, that
-log would be read hundreds of times. Invariants: each reader gets the records of its term and range
-in their order, up to that term's RELEASE; nothing is kept of what was read (memory is that of one
-walk); damage that one reader's range does not hold never fails it; what a walk over a living
-owner's log hands out is durable.
+one fence and one sealing. Imports: storage. A broker that dies leaves hundreds of bundles behind,
+whose records lie mixed in one log: read once per bundle, that log would be read hundreds of times.
+Invariants: each reader gets the records of its term and range in their order, up to that term's
+RELEASE; nothing is kept of what was read (memory is that of one walk); damage that one reader's
+range does not hold never fails it; what a walk over a living owner's log hands out is durable.
 """
 
 from __future__ import annotations

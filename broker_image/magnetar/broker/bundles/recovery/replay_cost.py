@@ -1,11 +1,10 @@
 """What replaying a bundle's log would cost.
 
 Owns: `ReplayCost`: how many records of one bundle a successor would apply, and when a checkpoint is
-due. Imports: typing only. Pure. Source: DESIGN 5 (recovery chain). Invariants: what is counted is
-about what lies behind the last checkpoint (a file that had just been begun may hold some thousands
-that are not); a checkpoint is asked for again only after half the bound in further records, so that
-one which fails, or takes long, is not followed by another at once; a bundle whose checkpoint is
-large may be behind by more.
+due. Imports: typing only. Pure. Invariants: what is counted is about what lies behind the last
+checkpoint (a file that had just been begun may hold some thousands that are not); a checkpoint is
+asked for again only after half the bound in further records, so that one which fails, or takes
+long, is not followed by another at once; a bundle whose checkpoint is large may be behind by more.
 """
 
 from __future__ import annotations
