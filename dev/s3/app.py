@@ -31,7 +31,7 @@ from werkzeug.serving import make_server
 ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>injected</Message></Error>"
 
 
-class Door:
+class Admission:
     """The WSGI application."""
 
     def __init__(self, seed: int) -> None:
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    make_server("127.0.0.1", options.port, Door(options.seed), threaded=True).serve_forever()
+    make_server("127.0.0.1", options.port, Admission(options.seed), threaded=True).serve_forever()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Literal
 
 from magnetar.errors import MagnetarError, StoreError
 from magnetar.resources.base import Condition
-from magnetar_operator.stores.outages import LOOK_AGAIN_MIN_S, StoreAway
+from magnetar_operator.stores.outages import LOOK_AGAIN_MIN_S, StoreOutage
 
 MESSAGE_LENGTH_MAX = 1000
 
@@ -534,7 +534,7 @@ class Blocked(MagnetarError):
     @classmethod
     def by_store(cls, error: StoreError | TimeoutError) -> Blocked:
         """The cluster's metadata store did not answer as it should."""
-        retry_s = error.retry_s if isinstance(error, StoreAway) else LOOK_AGAIN_MIN_S
+        retry_s = error.retry_s if isinstance(error, StoreOutage) else LOOK_AGAIN_MIN_S
         return cls(
             Reason.STORE_UNAVAILABLE,
             f"the cluster's etcd does not answer: {str(error) or 'no answer in time'}",

@@ -176,7 +176,7 @@ class _Collector:
 def message_batches(stretches: Iterator[Rows], group: int) -> Iterator[pa.RecordBatch]:
     """One row per decidable message of a group, MESSAGE_ARROW_SCHEMA. Rows are numbered through
     the group's stretches."""
-    first, collector = 0, _Collector()
+    first, garbage_collector = 0, _Collector()
     base = order_of(group, 0, 0, False)
     for rows in stretches:
         assert first + len(rows) <= ROWS_MAX, (
@@ -195,14 +195,14 @@ def message_batches(stretches: Iterator[Rows], group: int) -> Iterator[pa.Record
                 keys.append(key)
                 orders.append(base | first + row << ROW_SHIFT | (live or key is None))
                 continue
-            collector.add_entry(examine(entry), group, first + row)
-            if len(collector) >= MESSAGES_PER_BATCH_MAX:
-                yield collector.take()
+            garbage_collector.add_entry(examine(entry), group, first + row)
+            if len(garbage_collector) >= MESSAGES_PER_BATCH_MAX:
+                yield garbage_collector.take()
         if keys:
             yield _keyed_batch(pa.array(keys, pa.binary()), pa.array(orders, pa.int64()))
         first += len(rows)
-    if len(collector):
-        yield collector.take()
+    if len(garbage_collector):
+        yield garbage_collector.take()
 
 
 def _plain_batch(rows: Rows, group: int, first: int) -> pa.RecordBatch:

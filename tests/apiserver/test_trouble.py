@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS = int(os.environ.get("MAGNETAR_TROUBLE_SEEDS", "10"))
 PATIENCE_S = 180.0
-AWAY = 400
+UNREACHABLE = 400
 """Three seconds each, eight at a time, would be more than `until` waits."""
 NAMES = [f"n{number}" for number in range(8)]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -228,7 +228,7 @@ def test_while_everything_is_refused_requests_become_few(
 
 def of_two_clusters(scene: Scene, away: EtcdProcess, there: EtcdProcess) -> list[str]:
     """Makes AWAY namespaces of a cluster "away", whose names these are, and "served" of "main"."""
-    many = [f"away-{number:03}" for number in range(AWAY)]
+    many = [f"away-{number:03}" for number in range(UNREACHABLE)]
     for name, etcd in (("away", away), ("main", there)):
         scene.create("BrokerCluster", name, {"etcd": {"external": {"endpoints": [etcd.endpoint]}}})
     for name, cluster in (*((name, "away") for name in many), ("served", "main")):
@@ -267,7 +267,7 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
                 all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.word)
                 await until(
                     "all are served",
-                    lambda: operator.cache.standings()[all_ready] == AWAY + 1,
+                    lambda: operator.cache.standings()[all_ready] == UNREACHABLE + 1,
                     PATIENCE_S,
                 )
                 assert is_ready(scene, many[-1])

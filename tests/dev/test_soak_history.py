@@ -105,7 +105,7 @@ def leave_a_send_unanswered(topic: TopicHistory) -> None:
     topic.sent[P] = 5
 
 
-def withhold(topic: TopicHistory) -> None:
+def defer(topic: TopicHistory) -> None:
     topic.subscriptions[1].distinct.discard((Q, 0))
 
 
@@ -137,7 +137,7 @@ def undo_an_acknowledgement(topic: TopicHistory) -> None:
         (invent, {"invented"}),
         (fail_a_send, {"send failed"}),
         (leave_a_send_unanswered, {"send unanswered"}),
-        (withhold, {"undelivered"}),
+        (defer, {"undelivered"}),
         (deliver_what_is_not_stored, {"send failed", "delivered and not in the log"}),
         (deliver_out_of_order, {"delivery order"}),
         (undo_an_acknowledgement, {"acknowledgement undone"}),

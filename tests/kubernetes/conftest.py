@@ -204,14 +204,14 @@ class Traffic:
         with self._lock:
             return sum(map(len, self.acknowledged.values()))
 
-    def measure_anew(self) -> None:
+    def reset_measurements(self) -> None:
         """Forget the pauses and latencies seen so far."""
         with self._lock:
             self.longest_gap_s = 0.0
             self._latencies_s.clear()
 
     def latency_ms(self, share: float) -> float:
-        """The latency that this share of the sends since `measure_anew` did not exceed."""
+        """The latency that this share of the sends since `reset_measurements` did not exceed."""
         with self._lock:
             ordered = sorted(self._latencies_s)
         return (

@@ -95,10 +95,10 @@ def test_scaling_fails_no_send(node: Node, traffic: Traffic) -> None:
             and len(_bundles_by_broker(node)) == 3
         ),
     )
-    traffic.measure_anew()
+    traffic.reset_measurements()
     _flow(node, traffic, STEADY_MESSAGES)
     steady_ms = traffic.latency_ms(0.99)
-    traffic.measure_anew()
+    traffic.reset_measurements()
     took[2] = _scale(node, 2)
     drain_ms, pause_ms = traffic.latency_ms(0.99), traffic.longest_gap_s * 1000
     assert _broker_pods(node) == {"main-broker-0", "main-broker-1"}
@@ -119,7 +119,7 @@ def test_scaling_fails_no_send(node: Node, traffic: Traffic) -> None:
 def test_forced_deletion_of_a_broker_loses_nothing(node: Node, traffic: Traffic) -> None:
     """`kubectl delete pod --force`: the broker's bundles are taken over; nothing acknowledged is
     missing."""
-    traffic.measure_anew()
+    traffic.reset_measurements()
     before = traffic.total()
     node.run("delete", "pod", "main-broker-1", "--force", "--grace-period=0")
     started = time.monotonic()
@@ -149,7 +149,7 @@ def test_probes_stay_green_while_connections_flood_a_broker(node: Node, traffic:
         ]
 
     before, address = health(), node.get("pod", pod)["status"]["podIP"]
-    traffic.measure_anew()
+    traffic.reset_measurements()
     opened = _flood(address)
     assert opened > 2 * FLOOD_CONNECTIONS, "the broker took none back, or took too few to need to"
     assert health() == before
@@ -259,7 +259,7 @@ def test_etcd_grows_to_three_and_loses_a_member_under_traffic(node: Node, traffi
     members = node.get("brokercluster", "main")["status"]["etcd"]["members"]
     leader = next(member["name"] for member in members if member.get("role") == "Leader")
     uid = node.get("pod", leader)["metadata"]["uid"]
-    traffic.measure_anew()
+    traffic.reset_measurements()
     node.run("delete", "pod", leader, "--force", "--grace-period=0")
     _flow(node, traffic, 1000)
 

@@ -176,7 +176,7 @@ def _roll_to(node: Node, version: Version, traffic: Traffic) -> None:
     """Install a version and wait until every broker runs it; for a while old and new ones serve
     the same clients."""
     before = traffic.total()
-    traffic.measure_anew()
+    traffic.reset_measurements()
     started = time.monotonic()
     _install(node, version)
     mixed = False

@@ -23,9 +23,9 @@ HAPPENED_PER_SEED = {
     "takeover": 1.2,
     "bundle.released": 3,
     "bundle.checkpoint": 3,
-    "bundle.rewritten": 4,
-    "collector.log_file": 4,
-    "collector.removed": 8,
+    "bundle.segments_compacted": 4,
+    "gc.log_file": 4,
+    "gc.removed": 8,
     "metadata.backup": 1.3,
     "trace: replaced": 1,
 }

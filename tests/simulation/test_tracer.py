@@ -30,7 +30,7 @@ HAPPENED_PER_SEED = {
     "bundle.recovery_failed": 0.08,
     "graceful stop": 0.3,
     "bundle.split": 1.5,
-    "collector.forgot_bundle": 0.4,
+    "gc.forgot_bundle": 0.4,
     "broker.cordoned": 0.6,
     "leader.elected": 1.5,
     # the log is rolled, chains are shortened
@@ -38,10 +38,10 @@ HAPPENED_PER_SEED = {
     "bundle.checkpoint": 3,
     "bundle.checkpoint_delayed": 0.15,
     # what nobody needs goes, what lives in it is rewritten
-    "bundle.rewritten": 4,
-    "collector.log_file": 4,
+    "bundle.segments_compacted": 4,
+    "gc.log_file": 4,
     "log.recycled": 0.2,
-    "collector.removed": 8,
+    "gc.removed": 8,
     "log.file_abandoned": 0.02,
     # incarnations are fenced, end, and come back
     "broker.failed": 0.45,

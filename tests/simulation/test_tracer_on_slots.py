@@ -32,8 +32,8 @@ HAPPENED_PER_SEED = {
     # the least mean number per seed, about half of what was counted when this was written
     "message": 50,
     "takeover": 2,
-    "collector.log_file": 2,
-    "bundle.rewritten": 3,
+    "gc.log_file": 2,
+    "bundle.segments_compacted": 3,
     "broker.failed": 0.3,
     "trace: object taken": 8,
     "trace: object late": 1.5,

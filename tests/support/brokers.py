@@ -22,7 +22,7 @@ from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
 from magnetar.hosting.settings import BrokerSettings
-from magnetar.hosting.tls import TlsDoor
+from magnetar.hosting.tls import TlsPort
 from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
@@ -227,7 +227,7 @@ class Node:
         settings: BrokerSettings,
         listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
         security: Authenticator | None = None,
-        tls: TlsDoor | None = None,
+        tls: TlsPort | None = None,
         http_url: str = f"http://{HOST}:0",
     ) -> None:
         self.store, self.volume, self.name, self.settings, self.listeners = (
@@ -283,7 +283,7 @@ async def running_broker(
     name: str = "broker-0",
     listeners: ListenerOptions = ListenerOptions(),  # noqa: B008 - frozen
     security: Authenticator | None = None,
-    tls: TlsDoor | None = None,
+    tls: TlsPort | None = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     """One broker, alone in its cluster unless `store` is shared."""

@@ -24,7 +24,7 @@ from magnetar.storage.volumes.volume import Volume
 
 if TYPE_CHECKING:
     from magnetar.hosting.security.authentication import Authenticator
-    from magnetar.hosting.tls import TlsDoor
+    from magnetar.hosting.tls import TlsPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class BrokerContext:
     damage: DamageTable
     fail: Callable[[str], None]
     security: Authenticator | None = None
-    tls: TlsDoor | None = None
+    tls: TlsPort | None = None
     http_url_tls: str = ""
     number: str = ""
 

@@ -27,13 +27,13 @@ from magnetar.broker.context import BrokerContext
 from magnetar.broker.corruption import DamageTable
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.broker.topics.deletion_marks import DeletionMarks
-from magnetar.broker.upkeep.expiry import TopicLife
+from magnetar.broker.upkeep.expiry import TopicExpiry
 from magnetar.broker.upkeep.maintenance import Maintenance
 from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
 from magnetar.hosting.advertised import Listeners
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.joining import check_restore, guarded, incarnation_number, join_cluster
-from magnetar.hosting.listeners import follow_addresses, open_doors
+from magnetar.hosting.listeners import follow_addresses, open_listeners
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
@@ -83,7 +83,7 @@ class Broker:
             ports.tls.surprises = self.metrics.surprises
         self._ready = False
         self._draining = False
-        self._doors: list[Listener] = []
+        self._listeners_open: list[Listener] = []
         self._registering: asyncio.Task[None] | None = None
         self._emptying: asyncio.Task[None] | None = None
         self.guard: Guard | None = None
@@ -91,11 +91,11 @@ class Broker:
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def start(self, store_was_away: bool = False) -> None:
+    async def start(self, store_was_unavailable: bool = False) -> None:
         """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then
         `close` must be called.
 
-        `store_was_away`: it cannot have been for us alone, so others get time to register again
+        `store_was_unavailable`: it cannot have been for us alone, so others get time to register again
         before they count as gone.
         """
         ports, settings, identity = self._ports, self._settings, self._identity
@@ -132,7 +132,7 @@ class Broker:
         )
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
-        if store_was_away:
+        if store_was_unavailable:
             self.ownership.assigner.trust_absence_soon()
         self.service = BrokerService(self.context, self.views, self.ownership)
         await self._start_guard()
@@ -150,7 +150,7 @@ class Broker:
             "load report",
             LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run,
         )
-        self._keep_up("life of topics", TopicLife(self.context, self.ownership).run)
+        self._keep_up("life of topics", TopicExpiry(self.context, self.ownership).run)
         if identity.listeners.reread is not None:
             self._keep_up("listeners", self._follow_listeners)
         self.views.incarnations.listen(self._registrations_changed)
@@ -244,7 +244,7 @@ class Broker:
             await self._register(draining=True)
         await self.leader.stop()
         release = asyncio.create_task(self.ownership.release_all(reason))
-        hopeless = asyncio.create_task(self._store_stays_away())
+        hopeless = asyncio.create_task(self._store_stays_unavailable())
         either: list[asyncio.Future[Any]] = [release, self._ended, hopeless]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         release.cancel()
@@ -260,7 +260,7 @@ class Broker:
                 seconds=self._settings.drain_timeout_s,
             )
 
-    async def _store_stays_away(self) -> None:
+    async def _store_stays_unavailable(self) -> None:
         """Return once the lease has not been renewed for so long that nobody will take what we hand
         over.
 
@@ -292,8 +292,8 @@ class Broker:
             await self.guard.stop()
         if hasattr(self, "views"):
             await self.views.stop()
-        for door in self._doors:
-            door.close()
+        for admission in self._listeners_open:
+            admission.close()
         self._connections.close()
         if hasattr(self, "_log"):
             with contextlib.suppress(StorageError):
@@ -307,8 +307,8 @@ class Broker:
     async def _listen(self) -> None:
         """Open the main port, and those that belong to one listener each. Raises OSError,
         InvalidRequest."""
-        self._plain_url, self.service_url_tls = await open_doors(
-            self._ports, self._identity, self._accept, self._doors
+        self._plain_url, self.service_url_tls = await open_listeners(
+            self._ports, self._identity, self._accept, self._listeners_open
         )
         self.service_url = self._plain_url or self.service_url_tls
 

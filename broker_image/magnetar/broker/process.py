@@ -38,7 +38,7 @@ from magnetar.hosting.garbage import GarbageSchedule
 from magnetar.hosting.http import HttpListener
 from magnetar.hosting.identity import LeaseFactory, ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
-from magnetar.hosting.tls import TlsCertificates, TlsDoor
+from magnetar.hosting.tls import TlsCertificates, TlsPort
 from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
@@ -205,7 +205,7 @@ class BrokerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
 
-    async def _identity(self, http: HttpListener, tls: TlsDoor | None) -> ProcessIdentity:
+    async def _identity(self, http: HttpListener, tls: TlsPort | None) -> ProcessIdentity:
         """Who this process is to clients and to the cluster, with its HTTP ports open. Raises
         OSError."""
         options, plain = self._options, self._options.access.plain != CLOSED
@@ -234,7 +234,7 @@ class BrokerProcess:
     async def _serve(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
         """One incarnation after another."""
         failures = 0
-        started_once = store_was_away = awaits_restore = False
+        started_once = store_was_unavailable = awaits_restore = False
         coordinator = self.coordinator
         while not self._stopping.is_set():
             broker = Broker(
@@ -245,10 +245,10 @@ class BrokerProcess:
             )
             self.broker = broker
             try:
-                await broker.start(store_was_away)
+                await broker.start(store_was_unavailable)
                 # nothing of ours was broken then
-                failures = 0 if store_was_away or awaits_restore else failures
-                started_once, store_was_away, awaits_restore = True, False, False
+                failures = 0 if store_was_unavailable or awaits_restore else failures
+                started_once, store_was_unavailable, awaits_restore = True, False, False
                 ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
                     self._on_ready(broker)
@@ -266,15 +266,15 @@ class BrokerProcess:
                 # The store may come up after us (a new cluster's etcd does): keep trying, alive but
                 # not ready.
                 log.warning("broker.waits_for_store", error=str(error))
-                store_was_away = True
+                store_was_unavailable = True
             except RestoreAwaited as error:
-                if not (started_once or store_was_away or awaits_restore):
+                if not (started_once or store_was_unavailable or awaits_restore):
                     await self._close(broker)
                     raise
                 # The store was lost while this process ran. Its restore fences everybody, so that
                 # nobody is only on the way back.
                 log.warning("broker.waits_for_restore", error=str(error))
-                store_was_away, awaits_restore = False, True
+                store_was_unavailable, awaits_restore = False, True
             except StorageFull as error:
                 # Not even the reserve has room for a start. Nothing is left behind by an attempt,
                 # and the next one may find space.
@@ -291,7 +291,9 @@ class BrokerProcess:
                 return
             await self._close(broker)
             failures += 1
-            longest_s = STORE_WAIT_MAX_S if store_was_away or awaits_restore else RESTART_MAX_S
+            longest_s = (
+                STORE_WAIT_MAX_S if store_was_unavailable or awaits_restore else RESTART_MAX_S
+            )
             await asyncio.sleep(self.back_off_s(failures, longest_s))
 
     async def _close(self, broker: Broker) -> None:
@@ -337,7 +339,7 @@ class BrokerProcess:
             following.cancel()
 
     @contextlib.asynccontextmanager
-    async def _open_tls(self) -> AsyncIterator[TlsDoor | None]:
+    async def _open_tls(self) -> AsyncIterator[TlsPort | None]:
         """How this process speaks TLS, following its files; None if it does not. Raises
         InvalidRequest."""
         access = self._options.access
@@ -348,7 +350,7 @@ class BrokerProcess:
         security, certificates = self.security, TlsCertificates(Path(access.tls))
         following = asyncio.create_task(certificates.follow(), name="tls")
         try:
-            yield TlsDoor(
+            yield TlsPort(
                 certificates,
                 lambda: (
                     security.source.current.document.internal_ca_file

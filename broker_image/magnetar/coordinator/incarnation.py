@@ -33,7 +33,7 @@ from magnetar.errors import StorageError, StoreError, StoreUnavailable
 from magnetar.hosting.advertised import Listeners
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.joining import guarded, join_cluster
-from magnetar.hosting.listeners import follow_addresses, open_doors
+from magnetar.hosting.listeners import follow_addresses, open_listeners
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import StoreView
 from magnetar.metadata import keys
@@ -88,7 +88,7 @@ class Coordinator:
         self._others: OtherCoordinators | None = None
         self._namespaces: StoreView[NamespaceRecord] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._doors: list[Listener] = []
+        self._listeners_open: list[Listener] = []
         self._ready = self._stopping = False
         self.recovered_ms = (0, 0)
         """When the recovery of this life began and ended, unix time."""
@@ -150,7 +150,7 @@ class Coordinator:
         none). Raises OSError, InvalidRequest."""
         if self._served_at is not None:
             return self._served_at
-        return await open_doors(self._ports, self._names, self._accept, self._doors)
+        return await open_listeners(self._ports, self._names, self._accept, self._listeners_open)
 
     async def _start_guard(self, store: MetadataStore) -> None:
         """Have commands checked, where clients are asked who they are. Raises StoreError."""
@@ -227,7 +227,7 @@ class Coordinator:
     @property
     def port(self) -> int:
         """Where clients of the internal listener connect to."""
-        return self._doors[0].port
+        return self._listeners_open[0].port
 
     async def ended(self) -> str:
         """Wait until this life has failed or was stopped; the reason."""
@@ -244,8 +244,8 @@ class Coordinator:
     def _end(self, reason: str) -> None:
         self._ready = False
         self.metrics.life_ended()
-        for door in self._doors:  # or who comes back at once would be heard by nobody
-            door.close()
+        for admission in self._listeners_open:  # or who comes back at once would be heard by nobody
+            admission.close()
         self._connections.abort_all()
         self._ended.set_result(reason)
 
@@ -293,8 +293,8 @@ class Coordinator:
         await self._quiet()
         await self._end_log()
         self.metrics.life_ended()
-        for door in self._doors:
-            door.close()
+        for admission in self._listeners_open:
+            admission.close()
         self._connections.close()
         if self._namespaces is not None:  # else the guard is the broker's
             if self.service.guard is not None:
@@ -327,7 +327,7 @@ class Coordinator:
                 self.fail(str(error))
                 return
             except StoreError as error:
-                log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
+                log.warning("coordinator.store_unavailable", tcid=self.tcid, error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _follow_listeners(self, claim: CoordinatorClaim, listeners: Listeners) -> None:
@@ -359,7 +359,7 @@ class Coordinator:
                 self.fail(str(error))
                 return
             except StoreError as error:
-                log.warning("coordinator.store_away", tcid=self.tcid, error=str(error))
+                log.warning("coordinator.store_unavailable", tcid=self.tcid, error=str(error))
 
     async def unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`, and end it when this life ends. Raises what `work` raises,

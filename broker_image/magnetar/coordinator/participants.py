@@ -36,7 +36,7 @@ from magnetar.transactions.records import Action
 from magnetar.wire import requests
 
 if TYPE_CHECKING:
-    from magnetar.hosting.tls import TlsDoor
+    from magnetar.hosting.tls import TlsPort
 
 PLACES_MAX = 10_000
 """Topics whose broker is remembered."""
@@ -126,7 +126,7 @@ class WireParticipants:
         clock: Clock,
         credentials: Credentials,
         timeout_s: float,
-        tls: TlsDoor | None = None,
+        tls: TlsPort | None = None,
     ) -> None:
         """`credentials` and `tls` show brokers who asks; a broker without a plain port is
         reached by TLS."""

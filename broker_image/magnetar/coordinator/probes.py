@@ -45,13 +45,13 @@ def coordinator_application(
         return PlainTextResponse("ok")
 
     @application.get("/ready", response_class=PlainTextResponse)
-    async def tell_ready() -> PlainTextResponse:
+    async def report_ready() -> PlainTextResponse:
         """Tell whether this process holds its number and answers."""
         good = ready()
         return PlainTextResponse("ok" if good else "not ready", status_code=200 if good else 503)
 
     @application.get("/metrics")
-    async def tell_metrics() -> Response:
+    async def report_metrics() -> Response:
         """Return all metrics in Prometheus' text format."""
         return Response(metrics(), media_type=PROMETHEUS_TYPE)
 

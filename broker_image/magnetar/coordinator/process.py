@@ -71,7 +71,7 @@ class CoordinatorProcess(BrokerProcess):
 
     async def _lives(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
         """One life after another."""
-        failures, started_once, store_was_away = 0, False, False
+        failures, started_once, store_was_unavailable = 0, False, False
         while not self._stopping.is_set():
             life = self._life = Coordinator(ports, identity, self._options.settings, self.metrics)
             longest_s = RESTART_MAX_S
@@ -83,9 +83,9 @@ class CoordinatorProcess(BrokerProcess):
                 # The store may come up after us, or somebody else was quicker: keep trying, alive
                 # but not ready.
                 log.warning("coordinator.tries_again", error=str(error))
-                longest_s, store_was_away = STORE_WAIT_MAX_S, True
+                longest_s, store_was_unavailable = STORE_WAIT_MAX_S, True
             except RestoreAwaited as error:
-                if not (started_once or store_was_away):
+                if not (started_once or store_was_unavailable):
                     await life.close()
                     raise
                 log.warning("coordinator.waits_for_restore", error=str(error))

@@ -38,7 +38,7 @@ from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 
 if TYPE_CHECKING:
-    from magnetar.hosting.tls import TlsDoor
+    from magnetar.hosting.tls import TlsPort
 
 
 READ_MAX = 4
@@ -138,7 +138,7 @@ class OtherCoordinators:
         network: Network,
         credentials: Credentials,
         timeout_s: float,
-        tls: TlsDoor | None = None,
+        tls: TlsPort | None = None,
     ) -> None:
         self._store, self._network, self._credentials = store, network, credentials
         self._timeout_s, self._tls = timeout_s, tls

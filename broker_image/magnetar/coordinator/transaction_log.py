@@ -69,7 +69,7 @@ class TransactionLog:
         )
         self._sequence = -1
         self._since_checkpoint = 0
-        self._held_back: list[Change] = []
+        self._deferred: list[Change] = []
         self._opened = self._overrun = False
 
     # --- life -------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class TransactionLog:
         """Flush and seal; failures go to `on_failed`."""
         if self._opened:
             self._opened = False
-            if self._held_back and not self._writer.fenced:
+            if self._deferred and not self._writer.fenced:
                 self.append((), None)
             await self._writer.close()
 
@@ -145,16 +145,16 @@ class TransactionLog:
 
     def hold_back(self, changes: Sequence[Change]) -> None:
         """Append these with whatever is appended next: nobody waits for them."""
-        self._held_back += changes
+        self._deferred += changes
 
     def append(self, changes: Sequence[Change], on_durable: Callable[[], object] | None) -> None:
         """Append changes, perhaps none; `on_durable` runs once everything appended up to here is
         durable, in the order of the calls."""
         if self._overrun:
             return
-        if self._held_back:
-            changes = (*self._held_back, *changes)
-            self._held_back.clear()
+        if self._deferred:
+            changes = (*self._deferred, *changes)
+            self._deferred.clear()
         after = (lambda _place: on_durable()) if on_durable is not None else None
         try:
             if not changes:
@@ -207,7 +207,7 @@ class TransactionLog:
         try:
             await self._delete_superseded()
         except StorageError as error:
-            log.warning("coordinator.tidy_delayed", tcid=self._claim.tcid, error=str(error))
+            log.warning("coordinator.cleanup_delayed", tcid=self._claim.tcid, error=str(error))
 
     async def _delete_superseded(self) -> None:
         """Older checkpoints, and files of our own log. Raises StorageError."""

@@ -108,8 +108,8 @@ class Transactions:
         )
         self._settings, self._metrics, self._fail = settings, metrics, fail
         self._first_ms, self._began = core.seen_ms or clock.wall_ms(), clock.monotonic()
-        self._to_tell: deque[Iterator[_Order]] = deque()
-        self._being_told = 0
+        self._to_notify: deque[Iterator[_Order]] = deque()
+        self._being_notified = 0
         self._going_on = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._unanswered: set[asyncio.Future[int]] = set()
@@ -117,7 +117,7 @@ class Transactions:
         self._timer_due_ms = 0
         self._checkpointing = self._stopped = False
         self._decided: dict[int, tuple[str, float]] = {}
-        self._told_old = -1
+        self._reported_old = -1
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Transactions:
     def _drive(self, least: int) -> None:
         """Have every participant carry the decision out, in turn with those of other
         transactions."""
-        self._to_tell.append(self._orders(least))
+        self._to_notify.append(self._orders(least))
         self._go_on()
 
     def _orders(self, least: int) -> Iterator[_Order]:
@@ -282,24 +282,24 @@ class Transactions:
     def _go_on(self) -> None:
         """Tell more participants in the next turn of the loop, if any are to be told and not too
         many are being told."""
-        if self._to_tell and not self._going_on and self._being_told < DRIVEN_AT_ONCE_MAX:
+        if self._to_notify and not self._going_on and self._being_notified < DRIVEN_AT_ONCE_MAX:
             self._going_on = True
-            asyncio.get_running_loop().call_soon(self._tell_more)
+            asyncio.get_running_loop().call_soon(self._notify_more)
 
-    def _tell_more(self) -> None:
+    def _notify_more(self) -> None:
         self._going_on = False
         if self._stopped:
             return
         begun = 0
-        while self._to_tell and begun < min(
-            DRIVEN_PER_TURN_MAX, DRIVEN_AT_ONCE_MAX - self._being_told
+        while self._to_notify and begun < min(
+            DRIVEN_PER_TURN_MAX, DRIVEN_AT_ONCE_MAX - self._being_notified
         ):
-            orders = self._to_tell.popleft()
+            orders = self._to_notify.popleft()
             if (order := next(orders, None)) is not None:
-                self._to_tell.append(orders)  # one of many participants delays no other
+                self._to_notify.append(orders)  # one of many participants delays no other
                 self._spawn(self._carry_out(order), f"end of {order.txn}")
                 begun += 1
-        self._being_told += begun
+        self._being_notified += begun
         self._go_on()
 
     async def _carry_out(self, order: _Order) -> None:
@@ -311,25 +311,25 @@ class Transactions:
             ):
                 done = await self._attempt(order)
         finally:
-            self._being_told -= 1
+            self._being_notified -= 1
         if done:
             self._perform(
                 self._core.handle(ParticipantEnded(order.txn.least, order.name, self.now_ms()))
             )
         else:
             delay_s = back_off_s(self._clock, order.failures, RETRY_BASE_S, RETRY_LAST_S)
-            asyncio.get_running_loop().call_later(delay_s, self._tell_again, order)
+            asyncio.get_running_loop().call_later(delay_s, self._notify_again, order)
         self._go_on()
 
-    def _tell_again(self, order: _Order) -> None:
-        self._to_tell.append(iter((order,)))
+    def _notify_again(self, order: _Order) -> None:
+        self._to_notify.append(iter((order,)))
         self._go_on()
 
     async def _attempt(self, order: _Order) -> bool:
         """Whether the participant has carried the decision out, or never will."""
         txn, action, name = order.txn, order.action, order.name
         try:
-            await self._tell(txn, action, name)
+            await self._inform(txn, action, name)
         except (TopicNotFound, SubscriptionNotFound) as error:
             log.info(
                 "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
@@ -347,7 +347,7 @@ class Transactions:
             self._metrics.participant_failures.inc()
             if order.failures & (order.failures - 1) == 0:  # the first, second, fourth...
                 log.warning(
-                    "transaction.participant_away",
+                    "transaction.participant_unavailable",
                     txn=str(txn),
                     topic=name.topic,
                     subscription=name.subscription,
@@ -357,7 +357,7 @@ class Transactions:
             return False
         return True
 
-    async def _tell(self, txn: TxnId, action: Action, name: Participant) -> None:
+    async def _inform(self, txn: TxnId, action: Action, name: Participant) -> None:
         low_watermark = self._core.low_watermark
         if name.subscription:
             await self._participants.end_on_subscription(
@@ -414,8 +414,8 @@ class Transactions:
         oldest = next(self._core.living(), None)
         age_s = max(0, self.now_ms() - oldest.opened_ms) / 1000 if oldest is not None else 0.0
         self._metrics.oldest_transaction_s.set(age_s)
-        if oldest is not None and age_s >= OLD_S and oldest.least > self._told_old:
-            self._told_old = oldest.least
+        if oldest is not None and age_s >= OLD_S and oldest.least > self._reported_old:
+            self._reported_old = oldest.least
             log.warning(
                 "transaction.old",
                 txn=str(TxnId(self._core.tcid, oldest.least)),

@@ -28,7 +28,7 @@ from magnetar.errors import LimitExceeded
 from magnetar.hosting.audit import AuditTrail
 from magnetar.hosting.descriptors import HTTP_CONNECTIONS_MAX
 from magnetar.hosting.peer_budget import PeerBudget, peer_group
-from magnetar.hosting.tls import PeerCertificate, TlsDoor, TlsListener, is_tls, peer_certificate
+from magnetar.hosting.tls import PeerCertificate, TlsListener, TlsPort, is_tls, peer_certificate
 
 log = structlog.get_logger(__name__)
 
@@ -215,10 +215,10 @@ class HttpListener:
         self._task: asyncio.Task[None] | None = None
         self._secure: TlsListener | None = None
 
-    async def open_tls(self, door: TlsDoor, port: int) -> int:
+    async def open_tls(self, admission: TlsPort, port: int) -> int:
         """Serve the same application by TLS; the port bound. After `open`. Raises OSError."""
 
-        self._secure = await door.listen(self._host, port, self._protocol)
+        self._secure = await admission.listen(self._host, port, self._protocol)
         return self._secure.port
 
     def _protocol(self, **_: Any) -> _Protocol:

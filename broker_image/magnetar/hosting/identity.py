@@ -18,7 +18,7 @@ from magnetar.storage.volumes.volume import Volume
 
 if TYPE_CHECKING:
     from magnetar.hosting.security.authentication import Authenticator
-    from magnetar.hosting.tls import TlsDoor
+    from magnetar.hosting.tls import TlsPort
 
 
 class Lease(Protocol):
@@ -60,7 +60,7 @@ class ProcessPorts:
     lease: LeaseFactory
     usage: Usage
     security: Authenticator | None = None
-    tls: TlsDoor | None = None
+    tls: TlsPort | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ Accept = Callable[[str | None], asyncio.BufferedProtocol]
 """Gets the listener that a port belongs to; None = the main one."""
 
 
-async def open_doors(
+async def open_listeners(
     ports: ProcessPorts, identity: ProcessIdentity, accept: Accept, opened: list[Listener]
 ) -> tuple[str, str]:
     """Open the main port, and those that belong to one listener each, into `opened`.

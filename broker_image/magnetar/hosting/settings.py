@@ -194,7 +194,7 @@ class BrokerSettings:
     bundles_per_namespace_max: int = _bounded(
         128, 1, 4096, "bundles of one namespace above which none of them is split"
     )
-    split_parked_bytes_max: int = _bounded(
+    split_buffered_bytes_max: int = _bounded(
         16 * _MIB,
         0,
         1024 * _MIB,
@@ -205,7 +205,7 @@ class BrokerSettings:
     orphans_parallel_max: int = _bounded(
         64, 1, 10_000, "orphaned bundles that the leader assigns at the same time"
     )
-    spread_bundles: int = _bounded(
+    rebalance_bundles: int = _bounded(
         1,
         0,
         1,

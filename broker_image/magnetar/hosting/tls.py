@@ -1,6 +1,6 @@
 """TLS of a process.
 
-Owns: `TlsCertificates`, what this process shows and whom it believes, as they are now; `TlsDoor`,
+Owns: `TlsCertificates`, what this process shows and whom it believes, as they are now; `TlsPort`,
 which accepts connections behind them. Imports: ssl, followed_files, errors. Source: the layout of a
 mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if
 there is one. Invariants: files are read again when they change, for the connections that come
@@ -172,7 +172,7 @@ class TlsListener:
         self._listening.close()
 
 
-class TlsDoor:
+class TlsPort:
     """Accepts connections for protocols, which see them once the handshake is done."""
 
     def __init__(

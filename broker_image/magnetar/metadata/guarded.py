@@ -41,7 +41,7 @@ class GuardedStore:
         self, store: MetadataStore, guard: Compare, on_replaced: Callable[[str], None]
     ) -> None:
         self._store, self._guard, self._on_replaced = store, guard, on_replaced
-        self._told = False
+        self._notified = False
 
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Operation]
@@ -70,8 +70,8 @@ class GuardedStore:
                 "restore it"
             )
         reason = f"the metadata store was replaced: {self._guard.key} is {guarded.value!r} in it"
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             self._on_replaced(reason)
         raise StoreError(reason)
 

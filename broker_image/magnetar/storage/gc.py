@@ -257,7 +257,7 @@ def manifests_of_the_dead(
       bundle is being split keep everything).
 
     A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison
-    (`Collector`), and until then everything is kept. What a life that began after the records were
+    (`GarbageCollector`), and until then everything is kept. What a life that began after the records were
     read writes is not in the lists. In a store that is being filled, or was lost, nothing is
     Deleted.
     """

@@ -309,7 +309,7 @@ class Subscription:
                     consumer, ordinal, remaining.bit_count()
                 )
             elif not cursor.is_acknowledged(ordinal):
-                unblocked |= dispatcher.withheld(consumer, ordinal, ordinal + 1)
+                unblocked |= dispatcher.deferred(consumer, ordinal, ordinal + 1)
             else:
                 unblocked |= dispatcher.acknowledged(consumer, ordinal, ordinal + 1)
         return unblocked or (saturated and not cursor.saturated)
@@ -374,11 +374,11 @@ class Subscription:
     # --- pending acknowledgements -----------------------------------------------------------------
 
     @property
-    def withheld(self) -> DeliveryView | None:
+    def deferred(self) -> DeliveryView | None:
         """What transactions hold, if anything; read only."""
         return self._view
 
-    def withhold(
+    def defer(
         self,
         handle: Hashable | None,
         ranges: Iterable[tuple[int, int]],
@@ -394,18 +394,18 @@ class Subscription:
         dispatcher, unblocked = self._dispatcher, False
         consumer = self._consumers.get(handle) if handle is not None else None
         for start, end in ranges:
-            view.withhold(start, end)
+            view.defer(start, end)
             if dispatcher is not None:
-                unblocked |= dispatcher.withheld(consumer, start, end)
+                unblocked |= dispatcher.deferred(consumer, start, end)
         for ordinal, mask, size in messages:
-            view.withhold_messages(ordinal, mask, size)
+            view.defer_messages(ordinal, mask, size)
             remaining = view.remaining(ordinal)
             if dispatcher is not None and remaining:
                 unblocked |= dispatcher.acknowledged_partly(
                     consumer, ordinal, remaining.bit_count()
                 )
             elif dispatcher is not None:
-                unblocked |= dispatcher.withheld(consumer, ordinal, ordinal + 1)
+                unblocked |= dispatcher.deferred(consumer, ordinal, ordinal + 1)
         return unblocked
 
     def release(

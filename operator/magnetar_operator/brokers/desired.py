@@ -53,7 +53,7 @@ def desired(
         etcd = [
             etcd_service(cluster),
             etcd_policy(cluster),
-            etcd_config(cluster, peer_urls(cluster), managed.replicas, shape.door),
+            etcd_config(cluster, peer_urls(cluster), managed.replicas, shape.admission),
             *([etcd_budget(cluster, spare=shape.spare)] if shape.replicas > 1 else []),
             etcd_set(cluster, managed, defaults, shape),
         ]

@@ -22,7 +22,7 @@ from magnetar_operator.brokers.client_security import SeenSecurity, authority_kn
 from magnetar_operator.brokers.desired import Identity, desired, identity_of
 from magnetar_operator.brokers.exposure import protection
 from magnetar_operator.brokers.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
-from magnetar_operator.brokers.scale_story import Told
+from magnetar_operator.brokers.scale_story import Reported
 from magnetar_operator.brokers.scaling import CORDON_REASON, REPLACE_REASON
 from magnetar_operator.brokers.state import ClusterState, read_cluster_state
 from magnetar_operator.brokers.status import Observed, derive, findings_of, troubles_of
@@ -32,11 +32,11 @@ from magnetar_operator.builders.listeners import brokers_of, listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
 from magnetar_operator.engine.children import apply_children, read_children
-from magnetar_operator.engine.planning import held_back
+from magnetar_operator.engine.planning import deferred
 from magnetar_operator.engine.troubles import listed
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import World, is_paused
-from magnetar_operator.etcd import life as etcd_life
+from magnetar_operator.etcd import life as etcd_lifecycle
 from magnetar_operator.etcd.access import ensure_users, secure
 from magnetar_operator.namespaces import release as namespace_release
 from magnetar_operator.pods import pods as broker_pods
@@ -75,13 +75,13 @@ async def reconcile(world: World, key: Key) -> float | None:
     secured = await secure(world, cluster)
     stored, cluster = cluster, secured.cluster
     observed = await observe(world, cluster)
-    if _is_grave(cluster, observed, world.clock.wall_ms()):
+    if _is_irreversible(cluster, observed, world.clock.wall_ms()):
         observed = await observe(world, cluster, live=True)
     observed = replace(observed, restore=await metadata_restoring.look(world, cluster, observed))
     stored = await metadata_restoring.begin(world, stored, observed.restore)
     held_fleet = observed.restore.is_held
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
-    await _tell(world, cluster, () if held_fleet else moves.story.before)
+    await _inform(world, cluster, () if held_fleet else moves.story.before)
     problems = [
         *secured.problems,
         *([] if held_fleet else await _apply_cordons(world, cluster, moves)),
@@ -99,7 +99,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     wanted = desired(
         cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority
     )
-    wanted = held_back(
+    wanted = deferred(
         wanted,
         observed.children,
         names.broker_set(cluster.name),
@@ -112,7 +112,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         *await missing_classes(world, cluster, observed.children, observed.etcd_pods),
     ]
     problems += await apply_children(world, cluster, wanted, observed.children)
-    await etcd_life.act(world, cluster, observed.etcd)
+    await etcd_lifecycle.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
     roll = (
         RollPlan() if held_fleet else held(_plan_roll(cluster, observed, moves), security.blocking)
@@ -124,7 +124,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if observed.state is not None:
         problems += await ensure_users(world, secured)
         await namespace_release.see_store(world, cluster)
-    await _tell(world, cluster, () if held_fleet else moves.story.after)
+    await _inform(world, cluster, () if held_fleet else moves.story.after)
     for problem in (
         *claims,
         *moves.problems,
@@ -173,12 +173,12 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
     children, pods = await _read_children(world, cluster, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
     state, problem, away = await _read_state(world, cluster, children)
-    etcd = await etcd_life.look(world, cluster, children, live)
+    etcd = await etcd_lifecycle.look(world, cluster, children, live)
     copies = (
         copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
     )
     lost = await lost_nodes(world, mine)
-    return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_away=away)
+    return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_outage=away)
 
 
 async def _with_listener_services(
@@ -212,7 +212,7 @@ async def _read_children(
     )
 
 
-def _is_grave(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
+def _is_irreversible(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
     """Whether what would be done next cannot be taken back: the caches find such work, a look at
     the API server itself decides."""
     moves = plan_moves(cluster, observed, wall_ms)
@@ -269,7 +269,7 @@ def _present(cluster: BrokerCluster, observed: Observed) -> int:
 
 def _store_awaited(observed: Observed) -> str:
     """What a broker's drain and its successor's start would have to wait for."""
-    if observed.store_away:
+    if observed.store_outage:
         return f"the metadata store: {observed.store_problem}"
     return observed.etcd.restarting if observed.etcd is not None else ""
 
@@ -277,7 +277,7 @@ def _store_awaited(observed: Observed) -> str:
 # --- effects --------------------------------------------------------------------------------------
 
 
-async def _tell(world: World, cluster: BrokerCluster, chapters: Iterable[Told]) -> None:
+async def _inform(world: World, cluster: BrokerCluster, chapters: Iterable[Reported]) -> None:
     for told in chapters:
         await world.events.once(
             cluster, "Warning" if told.warning else "Normal", told.reason, told.message

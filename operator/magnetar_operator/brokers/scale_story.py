@@ -25,7 +25,7 @@ BUNDLES_NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """One Event."""
 
     reason: str
@@ -38,8 +38,8 @@ class Story:
     """`before` is told before the effects of the pass, `after` after them."""
 
     status: ScalingStatus
-    before: tuple[Told, ...] = ()
-    after: tuple[Told, ...] = ()
+    before: tuple[Reported, ...] = ()
+    after: tuple[Reported, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Chapter:
 def tell(previous: ScalingStatus, chapter: Chapter, wall_ms: int) -> Story:
     """The next part of the story."""
     status, before = _begin(previous, chapter, wall_ms)
-    after: list[Told] = []
+    after: list[Reported] = []
     status = _farewell(status, chapter, after)
     if status.action in (DOWN, REPLACE):
         status = _drain(status, chapter, wall_ms, after)
@@ -76,7 +76,7 @@ def tell(previous: ScalingStatus, chapter: Chapter, wall_ms: int) -> Story:
 
 def _begin(
     previous: ScalingStatus, chapter: Chapter, wall_ms: int
-) -> tuple[ScalingStatus, list[Told]]:
+) -> tuple[ScalingStatus, list[Reported]]:
     """A change that is new, or that turned into another one."""
     wanted, current = chapter.wanted, chapter.fleet.replicas
     if current is None:
@@ -93,7 +93,7 @@ def _begin(
             action=action, from_replicas=current, to_replicas=wanted, started_at=timestamp(wall_ms)
         )
         if action == UP:
-            return status, [*told, Told("ScalingUp", f"from {current} to {wanted} brokers")]
+            return status, [*told, Reported("ScalingUp", f"from {current} to {wanted} brokers")]
         order = [
             names.broker_pod(chapter.fleet.cluster, ordinal)
             for ordinal in range(current - 1, wanted - 1, -1)
@@ -102,7 +102,7 @@ def _begin(
             f" and {len(order) - 3} more" if len(order) > 3 else ""
         )
         told.append(
-            Told("ScalingDown", f"from {current} to {wanted} brokers, one at a time: {shown}")
+            Reported("ScalingDown", f"from {current} to {wanted} brokers, one at a time: {shown}")
         )
         kept = {
             "broker": previous.broker,
@@ -131,7 +131,7 @@ def _begin(
             started_at=timestamp(wall_ms),
         )
         return status, [
-            Told(
+            Reported(
                 "Replacing",
                 f"{chapter.replacement.broker}: it is drained, then its pod is deleted and comes "
                 "back",
@@ -140,22 +140,22 @@ def _begin(
     return previous, []
 
 
-def _called_off(previous: ScalingStatus, chapter: Chapter) -> Told:
+def _called_off(previous: ScalingStatus, chapter: Chapter) -> Reported:
     broker, left = previous.broker, (chapter.fleet.bundles or {}).get(previous.broker, 0)
     stays = f"; {broker} stays, with its {left} bundles" if broker else ""
-    return Told(
+    return Reported(
         "ScaleDownCalledOff",
         f"{chapter.wanted} brokers are wanted again instead of {previous.to_replicas}{stays}",
     )
 
 
-def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Told]) -> ScalingStatus:
+def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Reported]) -> ScalingStatus:
     """The broker that was leaving is gone."""
     gone = status.broker and status.action == DOWN and status.broker not in chapter.fleet.pods
     if not gone or names.ordinal_of(status.broker) < (chapter.fleet.replicas or 0):
         return status
     after.append(
-        Told(
+        Reported(
             "Removed",
             f"{status.broker} is gone; {len(chapter.fleet.pods)} brokers now, {chapter.wanted} are "
             "wanted",
@@ -165,7 +165,7 @@ def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Told]) -> Sca
 
 
 def _drain(
-    status: ScalingStatus, chapter: Chapter, wall_ms: int, after: list[Told]
+    status: ScalingStatus, chapter: Chapter, wall_ms: int, after: list[Reported]
 ) -> ScalingStatus:
     """Begin, progress and end of the drain that is under way."""
     plan = chapter.replacement if status.action == REPLACE else chapter.scale
@@ -183,11 +183,15 @@ def _drain(
         status = status.model_copy(update=update)
         if left and not goes:
             after.append(
-                Told("Draining", f"{broker} hands {left} bundles over to {_takers(chapter.takers)}")
+                Reported(
+                    "Draining", f"{broker} hands {left} bundles over to {_takers(chapter.takers)}"
+                )
             )
     elif left and left.bit_length() < chapter.last_left.bit_length():
         after.append(
-            Told("Draining", f"{broker} has {left} of {status.bundles} bundles left to hand over")
+            Reported(
+                "Draining", f"{broker} has {left} of {status.bundles} bundles left to hand over"
+            )
         )
     if goes:
         if left == 0:
@@ -197,8 +201,8 @@ def _drain(
                 if status.bundles
                 else "had no bundle to hand over"
             )
-            after.append(Told("Drained", f"{broker} {count}"))
-        after.append(Told("Removing" if status.action == DOWN else "Restarting", plan.message))
+            after.append(Reported("Drained", f"{broker} {count}"))
+        after.append(Reported("Removing" if status.action == DOWN else "Restarting", plan.message))
     return status
 
 
@@ -212,10 +216,10 @@ def _takers(count: int) -> str:
     )
 
 
-def _end(status: ScalingStatus, chapter: Chapter, wall_ms: int) -> Told:
+def _end(status: ScalingStatus, chapter: Chapter, wall_ms: int) -> Reported:
     seconds = max(0, wall_ms - wall_ms_of(status.started_at)) / 1000
     if status.action == REPLACE:
-        return Told(
+        return Reported(
             "Replaced",
             f"{status.broker or 'the broker'} is back and ready after {age_text(seconds)}",
         )
@@ -224,7 +228,7 @@ def _end(status: ScalingStatus, chapter: Chapter, wall_ms: int) -> Told:
         if status.from_replicas != chapter.wanted
         else "that was called off"
     )
-    return Told(
+    return Reported(
         "Settled", f"{chapter.wanted} brokers; the change {change} took {age_text(seconds)}"
     )
 

@@ -30,7 +30,7 @@ from magnetar_operator.builders.object import Manifest, claim_name
 from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted
 from magnetar_operator.engine.troubles import ranked, standing
 from magnetar_operator.etcd.rotation import Phase
-from magnetar_operator.etcd.view import EtcdLife
+from magnetar_operator.etcd.view import EtcdLifecycle
 from magnetar_operator.pods.pods import (
     LostNodes,
     first_leaving,
@@ -53,7 +53,7 @@ _NO_RESTORE = RestorePlan(RestoreStatus())
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One look at everything that belongs to a cluster. `state` is None while the store cannot
-    be read; `store_problem` says why, `store_away` whether it is because it did not answer: a
+    be read; `store_problem` says why, `store_outage` whether it is because it did not answer: a
     record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
@@ -61,10 +61,10 @@ class Observed:
     state: ClusterState | None
     store_problem: str = ""
     lost_nodes: LostNodes = ()
-    etcd: EtcdLife | None = None
+    etcd: EtcdLifecycle | None = None
     copies_problem: Problem | None = None
     restore: RestorePlan = _NO_RESTORE
-    store_away: bool = False
+    store_outage: bool = False
 
     @property
     def etcd_shape(self) -> EtcdShape:

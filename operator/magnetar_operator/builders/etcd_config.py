@@ -13,28 +13,28 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.members import Door
+from magnetar_operator.etcd.members import Admission
 
 
 def start_variables(
-    set_name: str, peers: Mapping[int, str], wanted: int, door: Door, token: str
+    set_name: str, peers: Mapping[int, str], wanted: int, admission: Admission, token: str
 ) -> dict[str, str]:
     """Environment of all pods. `peers`: URLs by ordinal; etcd compares those of the members that
     there are with its own list."""
-    listed = door.ordinals if door.ordinal is not None else range(wanted)
+    listed = admission.ordinals if admission.ordinal is not None else range(wanted)
     return {
         "ETCD_INITIAL_CLUSTER": ",".join(
             f"{set_name}-{ordinal}={peers[ordinal]}" for ordinal in listed
         ),
-        "ETCD_INITIAL_CLUSTER_STATE": "new" if door.bootstrap else "existing",
+        "ETCD_INITIAL_CLUSTER_STATE": "new" if admission.bootstrap else "existing",
         "ETCD_INITIAL_CLUSTER_TOKEN": token,
-        etcd_start.OPEN: f"{set_name}-{door.ordinal}" if door.ordinal is not None else "",
-        etcd_start.MEMBER: f"{door.member:x}" if door.member else "",
+        etcd_start.OPEN: f"{set_name}-{admission.ordinal}" if admission.ordinal is not None else "",
+        etcd_start.MEMBER: f"{admission.member:x}" if admission.member else "",
     }
 
 
 def etcd_config(
-    cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, door: Door
+    cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, admission: Admission
 ) -> Manifest:
     """The token carries the resource's uid, and what permitted to begin anew: members of an
     earlier life of the same name never take a new one for theirs."""
@@ -49,4 +49,4 @@ def etcd_config(
     )
     token = "-".join(part for part in parts if part)
     config = cluster_object("v1", "ConfigMap", cluster, name, names.ETCD)
-    return config | {"data": start_variables(name, peers, wanted, door, token)}
+    return config | {"data": start_variables(name, peers, wanted, admission, token)}

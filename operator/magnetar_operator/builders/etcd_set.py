@@ -24,7 +24,7 @@ from magnetar_operator.builders.object import (
     pull_secrets,
 )
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.members import Door
+from magnetar_operator.etcd.members import Admission
 
 DATA_PATH = "/var/lib/etcd"
 TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"
@@ -39,7 +39,7 @@ class EtcdShape:
     operator; `spare`: a node's drain may take one."""
 
     replicas: int = 1
-    door: Door = field(default_factory=Door)
+    admission: Admission = field(default_factory=Admission)
     image: str = ""
     start_image: str = ""
     spare: bool = True

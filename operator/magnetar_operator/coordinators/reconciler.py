@@ -47,7 +47,7 @@ from magnetar_operator.coordinators.status import (
 )
 from magnetar_operator.coordinators.withdrawing import withdraw, withdraw_elsewhere
 from magnetar_operator.engine.children import apply_children, read_children
-from magnetar_operator.engine.planning import held_back
+from magnetar_operator.engine.planning import deferred
 from magnetar_operator.engine.troubles import listed, obstructed
 from magnetar_operator.engine.work_queue import Key
 from magnetar_operator.engine.world import InvalidResource, World, is_paused, parsed
@@ -105,7 +105,7 @@ async def _serve(world: World, resource: TransactionCoordinator) -> float:
 async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCluster) -> float:
     """One pass of the resource that speaks for the cluster. Raises KubernetesError."""
     observed = await observe(world, resource, cluster)
-    if _is_grave(resource, observed):
+    if _is_irreversible(resource, observed):
         observed = await observe(world, resource, cluster, live=True)
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
     held_fleet = is_held(cluster.status.restore)
@@ -128,7 +128,7 @@ async def _act(world: World, resource: TransactionCoordinator, cluster: BrokerCl
     observed = await _with_listener_services(world, resource, cluster, observed, replicas)
     have = observed.children
     wanted = desired_coordinators(resource, cluster, world.defaults, replicas, have, seen.digest)
-    wanted = held_back(
+    wanted = deferred(
         wanted, observed.children, names.coordinator_set(resource.name), security.blocking
     )
     problems += await apply_children(world, resource, wanted, observed.children)
@@ -237,7 +237,7 @@ async def _read_children(
     )
 
 
-def _is_grave(resource: TransactionCoordinator, observed: ObservedCoordinators) -> bool:
+def _is_irreversible(resource: TransactionCoordinator, observed: ObservedCoordinators) -> bool:
     """Whether what would be done next cannot be taken back: the caches find such work, a look at
     the API server itself decides."""
     scale = plan_coordinators(resource.spec.replicas, _fleet(resource, observed))
@@ -284,7 +284,7 @@ def _plan_roll(
     resource: TransactionCoordinator, observed: ObservedCoordinators, scale: CoordinatorPlan
 ) -> RollPlan:
     scaling = scale.reason is not None
-    awaits = f"the metadata store: {observed.store_problem}" if observed.store_away else ""
+    awaits = f"the metadata store: {observed.store_problem}" if observed.store_outage else ""
     return roll_of(
         observed.pods,
         _set_of(resource, observed),

@@ -46,7 +46,7 @@ from magnetar_operator.pods.rolling import RollPlan
 @dataclass(frozen=True, slots=True)
 class ObservedCoordinators:
     """One look at everything that belongs to the resource. `state` is None while the store
-    cannot be read; `store_problem` says why, `store_away` whether it is because it did not
+    cannot be read; `store_problem` says why, `store_outage` whether it is because it did not
     answer: a record that this operator cannot read is no hindrance to others."""
 
     children: dict[Identity, Manifest]
@@ -54,7 +54,7 @@ class ObservedCoordinators:
     state: CoordinatorsState | None
     store_problem: str = ""
     lost_nodes: LostNodes = ()
-    store_away: bool = False
+    store_outage: bool = False
 
 
 def findings_of(

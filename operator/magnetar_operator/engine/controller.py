@@ -169,17 +169,17 @@ class Controller:
             self._metrics.timeouts.labels(key.kind).inc()
         elif isinstance(error, InvalidResource):
             self._metrics.terminal_errors.labels(key.kind).inc()
-            await self._tell(key, Reason.INVALID_SPEC, str(error))
+            await self._inform(key, Reason.INVALID_SPEC, str(error))
         elif isinstance(error, ApiRefused):
             self._metrics.terminal_errors.labels(key.kind).inc()
-            await self._tell(key, Reason.REFUSED, str(error))
+            await self._inform(key, Reason.REFUSED, str(error))
 
     async def _leave(self, key: Key, error: NamespaceTerminating) -> None:
         """Its namespace is being deleted: nothing is made in it for a while, perhaps for ever.
         What is deleted in it is still seen."""
         self._queue.add_after(key, TERMINATING_S)
         log.info("reconcile.namespace_terminating", error=str(error), delay_s=TERMINATING_S)
-        await self._tell(
+        await self._inform(
             key, Reason.NAMESPACE_TERMINATING, f"namespace {key.namespace} is being deleted"
         )
 
@@ -189,9 +189,9 @@ class Controller:
         self._metrics.reconcile_errors.labels(key.kind).inc()
         self._metrics.panics.labels(key.kind).inc()
         log.error("reconcile.broken", error=repr(error), delay_s=round(delay_s, 1), exc_info=error)
-        await self._tell(key, Reason.OPERATOR_ERROR, f"{type(error).__name__} in the operator")
+        await self._inform(key, Reason.OPERATOR_ERROR, f"{type(error).__name__} in the operator")
 
-    async def _tell(self, key: Key, reason: Reason, message: str) -> None:
+    async def _inform(self, key: Key, reason: Reason, message: str) -> None:
         """Put the failure into the object's conditions; the object itself may not fit the
         models."""
         try:

@@ -92,7 +92,7 @@ def plan(want: Iterable[Manifest], have: Mapping[Identity, Manifest], owner_uid:
     return steps
 
 
-def held_back(
+def deferred(
     want: Iterable[Manifest],
     have: Mapping[Identity, Manifest],
     stateful_set: str,

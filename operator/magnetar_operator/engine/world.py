@@ -174,7 +174,7 @@ def parsed(found: Manifest, model: type[R]) -> R:
     for place in unknown:
         if place[:2] not in model.NEVER_DEFAULTED:
             found = _without(found, place)
-            _tell_unknown(
+            _report_unknown(
                 model.__name__, ".".join("*" if isinstance(part, int) else part for part in place)
             )
     try:
@@ -206,7 +206,7 @@ def _without(value: Any, place: tuple[int | str, ...]) -> Any:
 
 
 @functools.lru_cache(maxsize=UNKNOWN_FIELDS_MAX)
-def _tell_unknown(kind: str, field: str) -> None:
+def _report_unknown(kind: str, field: str) -> None:
     """Of a field that thousands of objects have, once."""
     log.warning(
         "field.unknown",
@@ -224,19 +224,19 @@ def _cluster_of(found: Shown) -> BrokerCluster:
 
 def as_manifest(status: StatusModel) -> dict[str, Any]:
     """What is written of a status: fields that say nothing are left out."""
-    found: dict[str, Any] = _telling(status.model_dump(by_alias=True, mode="json"))
+    found: dict[str, Any] = _notifying(status.model_dump(by_alias=True, mode="json"))
     return found
 
 
-def _telling(value: Any) -> Any:
+def _notifying(value: Any) -> Any:
     """Without empty texts and objects."""
     if isinstance(value, dict):
         return {
             name: item
             for name, part in value.items()
-            if (item := _telling(part)) not in ("", {}, None)
+            if (item := _notifying(part)) not in ("", {}, None)
         }
-    return [_telling(item) for item in value] if isinstance(value, list) else value
+    return [_notifying(item) for item in value] if isinstance(value, list) else value
 
 
 def is_paused(resource: CustomResource) -> bool:

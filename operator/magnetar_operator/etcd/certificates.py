@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_LIFE = timedelta(days=3650)
-LEAF_LIFE = timedelta(days=365)
+AUTHORITY_LIFETIME = timedelta(days=3650)
+LEAF_LIFETIME = timedelta(days=365)
 CLOCK_SKEW = timedelta(minutes=10)
 """Certificates are valid from this long before they are made: clocks of nodes differ."""
-ROTATE_BEFORE = 2 * LEAF_LIFE
+ROTATE_BEFORE = 2 * LEAF_LIFETIME
 """An authority is replaced so long before its end."""
 RENEW_AT = 2 / 3
 """Share of its life after which a certificate is made anew."""
@@ -50,7 +50,7 @@ def make_authority(name: str, now_ms: int) -> Pair:
     """A certificate authority that signs itself; `now_ms`: milliseconds since the epoch."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
-    builder = _builder(subject, subject, key, now_ms, AUTHORITY_LIFE)
+    builder = _builder(subject, subject, key, now_ms, AUTHORITY_LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
     return _pair(builder.sign(key, hashes.SHA256()), key)
@@ -62,7 +62,7 @@ def issue(authority: Pair, subject: Subject, now_ms: int) -> Pair:
     signer = _private_key(authority.key)
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
-    life = min(LEAF_LIFE, issuer.not_valid_after_utc - _time(now_ms))
+    life = min(LEAF_LIFETIME, issuer.not_valid_after_utc - _time(now_ms))
     builder = _builder(_name(subject.common_name), issuer.subject, key, now_ms, life)
     builder = builder.add_extension(
         x509.BasicConstraints(ca=False, path_length=None), critical=True

@@ -26,7 +26,7 @@ from magnetar_operator.etcd.members import MEMBERS_MAX, Restart, plan_members
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import plan_upkeep
 from magnetar_operator.etcd.view import (
-    EtcdLife,
+    EtcdLifecycle,
     is_claim,
     is_known,
     is_mine,
@@ -45,7 +45,7 @@ LOOK_TIMEOUT_S = 10.0
 
 async def look(
     world: World, cluster: BrokerCluster, children: dict[Identity, Manifest], live: bool
-) -> EtcdLife | None:
+) -> EtcdLifecycle | None:
     """What is, and what comes next; None for an external etcd. Pods come from the caches, or
     `live`. Raises KubernetesError."""
     managed = cluster.spec.etcd.managed
@@ -77,7 +77,7 @@ async def look(
     at_rest = plan.step is None and plan.reason is None
     upkeep = plan_upkeep(seen, managed.quota_mib << 20, at_rest)
     status = status_of(cluster, managed, plan, seen, view.pods)
-    return EtcdLife(plan, upkeep, shape, status, seen, tuple(pods), refused)
+    return EtcdLifecycle(plan, upkeep, shape, status, seen, tuple(pods), refused)
 
 
 async def _sight(world: World, cluster: BrokerCluster, pods: list[Manifest]) -> Sighting:
@@ -103,7 +103,7 @@ def _admin(store: ClusterStore, cluster: BrokerCluster) -> EtcdAdmin:
     )
 
 
-async def act(world: World, cluster: BrokerCluster, life: EtcdLife | None) -> None:
+async def act(world: World, cluster: BrokerCluster, life: EtcdLifecycle | None) -> None:
     """Take the step that was planned, or tidy up. Raises KubernetesError."""
     if life is None:
         return
@@ -140,7 +140,9 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLife | None) -> No
         )
 
 
-async def _restart(world: World, cluster: BrokerCluster, life: EtcdLife, step: Restart) -> None:
+async def _restart(
+    world: World, cluster: BrokerCluster, life: EtcdLifecycle, step: Restart
+) -> None:
     for pod in life.pods:
         if names.ordinal_of(broker_pods.name_of(pod)) == step.ordinal and await world.api.delete(
             pod

@@ -65,7 +65,7 @@ class EtcdView:
     `replicas`: of the StatefulSet, None if there is none. `pods` and `claims` by ordinal; claims
     are looked at only while `members` is None and the set is not there or the etcd is not known.
     `known`: this resource's etcd has been up before. `members` is None unless a quorum has just
-    confirmed the list. `voices` by ordinal. `door`: the ordinal that may start without data now, as
+    confirmed the list. `voices` by ordinal. `admission`: the ordinal that may start without data now, as
     the config map says it.
     """
 
@@ -76,7 +76,7 @@ class EtcdView:
     known: bool = False
     members: tuple[Member, ...] | None = None
     voices: Mapping[int, Voice] = field(default_factory=dict)
-    door: int | None = None
+    admission: int | None = None
 
 
 # --- what to do -----------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ Step = MemberStep | Restart
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Admission:
     """Who may start without data: nobody, or `ordinal`, as the first member of a new cluster
     (`bootstrap`) or as the expected `member` among those of `ordinals`."""
 
@@ -151,7 +151,7 @@ class EtcdPlan:
     `reason`; `reason` None = as wanted."""
 
     replicas: int
-    door: Door = Door()
+    admission: Admission = Admission()
     step: Step | None = None
     reason: Reason | None = None
     message: str = ""
@@ -171,19 +171,19 @@ def plan_members(view: EtcdView) -> EtcdPlan:
         if pod.outdated and not pod.terminating
     )
     plan = _plan(view)
-    return EtcdPlan(plan.replicas, plan.door, plan.step, plan.reason, plan.message, pending)
+    return EtcdPlan(plan.replicas, plan.admission, plan.step, plan.reason, plan.message, pending)
 
 
 def _plan(view: EtcdView) -> EtcdPlan:
     if view.members is None:
         return _without_list(view)
     table = _Table(view, view.members)
-    replicas, door = table.replicas(), table.door()
+    replicas, admission = table.replicas(), table.admission()
     step = _sick_outdated(view)
     if step is not None:
         return EtcdPlan(
             replicas,
-            door,
+            admission,
             step,
             Reason.ETCD_ROLLING,
             f"etcd pod {step.ordinal} is restarted: {step.why}",
@@ -197,8 +197,8 @@ def _plan(view: EtcdView) -> EtcdPlan:
         or table.rolling()
     )
     if found is None:
-        return EtcdPlan(replicas, door)
-    return EtcdPlan(replicas, door, found.step, found.reason, found.message)
+        return EtcdPlan(replicas, admission)
+    return EtcdPlan(replicas, admission, found.step, found.reason, found.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,47 +244,51 @@ def _without_list(view: EtcdView) -> EtcdPlan:
         ordinal for ordinal, pod in view.pods.items() if pod.empty and not pod.terminating
     )
     if not view.known:
-        door = _begin(view)
-        if door.bootstrap and view.door == 0 and 0 in empty:
+        admission = _begin(view)
+        if admission.bootstrap and view.admission == 0 and 0 in empty:
             # It was refused before the door was opened.
             return EtcdPlan(
                 replicas,
-                door,
+                admission,
                 Restart(0, "it may begin a new cluster now"),
                 Reason.STORE_STARTING,
                 "etcd is begun anew",
             )
-        if 0 in empty and not door.bootstrap:
+        if 0 in empty and not admission.bootstrap:
             message = (
                 "the volume of etcd pod 0 holds no data, but claims of other members exist: delete "
                 "them if they hold none that you need"
             )
-            return EtcdPlan(replicas, door, None, Reason.ETCD_DATA_LOST, message)
+            return EtcdPlan(replicas, admission, None, Reason.ETCD_DATA_LOST, message)
         return EtcdPlan(
-            replicas, door, None, Reason.STORE_STARTING, "the first member of etcd is not up yet"
+            replicas,
+            admission,
+            None,
+            Reason.STORE_STARTING,
+            "the first member of etcd is not up yet",
         )
     if empty and len(empty) >= quorum(max(replicas, 1)):
         message = (
             f"the volumes of etcd pods {', '.join(map(str, empty))} hold no data any more: etcd "
             "has lost its quorum for good"
         )
-        return EtcdPlan(replicas, Door(), None, Reason.ETCD_DATA_LOST, message)
+        return EtcdPlan(replicas, Admission(), None, Reason.ETCD_DATA_LOST, message)
     up = sum(pod.ready for pod in view.pods.values())
     return EtcdPlan(
         replicas,
-        Door(),
+        Admission(),
         None,
         Reason.ETCD_NO_QUORUM,
         f"no quorum answers; {up} of {replicas} etcd pods are ready",
     )
 
 
-def _begin(view: EtcdView) -> Door:
+def _begin(view: EtcdView) -> Admission:
     """Pod 0 may begin a cluster only if nothing says that another volume holds one."""
     others = [ordinal for ordinal in view.claims if ordinal > 0]
     if view.known or any(not view.pods.get(ordinal, EtcdPod()).empty for ordinal in others):
-        return Door()
-    return Door(0, bootstrap=True, ordinals=(0,))
+        return Admission()
+    return Admission(0, bootstrap=True, ordinals=(0,))
 
 
 # --- the list is known ----------------------------------------------------------------------------
@@ -339,7 +343,7 @@ class _Table:
         kept = min(self._view.replicas or 0, self._view.wanted)
         return min(max(1, highest + 1, kept), MEMBERS_MAX)
 
-    def door(self) -> Door:
+    def admission(self) -> Admission:
         """Open for the one member that is expected and has never been there."""
         for member in self._members:
             if (
@@ -348,10 +352,10 @@ class _Table:
                 and member.ordinal is not None
                 and member.ordinal < self._view.wanted
             ):
-                return Door(
+                return Admission(
                     member.ordinal, member=member.id, ordinals=tuple(sorted(self._by_ordinal))
                 )
-        return Door()
+        return Admission()
 
     # --- repairs ----------------------------------------------------------------------------------
 
@@ -446,7 +450,7 @@ class _Table:
                 and (pod.empty or pod.failing)
                 and ordinal not in self._view.voices
             )
-            if stuck and self._view.door == ordinal:
+            if stuck and self._view.admission == ordinal:
                 step = Restart(ordinal, "it may join now")
                 return _Found(
                     Reason.ETCD_SCALING, f"etcd pod {ordinal} is started again to join", step
@@ -457,7 +461,7 @@ class _Table:
             )
         if learner.id not in self._healthy:
             return _Found(Reason.ETCD_SCALING, f"learner {ordinal} of etcd does not answer")
-        if self._view.door is not None:
+        if self._view.admission is not None:
             # first the door is closed behind it
             return _Found(Reason.ETCD_SCALING, f"learner {ordinal} of etcd has joined")
         if not self._caught_up(learner):

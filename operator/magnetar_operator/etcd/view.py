@@ -1,6 +1,6 @@
 """Reading a managed etcd's pods and sizes, and saying what it is.
 
-Owns: `EtcdLife`, the view that plans are made on, which image the pods get, and status.etcd.
+Owns: `EtcdLifecycle`, the view that plans are made on, which image the pods get, and status.etcd.
 Imports: broker_pods, conditions, etcd siblings, builders, models. Pure. Invariants: fields that a
 kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes
 in it change only with a tenth of themselves, so that a steady state writes none; clients are given
@@ -52,7 +52,7 @@ _UNDER_WAY = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdLife:
+class EtcdLifecycle:
     """What was seen of a managed etcd, and what is to be done about it."""
 
     plan: EtcdPlan
@@ -141,7 +141,7 @@ def view_of(
         known=is_known(cluster),
         members=seen.members,
         voices=seen.voices,
-        door=_door(config),
+        admission=_admission(config),
     )
 
 
@@ -157,7 +157,7 @@ def is_known(cluster: BrokerCluster) -> bool:
     return bool(identity or cluster.status.storage_id)
 
 
-def _door(config: Manifest | None) -> int | None:
+def _admission(config: Manifest | None) -> int | None:
     opened = config.get("data", {}).get(etcd_start.OPEN, "") if config is not None else ""
     return names.ordinal_of(opened) if opened else None
 
@@ -234,7 +234,7 @@ def shape_of(
         Reason.ETCD_REPLACING,
     )
     if stateful_set is None:
-        return EtcdShape(plan.replicas, plan.door, wanted, spare=spare), ""
+        return EtcdShape(plan.replicas, plan.admission, wanted, spare=spare), ""
     template = stateful_set["spec"]["template"]
     current = next(
         (item["image"] for item in template["spec"]["containers"] if item["name"] == "etcd"), ""
@@ -248,7 +248,7 @@ def shape_of(
         ),
         "",
     )
-    kept = EtcdShape(plan.replicas, plan.door, image, start, spare)
+    kept = EtcdShape(plan.replicas, plan.admission, image, start, spare)
     candidate = etcd_set(cluster, managed, defaults, kept)["spec"]["template"]
     if (
         start
@@ -256,7 +256,7 @@ def shape_of(
         and not any(differences(candidate, template))
     ):
         return kept, problem
-    return EtcdShape(plan.replicas, plan.door, image, spare=spare), problem
+    return EtcdShape(plan.replicas, plan.admission, image, spare=spare), problem
 
 
 def _cannot_pull_start(pod: Manifest) -> bool:

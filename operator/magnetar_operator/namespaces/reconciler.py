@@ -102,7 +102,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         record = await _ensure_record(world, resource, store, news)
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
-        await _tell(world, resource, news)
+        await _inform(world, resource, news)
         await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
         await _write_status(
             world, resource, Finding(Type.READY, False, blocked.reason, str(blocked))
@@ -130,12 +130,12 @@ async def reconcile(world: World, key: Key) -> float | None:
     finally:
         # Whoever waits for the condition does not wait for the Events as well, not even for their
         # share of the API server.
-        await _tell(world, resource, news)
+        await _inform(world, resource, news)
     # Changes of the resource and of its records are watched, and a resync looks at everything.
     return LOOK_AT_RIVAL_S if conflict else None
 
 
-async def _tell(world: World, resource: TopicNamespace, news: Sequence[News]) -> None:
+async def _inform(world: World, resource: TopicNamespace, news: Sequence[News]) -> None:
     """Write the Events of this pass, in their order. Raises NotLeading."""
     for one in news:
         await (world.events.warning if one.warning else world.events.normal)(

@@ -37,7 +37,7 @@ from magnetar.resources.topic_namespace import TopicNamespace
 TENANT_FIELDS: Mapping[str, tuple[str, ...]] = {ADMIN_ROLES: (), ALLOWED_CLUSTERS: (CLUSTER_NAME,)}
 """Fields of a tenant, and what they are where nobody has set them."""
 VALUE_LENGTH_MAX = 200
-TOLD_MAX = 20
+NOTIFIED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def _shown(value: Any) -> str:
 
 def told(changes: Sequence[Change]) -> str:
     """The changes as one message."""
-    more = f"; and {len(changes) - TOLD_MAX} more" if len(changes) > TOLD_MAX else ""
-    return "; ".join(map(str, changes[:TOLD_MAX])) + more
+    more = f"; and {len(changes) - NOTIFIED_MAX} more" if len(changes) > NOTIFIED_MAX else ""
+    return "; ".join(map(str, changes[:NOTIFIED_MAX])) + more
 
 
 def owner_text(resource: TopicNamespace) -> str:

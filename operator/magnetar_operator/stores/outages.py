@@ -21,7 +21,7 @@ NO_ANSWER = (StoreUnavailable, TimeoutError)
 answered."""
 
 
-class StoreAway(StoreUnavailable):
+class StoreOutage(StoreUnavailable):
     """The store did not answer others just now, so it was not asked; `retry_s`: when to look
     again (seconds)."""
 
@@ -37,9 +37,9 @@ class Outage:
     since_s: float
     words: str
 
-    def error(self, now_s: float) -> StoreAway:
+    def error(self, now_s: float) -> StoreOutage:
         """What to tell who would ask the store now."""
-        return StoreAway(self.words, self.retry_s(now_s))
+        return StoreOutage(self.words, self.retry_s(now_s))
 
     def retry_s(self, now_s: float) -> float:
         """How long to leave the store alone (seconds)."""

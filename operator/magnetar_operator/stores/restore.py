@@ -46,7 +46,7 @@ class Etcd(enum.Enum):
 
     ANSWERS = enum.auto()
     LOST = enum.auto()
-    AWAY = enum.auto()
+    UNREACHABLE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def plan_restore(view: RestoreView) -> RestorePlan:
             return _to(
                 known, Phase.REFUSED, "the metadata store is intact, and restore.force is not set"
             )
-        if view.etcd is Etcd.AWAY:
+        if view.etcd is Etcd.UNREACHABLE:
             return _to(known, Phase.WAITING, "etcd does not answer, and is not known to be lost")
     return _carry_out(view, known)
 
@@ -168,7 +168,7 @@ def _carry_out(view: RestoreView, known: RestoreStatus) -> RestorePlan:
             "an empty etcd is begun in the place of the lost one; brokers serve until it is "
             f"filled, {pause}",
         )
-    if view.etcd is Etcd.AWAY:
+    if view.etcd is Etcd.UNREACHABLE:
         return _to(
             known,
             Phase.BEGINNING,

@@ -62,7 +62,7 @@ def _etcd(observed: Observed) -> Etcd:
     return (
         Etcd.ANSWERS
         if observed.state is not None and life is not None and life.seen.members is not None
-        else Etcd.AWAY
+        else Etcd.UNREACHABLE
     )
 
 

@@ -66,7 +66,7 @@ class EtcdPods:
         return self.directory / f"data-{SET}-{ordinal}"
 
     @property
-    def door(self) -> int | None:
+    def admission(self) -> int | None:
         opened = self.config.get(etcd_start.OPEN, "")
         return int(opened.rpartition("-")[2]) if opened else None
 
@@ -164,10 +164,10 @@ class Operator:
             self.known,
             seen.members,
             seen.voices,
-            pods.door,
+            pods.admission,
         )
         plan = plan_members(view)
-        pods.config = start_variables(SET, pods.peers, wanted, plan.door, "token")
+        pods.config = start_variables(SET, pods.peers, wanted, plan.admission, "token")
         pods.replicas = plan.replicas
         upkeep = plan_upkeep(seen, self.quota_bytes, at_rest=plan == EtcdPlan(wanted))
         try:

@@ -62,7 +62,7 @@ class Passed:
         self._streams: dict[tuple[object, bool], _Stream] = {}
         self._attached: dict[Attached, Subscribed] = {}
         self._requests: dict[tuple[object, int], Attached] = {}
-        self._told: set[Attached] = set()
+        self._notified: set[Attached] = set()
         self._acknowledged: dict[Subscribed, dict[Place, int]] = {}
         """During which attachment, the one before while the consumer subscribes."""
         self._attachments: Counter[Subscribed] = Counter()
@@ -90,7 +90,7 @@ class Passed:
             self._attached[attached] = Subscribed(
                 command.subscribe.topic, command.subscribe.subscription
             )
-            self._told.discard(attached)
+            self._notified.discard(attached)
             self._requests[connection, command.subscribe.request_id] = attached
         elif command.type == Type.SUCCESS:
             subscribed = self._requests.pop((connection, command.success.request_id), None)
@@ -101,7 +101,7 @@ class Passed:
         elif command.type == Type.CLOSE_CONSUMER:
             attached = Attached(connection, command.close_consumer.consumer_id)
             if attached in self._attached:
-                self._told.add(attached)
+                self._notified.add(attached)
                 self.moves[self._attached[attached]] += 1
         elif command.type == Type.MESSAGE:
             self._note_delivery(
@@ -109,7 +109,7 @@ class Passed:
             )
 
     def _note_acknowledgement(self, attached: Attached, ack: api.CommandAck) -> None:
-        if attached in self._told or attached not in self._attached:
+        if attached in self._notified or attached not in self._attached:
             return
         key = self._attached[attached]
         known = self._acknowledged.setdefault(key, {})

@@ -55,7 +55,7 @@ class StoreServer:
         self.available = True
         self.chance = random.Random(f"{loop.seed}/store")
         self.watches: dict[SimWatch, None] = {}
-        self._told = self.core.revision
+        self._notified = self.core.revision
         self._leases = 0
         self._holders: dict[int, str] = {}
         self._expiry_armed_at = float("inf")
@@ -90,7 +90,7 @@ class StoreServer:
         """The store is lost, and another one answers at its address; watches go on there, and
         wait for revisions that it may not have yet."""
         self.loop.record(STORE_HOST, "replaced", self.core.revision, core.revision)
-        self.core, self._told = core, core.revision
+        self.core, self._notified = core, core.revision
         self._holders.clear()
         for watch in list(self.watches):
             watch.fetch()
@@ -121,8 +121,8 @@ class StoreServer:
 
     def changed(self) -> None:
         """Wake the watches: something was committed."""
-        before, self._told = self._told, self.core.revision
-        batches, _ = self.core.batches("", before + 1, self._told)
+        before, self._notified = self._notified, self.core.revision
+        batches, _ = self.core.batches("", before + 1, self._notified)
         keys = {event.key for batch in batches for event in batch.events}
         probability = self.fabric.faults.compact_probability
         if probability and self.chance.random() < probability:

@@ -126,7 +126,7 @@ def consumers_leave_behind_release(patch: Patch) -> None:
     async def nothing(_bundle: OwnedBundle, _successor: Any) -> None:
         return
 
-    patch.setattr(OwnedBundle, "part_from_consumers", nothing)
+    patch.setattr(OwnedBundle, "disconnect_consumers", nothing)
 
 
 def late_acknowledgements_are_not_waited_for(patch: Patch) -> None:

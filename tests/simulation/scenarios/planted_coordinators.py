@@ -148,7 +148,7 @@ def the_last_word_counts(patch: Patch) -> None:
 
 def a_failure_counts_as_an_answer(patch: Patch) -> None:
     """A participant is asked once."""
-    tell = Transactions._tell
+    tell = Transactions._inform
 
     async def once(found: Transactions, txn: TxnId, action: Action, name: Participant) -> None:
         try:
@@ -156,7 +156,7 @@ def a_failure_counts_as_an_answer(patch: Patch) -> None:
         except MagnetarError as error:
             raise TopicNotFound("as good as gone") from error
 
-    patch.setattr(Transactions, "_tell", once)
+    patch.setattr(Transactions, "_inform", once)
 
 
 def the_watermark_is_the_highest_ended(patch: Patch) -> None:

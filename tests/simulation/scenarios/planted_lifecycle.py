@@ -52,7 +52,7 @@ def the_end_is_not_told(patch: Patch) -> None:
     def silent(_self: SubscriptionHost) -> None:
         return
 
-    patch.setattr(SubscriptionHost, "_tell_end_of_topic", silent)
+    patch.setattr(SubscriptionHost, "_notify_end_of_topic", silent)
 
 
 def the_young_expire(patch: Patch) -> None:

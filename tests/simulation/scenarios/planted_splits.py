@@ -82,7 +82,7 @@ def chain_is_closed_before_the_flush(patch: Patch) -> None:
     async def early(bundle: OwnedBundle) -> LogPosition:
         position = bundle.context.log.position
         end = await append(bundle)
-        return position if bundle.parked is not None else end
+        return position if bundle.buffered is not None else end
 
     patch.setattr(OwnedBundle, "append_release", early)
 

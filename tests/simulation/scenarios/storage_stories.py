@@ -70,9 +70,9 @@ def _interrupted(seed: int, begins: Callable[[str, str], bool], interrupt: str) 
                 )
             )
         cluster.loop.record = record  # type: ignore[method-assign]
-        before = story.counted("collector.log_file")
+        before = story.counted("gc.log_file")
         story.publish(12, BIG_BYTES)
-        story.until(lambda: story.counted("collector.log_file") > before)
+        story.until(lambda: story.counted("gc.log_file") > before)
         # a client whose broker was stopped sends again what was stored already
         return story.ends_well(deduplicated=False)
 

@@ -120,7 +120,7 @@ def test_ages_go_on_in_the_next_incarnation(
             await look(topic)
             clocks.pass_time(40)
             if checkpoint:
-                await life.broker.ownership.shortener.checkpoint(str(topic.bundle.name))
+                await life.broker.ownership.checkpointer.checkpoint(str(topic.bundle.name))
             await life.publish(1, 1)
         clocks.elapsed_s -= 500_000
         clocks.wall_ms += YEAR_MS

@@ -23,7 +23,7 @@ from magnetar.broker.bundles.load import LoadReporter
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics.deletion_marks import DeletionMarks
 from magnetar.broker.topics.topic_host import TopicHost
-from magnetar.broker.upkeep.expiry import TopicLife
+from magnetar.broker.upkeep.expiry import TopicExpiry
 from magnetar.broker.upkeep.maintenance import Maintenance
 from magnetar.hosting import background
 from magnetar.names import NamespaceName, TopicName
@@ -147,7 +147,7 @@ def test_everything_that_runs_by_itself_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "owner", "method"),
     [
-        ("life of topics", TopicLife, "look"),
+        ("life of topics", TopicExpiry, "look"),
         ("maintenance", Maintenance, "round"),
         ("marks of deletions", DeletionMarks, "look"),
         ("load report", LoadReporter, "_publish"),
@@ -239,7 +239,7 @@ def test_what_is_due_for_one_topic_waits_for_no_other(tmp_path: Path) -> None:
             await peer.subscribe(producer_id, topic)
             await peer.send(b"x", 0, producer_id)
         await second.update_properties({"policies": '{"message_ttl_in_seconds": 1}'})
-        life = TopicLife(broker.context, broker.ownership)
+        life = TopicExpiry(broker.context, broker.ownership)
         for broken_one, whole in ((first, second), (second, first)):
             with broken(broken_one, "core", "frozen"):
                 life._due = [0.0] * len(life._due)
@@ -313,7 +313,7 @@ def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
             if str(owned.name) == first:
                 raise RuntimeError("unforeseen")
 
-        monkeypatch.setattr(broker.maintenance.tidier, "tidy", tidy)
+        monkeypatch.setattr(broker.maintenance.manifest_compactor, "tidy", tidy)
         await broker.maintenance.round()
         assert seen == [first, *others]
 
@@ -322,8 +322,8 @@ def test_one_bundle_that_cannot_be_maintained_leaves_the_others_their_turn(
 
         monkeypatch.setattr(broker.ownership.owned[first], "write_checkpoint", write)
         for name in (first, *others):
-            broker.ownership.shortener.ask(name)
-        await until(lambda: not broker.ownership.shortener.busy)
+            broker.ownership.checkpointer.ask(name)
+        await until(lambda: not broker.ownership.checkpointer.busy)
         counts = broker.metrics.surprises.counts
         assert (counts["maintenance"], counts["checkpoint"]) == (1, 1)
         assert {name.split("/")[3] for name in await broker.context.volume.list("checkpoints")} >= {
@@ -462,7 +462,7 @@ def test_the_log_of_one_dead_broker_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script(broker: Broker, peer: Peer) -> None:
-        collector, seen = broker.maintenance.collector, list[str]()
+        garbage_collector, seen = broker.maintenance.garbage_collector, list[str]()
 
         async def complete(incarnation: str) -> None:
             seen.append(incarnation)
@@ -477,9 +477,9 @@ def test_the_log_of_one_dead_broker_holds_up_no_other(
                 else await listed(prefix)
             )
 
-        monkeypatch.setattr(collector, "_complete_keys", complete)
+        monkeypatch.setattr(garbage_collector, "_complete_keys", complete)
         monkeypatch.setattr(type(broker.context.volume), "list", lambda _self, prefix: dead(prefix))
-        await collector.collect_dead()
+        await garbage_collector.collect_dead()
         assert seen == ["x", "y"]
         assert broker.metrics.surprises.counts["collector"] == 2
         monkeypatch.undo()

@@ -37,10 +37,10 @@ async def stage(
 ) -> AsyncIterator[tuple[Broker, Coordinator, MemoryStore, int]]:
     """A broker with a listener `external` on a port of its own (which comes last), and a
     coordinator with one whose address the file tells."""
-    store, door = MemoryStore(CLOCK), free_port()
+    store, admission = MemoryStore(CLOCK), free_port()
     await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 0, "shop/tx").encode())
     of_broker = options_of(
-        "external:pulsar://broker-0.example:6650", f"external:pulsar://{HOST}:{door}", "", ""
+        "external:pulsar://broker-0.example:6650", f"external:pulsar://{HOST}:{admission}", "", ""
     )
     of_coordinator = options_of("", f"external:pulsar://{HOST}:{port}", str(file), "")
     try:
@@ -51,7 +51,7 @@ async def stage(
             ) as coordinator,
             asyncio.timeout(WAIT_S),
         ):
-            yield broker, coordinator, store, door
+            yield broker, coordinator, store, admission
     finally:
         await store.close()
 
@@ -72,7 +72,7 @@ def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path
         file, port = tmp_path / "listeners", free_port()
         file.write_text(f"external:{OUTSIDE}\n")
         async with (
-            stage(tmp_path / "volume", file, port) as (broker, coordinator, _, door),
+            stage(tmp_path / "volume", file, port) as (broker, coordinator, _, admission),
             rest_over(tmp_path, broker) as rest,
         ):
             internal = f"pulsar://{HOST}:{coordinator.port}"
@@ -84,7 +84,7 @@ def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path
                     f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
                     "does not have named"
                 )
-            async with open_peer(broker, port=door) as peer:
+            async with open_peer(broker, port=admission) as peer:
                 assert await lookup(peer) == OUTSIDE
             assert (await rest.get(f"{PATH}?listenerName=external"))["brokerUrl"] == OUTSIDE
             assert (await rest.get(PATH))["brokerUrl"] == internal
@@ -100,8 +100,13 @@ def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: 
 
     async def main() -> None:
         file, port = tmp_path / "listeners", free_port()
-        async with stage(tmp_path / "volume", file, port) as (broker, coordinator, store, door):
-            async with open_peer(broker, port=door) as peer:
+        async with stage(tmp_path / "volume", file, port) as (
+            broker,
+            coordinator,
+            store,
+            admission,
+        ):
+            async with open_peer(broker, port=admission) as peer:
                 refused = await lookup(peer)
                 assert refused.startswith(
                     f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "

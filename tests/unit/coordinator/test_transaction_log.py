@@ -324,19 +324,19 @@ def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
         async with running_broker(tmp_path, store=store, replaced_kept_s=0) as broker:
-            volume, collector = broker.context.volume, broker.maintenance.collector
+            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
             first = await begin_life(store, volume, "a")
             least = await first.begin()
             await store.revoke_lease(first.lease)
             _, lease = await held(store, "b")
             await first.log.close()
             for _ in range(3):
-                await collector.collect_dead()
+                await garbage_collector.collect_dead()
             await store.revoke_lease(lease)
             third = await begin_life(store, volume, "c")
             assert third.core.status(least) == "OPEN"
             for _ in range(3):
-                await collector.collect_dead()
+                await garbage_collector.collect_dead()
             assert await volume.list(names.logs_of("tx-coordinator-0.a")) == []
             assert await volume.exists(names.claim("tx-coordinator-0.c"))
             assert await third.begin() == least + 1

@@ -23,7 +23,7 @@ from magnetar.errors import InvalidRequest, NotAuthorized
 from magnetar.hosting.access import AccessOptions
 from magnetar.hosting.http import CERTIFICATE, HttpListener
 from magnetar.hosting.security.authentication import Authenticator
-from magnetar.hosting.tls import PeerCertificate, TlsCertificates, TlsDoor
+from magnetar.hosting.tls import PeerCertificate, TlsCertificates, TlsPort
 from magnetar.metadata import keys
 from magnetar.metadata.records import CoordinatorClaimRecord, CoordinatorSetRecord
 from magnetar.names import COORDINATOR_TOPIC
@@ -38,10 +38,10 @@ LOOPS = [asyncio.run, uvloop.run]
 @asynccontextmanager
 async def tls_broker(
     directory: Path, certificates: Path, security: Authenticator | None = None
-) -> AsyncIterator[tuple[Broker, TlsDoor]]:
-    door = TlsDoor(TlsCertificates(certificates))
-    async with running_broker(directory, tls=door, security=security) as broker:
-        yield broker, door
+) -> AsyncIterator[tuple[Broker, TlsPort]]:
+    admission = TlsPort(TlsCertificates(certificates))
+    async with running_broker(directory, tls=admission, security=security) as broker:
+        yield broker, admission
 
 
 @pytest.mark.parametrize("run_on", LOOPS)
@@ -163,10 +163,10 @@ def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> No
 
     async def run() -> None:
         async with (
-            tls_broker(tmp_path / "volume", directory) as (broker, door),
+            tls_broker(tmp_path / "volume", directory) as (broker, admission),
             asyncio.timeout(60),
         ):
-            following = asyncio.create_task(door.certificates.follow())
+            following = asyncio.create_task(admission.certificates.follow())
             context, port = authority.context(), _port(broker.service_url_tls)
             async with Client(broker.service_url_tls, tls=context) as client:
                 producer = await client.create_producer(TOPIC)
@@ -175,7 +175,7 @@ def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> No
                 (directory / "tls.key").write_bytes(
                     authority.client("x").joinpath("tls.key").read_bytes()
                 )
-                while not door.certificates.reloads_failed:
+                while not admission.certificates.reloads_failed:
                     await asyncio.sleep(0.01)
                 assert await _shown(port, context) == before
                 (directory / "tls.key").write_bytes(key)
@@ -183,7 +183,7 @@ def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> No
                 while await _shown(port, context) == before:
                     await asyncio.sleep(0.01)
                 await producer.send(b"on the connection from before")
-                assert door.certificates.expires_s > CLOCK.wall_ms() / 1000
+                assert admission.certificates.expires_s > CLOCK.wall_ms() / 1000
             following.cancel()
 
     asyncio.run(run())
@@ -218,18 +218,18 @@ def test_unfinished_handshakes_end_in_time_and_the_oldest_makes_room(tmp_path: P
     authority = Authority(tmp_path / "ca")
 
     async def run() -> None:
-        door = TlsDoor(TlsCertificates(authority.server()), handshakes_max=2, handshake_s=5.0)
-        listener = await door.listen(HOST, 0, asyncio.Protocol)
+        admission = TlsPort(TlsCertificates(authority.server()), handshakes_max=2, handshake_s=5.0)
+        listener = await admission.listen(HOST, 0, asyncio.Protocol)
         idle = [await asyncio.open_connection(HOST, listener.port) for _ in range(2)]
-        while len(door._unfinished) < 2:
+        while len(admission._unfinished) < 2:
             await asyncio.sleep(0)
         assert await _shown(listener.port, authority.context())  # the oldest has made room
-        assert door.dropped == 1
+        assert admission.dropped == 1
         for late, waiting in idle:
             assert await late.read() == b""  # the other one when its time is over
             waiting.close()
             await waiting.wait_closed()
-        assert door.failed == 2
+        assert admission.failed == 2
         assert await _shown(listener.port, authority.context())
         listener.close()
 
@@ -249,7 +249,7 @@ def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
         found = authenticator(tmp_path / "security", document)
         async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (
             broker,
-            door,
+            admission,
         ):
             await appoint(broker, "chief")
             async with Client(broker.service_url_tls, tls=authority.context("chief")) as client:
@@ -265,7 +265,7 @@ def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
 
             http = HttpListener(application, HOST, 0)
             await http.open(plain=False)
-            port = await http.open_tls(door, 0)
+            port = await http.open_tls(admission, 0)
             async with httpx.AsyncClient(verify=authority.context("chief")) as client:
                 assert (await client.get(f"https://{HOST}:{port}/name")).json() == "chief https"
             async with httpx.AsyncClient(verify=authority.context()) as client:

@@ -194,7 +194,7 @@ class Namespace(RuleBasedStateMachine):
             self.write(name, rules.override(record, broker, owner_is_dead=True, reason="test"))
 
     @rule(pick=st.integers(0, 99))
-    def shorten(self, pick: int) -> None:
+    def checkpoint_if_long(self, pick: int) -> None:
         name = self.current(pick)
         record = self.records.get(name)
         if record is not None and record.state is BundleState.OWNED:

@@ -84,7 +84,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(directory: Path) -> AsyncIterator[Pair]:
-    store, settings = MemoryStore(CLOCK), replace(SETTINGS, spread_bundles=0)
+    store, settings = MemoryStore(CLOCK), replace(SETTINGS, rebalance_bundles=0)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         volume = await stack.enter_async_context(volume_in(directory))

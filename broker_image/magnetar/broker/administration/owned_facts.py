@@ -131,12 +131,12 @@ def _pin(host: TopicHost) -> dict[str, Any] | None:
 def _held(host: SubscriptionHost) -> dict[str, Any] | None:
     """What open transactions hold on a subscription: nobody gets it until they end. None if they
     hold nothing."""
-    view, used = host.core.withheld, host.topic.transactions
+    view, used = host.core.deferred, host.topic.transactions
     if view is None or used is None:
         return None
     transactions = used.pending[host.core.name].open_transactions()
     return {
-        "entries": view.withheld_entries,
+        "entries": view.deferred_entries,
         "transactions": len(transactions),
         "longest": str(transactions[0]),
     }

@@ -36,7 +36,7 @@ from magnetar.security.authorization import INTERNAL_METHOD
 
 if TYPE_CHECKING:
     from magnetar.hosting.security.authentication import Authenticator
-    from magnetar.hosting.tls import TlsDoor
+    from magnetar.hosting.tls import TlsPort
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 16 << 20
@@ -99,7 +99,7 @@ class Caller(Protocol):
         ...
 
     @property
-    def tls(self) -> TlsDoor | None:
+    def tls(self) -> TlsPort | None:
         """How others are reached by https."""
         ...
 

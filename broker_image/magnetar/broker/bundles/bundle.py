@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar.broker.bundles.parked import ParkedWork
 from magnetar.broker.bundles.recovery.replay_cost import ReplayCost
+from magnetar.broker.bundles.split_buffer import SplitBuffer
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import ServedSubscription, ServedTopic
 from magnetar.broker.reading.catalog import BundleCatalog
@@ -136,7 +136,7 @@ class OwnedBundle:
         )
         self.serving = True
         self.since_ms = context.clock.wall_ms()
-        self.parked: ParkedWork | None = None
+        self.buffered: SplitBuffer | None = None
         self._checkpoints = 0
         self._manifest_due = 0.0
         self._creating: dict[str, asyncio.Task[TopicHost]] = {}
@@ -391,9 +391,9 @@ class OwnedBundle:
         if self.topics.get(str(topic.name)) is not topic:
             return  # deleted
         if not self.serving:
-            if self.parked is not None:
+            if self.buffered is not None:
                 for confirm in confirmed:
-                    self.parked.confirmation(subscription, confirm)
+                    self.buffered.confirmation(subscription, confirm)
             # else the client gets no confirmation, and acknowledges again if there is a new owner
             return
         then = _confirming(confirmed)
@@ -488,7 +488,7 @@ class OwnedBundle:
             object=written, incarnation=self.context.incarnation, position=position
         ), size
 
-    async def part_from_consumers(self, successor: Successor | None) -> None:
+    async def disconnect_consumers(self, successor: Successor | None) -> None:
         """Send consumers away, to the successor's address if known, and take what they acknowledged
         before they read that.
 
@@ -498,7 +498,7 @@ class OwnedBundle:
         turns, connections = Turns(HOSTED_PER_TURN_MAX), set()
         for host in list(self.topics.values()):
             for subscription in list(host.subscriptions.values()):
-                connections.update(subscription.part_from_consumers(successor))
+                connections.update(subscription.disconnect_consumers(successor))
             await turns.after(1 + len(host.subscriptions))
         if connections:
             read = [connection.heartbeat.has_read() for connection in connections]
@@ -515,7 +515,7 @@ class OwnedBundle:
         """Stop publishing and delivery for good: the bundle is leaving. With `parking`: what its
         clients send waits for its children."""
         if parking:
-            self.parked = ParkedWork(self.context.settings.split_parked_bytes_max)
+            self.buffered = SplitBuffer(self.context.settings.split_buffered_bytes_max)
         if self._dirty_timer is not None:
             self._dirty_timer.cancel()
         self._write_dirty()

@@ -35,7 +35,7 @@ class BundleWork(Protocol):
     def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
-class Shortened(NamedTuple):
+class CheckpointWritten(NamedTuple):
     """A checkpoint that was written and is to be pointed to: of `size` bytes, with what was
     written when the bundle's count was `total`."""
 
@@ -44,7 +44,7 @@ class Shortened(NamedTuple):
     size: int
 
 
-class Shortener:
+class Checkpointer:
     """Writes checkpoints of the bundles in `owned`, when asked and when chains grow."""
 
     def __init__(
@@ -66,9 +66,9 @@ class Shortener:
         self._asking: asyncio.Task[None] | None = None
         self._stopped = False
 
-    async def shorten(
+    async def checkpoint_if_long(
         self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int
-    ) -> Shortened | None:
+    ) -> CheckpointWritten | None:
         """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is
         short, or it cannot be had now."""
         if self._roller.chain_bytes(record) <= scan_bytes_max:
@@ -89,7 +89,7 @@ class Shortener:
             # store's record has let go of.
             owned.append_term(rules.advance_checkpoint(record, pointer))
             await self._context.log.barrier()
-            return Shortened(pointer, total, size)
+            return CheckpointWritten(pointer, total, size)
         except (StoreError, StorageError, ServiceNotReady) as error:
             # It only saves work: a store that is away must neither end us nor hold up a move. The
             # next sealed file tries again.
@@ -99,7 +99,7 @@ class Shortener:
             self._context.metrics.surprises.note("checkpoint", error, bundle=str(owned.name))
             return None
 
-    def shorten_long_chains(self) -> None:
+    def checkpoint_long_chains(self) -> None:
         """Begin checkpoints of bundles whose chains have grown too long."""
         limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
         for name, owned in self._owned.items():
@@ -127,7 +127,7 @@ class Shortener:
     async def _write_and_point(
         self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
     ) -> None:
-        written = await self.shorten(owned, viewed.record, scan_bytes_max=-1)
+        written = await self.checkpoint_if_long(owned, viewed.record, scan_bytes_max=-1)
         if written is None or self._owned.get(name) is not owned:
             return
         advanced = rules.advance_checkpoint(viewed.record, written.pointer)

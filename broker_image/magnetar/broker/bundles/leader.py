@@ -128,7 +128,7 @@ class Leader:
             await self._unstick(guard)
         with contained("leader", StoreError, part="orphans"):
             await self._adopt_orphans(guard, gone)
-        if self._context.settings.spread_bundles:
+        if self._context.settings.rebalance_bundles:
             with contained("leader", StoreError, part="spread"):
                 await self._spread(guard)
 

@@ -21,7 +21,7 @@ import structlog
 
 from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
-from magnetar.broker.bundles.checkpointer import Shortener
+from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.liveness import Liveness
 from magnetar.broker.bundles.log_rolling import LogRoller
@@ -86,9 +86,15 @@ class Ownership:
             context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation)
         )
         self._preloads = Preloads(context, self._scans)
-        self.shortener = Shortener(context, views, self._owned, self._roller, self)
+        self.checkpointer = Checkpointer(context, views, self._owned, self._roller, self)
         self._releaser = Releaser(
-            context, views, self._owned, self._events, self._roller, self.shortener, self.assigner
+            context,
+            views,
+            self._owned,
+            self._events,
+            self._roller,
+            self.checkpointer,
+            self.assigner,
         )
         self._splitter = Splitter(
             context, views, self._owned, self.registry, self._events, self._make
@@ -401,7 +407,7 @@ class Ownership:
     def _make(
         self, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle
     ) -> OwnedBundle:
-        ledger_ids.running_low, due = self._renewals.ask, self.shortener.ask
+        ledger_ids.running_low, due = self._renewals.ask, self.checkpointer.ask
         return OwnedBundle(
             self._context,
             name,
@@ -464,7 +470,7 @@ class Ownership:
         """The log has sealed a file: make it known, and shorten chains that have grown too long."""
         self._roller.file_sealed(number, length)
         self._log_keys.publish(number, length, topics)
-        self.shortener.shorten_long_chains()
+        self.checkpointer.checkpoint_long_chains()
 
     @property
     def first_file_needed(self) -> int:
@@ -511,7 +517,7 @@ class Ownership:
         """Cancel what is under way; the records stay for whoever recovers them."""
         self._stopped = True
         self._roller.stop()
-        self.shortener.stop()
+        self.checkpointer.stop()
         await self._log_keys.stop()
         await self.assigner.stop()
         await self._liveness.stop()

@@ -17,7 +17,7 @@ import structlog
 
 from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.bundle import OwnedBundle
-from magnetar.broker.bundles.checkpointer import Shortener
+from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.log_rolling import LogRoller
 from magnetar.broker.bundles.records import commit_record, others_went_on
@@ -48,11 +48,11 @@ class Releaser:
         owned: MutableMapping[str, OwnedBundle],
         events: BundleEvents,
         roller: LogRoller,
-        shortener: Shortener,
+        checkpointer: Checkpointer,
         assigner: Assigner,
     ) -> None:
         self._context, self._views, self._owned, self._events = context, views, owned, events
-        self._roller, self._shortener, self._assigner = roller, shortener, assigner
+        self._roller, self._checkpointer, self._assigner = roller, checkpointer, assigner
         self._permits = asyncio.Semaphore(context.settings.moves_parallel_max)
 
     # --- asking for it ----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Releaser:
         """
         releasing = await self._prepare(name, owned, releasing)
         record, revision = releasing.record, releasing.mod_revision
-        await owned.part_from_consumers(self._address_of(record.destination))
+        await owned.disconnect_consumers(self._address_of(record.destination))
         started = self._context.clock.monotonic()
         owned.freeze()
         end = await owned.append_release()
@@ -174,7 +174,9 @@ class Releaser:
         """While still serving: shorten a long chain, and let the destination read it; the record
         to release."""
         record = releasing.record
-        written = await self._shortener.shorten(owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX)
+        written = await self._checkpointer.checkpoint_if_long(
+            owned, record, scan_bytes_max=MOVE_SCAN_BYTES_MAX
+        )
         if written is not None:
             record = rules.advance_checkpoint(record, written.pointer)
             revision = await commit_record(

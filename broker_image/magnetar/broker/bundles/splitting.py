@@ -244,9 +244,9 @@ class Splitter:
             self._context.fail(f"bundle {bundle} was taken over during its split: {error}")
             return []
         children = self._begin(owned, plan, epoch)
-        parked, owned.parked = owned.parked, None
-        if parked is not None:
-            parked.resume(self._context.listeners.service_url_on)
+        buffered, owned.buffered = owned.buffered, None
+        if buffered is not None:
+            buffered.resume(self._context.listeners.service_url_on)
         owned.non_persistent.close_clients(self._context.listeners.service_url_on)
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
         log.info(

@@ -215,8 +215,8 @@ def _acknowledge_in_transaction(
                 "messages; send several, with fewer each"
             )
         if topic.frozen:
-            parked = topic.bundle.parked
-            if parked is None or not parked.request(
+            buffered = topic.bundle.buffered
+            if buffered is None or not buffered.request(
                 ack.ByteSize(), lambda: acknowledge(connection, ack)
             ):
                 raise ServiceNotReady(

@@ -154,7 +154,11 @@ class Consuming:
         ):
             return False
         topic = host.topic
-        if topic.frozen or host.parted or topic.subscriptions.get(host.core.name) is not host:
+        if (
+            topic.frozen
+            or host.disconnecting
+            or topic.subscriptions.get(host.core.name) is not host
+        ):
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; look it up again")
         _check_consumer_limits(host)
         session = ConsumerSession(

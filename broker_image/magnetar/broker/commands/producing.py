@@ -35,9 +35,9 @@ class Producing:
         """Answer PRODUCER; while the producer waits for exclusive access this goes on, and
         CLOSE_PRODUCER cancels it."""
         producer_id, pending = request.producer_id, connection.pending_producers
-        withheld = connection.closed_producers.withheld(producer_id)
-        if withheld is not None:
-            raise SendsGivenUp(withheld)
+        refusal_of = connection.closed_producers.refusal_of(producer_id)
+        if refusal_of is not None:
+            raise SendsGivenUp(refusal_of)
         existing = producer_of(connection, producer_id)
         if existing is not None and not self._replaces(existing, request):
             self._answer(
@@ -102,7 +102,7 @@ class Producing:
         `Publishing.attach` does."""
         name = request.producer_name or self._generate_name()
         session = ProducerSession(connection, request.producer_id, name, request.epoch, topic)
-        session.waits = lambda: self._tell_it_waits(session, request.request_id)
+        session.waits = lambda: self._notify_that_it_waits(session, request.request_id)
         producer = Producer(
             name,
             session,
@@ -124,7 +124,7 @@ class Producing:
         connection.producers[request.producer_id] = session
         self._answer(session, request.request_id, last_sequence)
 
-    def _tell_it_waits(self, session: ProducerSession, request_id: int) -> None:
+    def _notify_that_it_waits(self, session: ProducerSession, request_id: int) -> None:
         """It must queue for exclusive access; an earlier self that was in is out."""
         earlier = producer_of(session.connection, session.producer_id)
         if earlier is not None:

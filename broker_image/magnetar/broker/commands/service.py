@@ -311,7 +311,7 @@ class BrokerService:
         """
         host = await self.open_topic(topic, create=False)
         last, end = host.core.last_confirmed, host.core.ledgers.end
-        await self._ownership.shortener.cover(str(host.bundle.name))
+        await self._ownership.checkpointer.cover(str(host.bundle.name))
         if host.transactions is not None:
             # A roll that was asked for later may have been done first.
             host.transactions.wanted_below = max(end, host.transactions.wanted_below)

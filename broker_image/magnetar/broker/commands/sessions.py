@@ -176,7 +176,7 @@ class ProducerSession:
         if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(
             DEAF_AFTER_REFUSED_SEND
         ):
-            self.connection.withhold_producer(self.producer_id, text)
+            self.connection.refuse_producer_once(self.producer_id, text)
             self.close_by_broker(None)
         else:
             self.answer(commands.send_error(self.producer_id, sequence, code, text))
@@ -229,11 +229,11 @@ class ConsumerSession:
         "messages_redelivered",
         "meter",
         "name",
+        "notified_end_of_topic",
         "partition",
         "read_compacted",
         "sends_epoch",
         "subscription",
-        "told_end_of_topic",
     )
 
     def __init__(
@@ -254,7 +254,7 @@ class ConsumerSession:
         )
         self.partition = subscription.topic.partition
         self.read_compacted, self.sends_epoch = read_compacted, sends_epoch
-        self.closed = self.told_end_of_topic = False
+        self.closed = self.notified_end_of_topic = False
         self.entries_out = self.bytes_out = self.messages_redelivered = (
             self.entries_acknowledged
         ) = 0
@@ -308,17 +308,17 @@ class ConsumerSession:
         self.part(successor)
         self.connection.forget_consumer(self)
 
-    def tell_active(self, active: bool) -> None:
+    def notify_active(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
         if not self.closed and self.connection.protocol_version >= ACTIVE_CONSUMER_CHANGE_SINCE:
             self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
 
     def end_of_topic(self) -> None:
         """Tell the client, once, that nothing will follow, if it can hear it."""
-        if not self.told_end_of_topic and not self.connection.client_version.startswith(
+        if not self.notified_end_of_topic and not self.connection.client_version.startswith(
             DEAF_TO_END_OF_TOPIC
         ):
-            self.told_end_of_topic = True
+            self.notified_end_of_topic = True
             self.connection.queue(commands.reached_end_of_topic(self.consumer_id))
 
 

@@ -17,13 +17,13 @@ silently."""
 class ClosedProducers:
     """By producer id."""
 
-    __slots__ = ("_limit", "_until", "_withheld")
+    __slots__ = ("_limit", "_refusals", "_until")
 
     def __init__(self, limit: int) -> None:
         """`limit`: refusals that are remembered at most."""
         self._limit = limit
         self._until: dict[int, float] = {}  # in the order in which they end
-        self._withheld: dict[int, tuple[str, float]] = {}
+        self._refusals: dict[int, tuple[str, float]] = {}
 
     def __contains__(self, producer_id: int) -> bool:
         until = self._until.get(producer_id)
@@ -37,16 +37,16 @@ class ClosedProducers:
             del self._until[oldest]
         self._until[producer_id] = now + FORGOTTEN_SENDS_S
 
-    def withhold(self, producer_id: int, text: str) -> None:
+    def refuse_once(self, producer_id: int, text: str) -> None:
         """Have the next PRODUCER of that id refused with `text`; beyond the limit the first
         refusal is forgotten."""
-        self._withheld.pop(producer_id, None)
-        self._withheld[producer_id] = text, asyncio.get_running_loop().time() + FORGOTTEN_SENDS_S
-        if len(self._withheld) > self._limit:
-            del self._withheld[next(iter(self._withheld))]
+        self._refusals.pop(producer_id, None)
+        self._refusals[producer_id] = text, asyncio.get_running_loop().time() + FORGOTTEN_SENDS_S
+        if len(self._refusals) > self._limit:
+            del self._refusals[next(iter(self._refusals))]
 
-    def withheld(self, producer_id: int) -> str | None:
+    def refusal_of(self, producer_id: int) -> str | None:
         """What a PRODUCER of that id is refused with, once, and only if it comes about as soon
         as a client does that was closed."""
-        text, until = self._withheld.pop(producer_id, ("", 0.0))
+        text, until = self._refusals.pop(producer_id, ("", 0.0))
         return text if asyncio.get_running_loop().time() < until else None

@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_frames(self, nbytes: int) -> None:
         frames = self._inbound.advance(nbytes)
-        if self._hold_back():
+        if self._pause_while_disk_is_behind():
             return  # the frames stay in the buffer until the disk has caught up
         data, connected, left = self._inbound.data, self._connected, TURN_COST_MAX
         group: SendGroup | None = None
@@ -269,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         peer."""
         return not (self._reading_paused or self._requests_held or self._in_turn or self.slow.holds)
 
-    def _hold_back(self) -> bool:
+    def _pause_while_disk_is_behind(self) -> bool:
         """Stop reading while the disk is behind; True if it is."""
         if not self.listens:
             return True
@@ -494,9 +494,9 @@ class Connection(asyncio.BufferedProtocol):
         """How many of `count` messages without storage may be on their way."""
         return self._in_flight.admit(count, limit)
 
-    def withhold_producer(self, producer_id: int, reason: str) -> None:
+    def refuse_producer_once(self, producer_id: int, reason: str) -> None:
         """Refuse the next producer of this id once, with the reason."""
-        self.closed_producers.withhold(producer_id, reason)
+        self.closed_producers.refuse_once(producer_id, reason)
 
     def ignore_producer(self, session: AttachedProducer) -> None:
         """A producer is being closed: drop it here; its late SENDs are ignored for a while."""

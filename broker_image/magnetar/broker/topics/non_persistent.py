@@ -44,7 +44,7 @@ class NonPersistentSubscription(SubscriptionHost):
     ) -> None:
         """Entries first.. have just been published: deliver what is wanted now, and forget all
         of them."""
-        self._tell_active()
+        self._notify_active()
         while (request := self._next_read(READ_ENTRIES_MAX)) is not None:
             low = request.first - first
             high = low + request.entries

@@ -200,7 +200,7 @@ class Publishing:
         if grant is None:
             grant = await session.wait_for_grant()
         else:
-            self._tell(grant)
+            self._inform(grant)
         if self._topic.core.deduplication is not None:
             self._topic.core.deduplication.connected(session.name, self._now_ms())
         if grant.topic_epoch is not None:
@@ -258,7 +258,7 @@ class Publishing:
         if succession.granted is not None:
             _session(succession.granted.producer).grant(succession.granted)
 
-    def _tell(self, grant: Grant) -> None:
+    def _inform(self, grant: Grant) -> None:
         """Whoever had to make room hears of it."""
         for closed in grant.closed:
             if (

@@ -52,7 +52,7 @@ class SubscriptionHost:
         self._read_failures = 0
         self._looked_ms = 0
         self._scheduled = False
-        self._seeking, self.parted = 0, False
+        self._seeking, self.disconnecting = 0, False
         self._missed = False
         self._reading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class SubscriptionHost:
         if self._abandoned is not None:
             self._abandoned.cancel()
             self._abandoned = None
-        self._tell_end_of_topic()
+        self._notify_end_of_topic()
 
     def send_away(self) -> None:
         """Disconnect the consumers whose delivery is about to begin elsewhere (of Failover the
@@ -98,10 +98,10 @@ class SubscriptionHost:
             if active is None or active.handle is session:
                 session.close_by_broker(None)
 
-    def part_from_consumers(self, successor: Successor | None) -> list[ClientConnection]:
+    def disconnect_consumers(self, successor: Successor | None) -> list[ClientConnection]:
         """Deliver nothing more, and tell the consumers to reconnect; what they acknowledge is
         still taken. Their connections."""
-        self.parted = True
+        self.disconnecting = True
         sessions = self.sessions()
         for session in sessions:
             session.part(successor)
@@ -125,9 +125,9 @@ class SubscriptionHost:
 
     def end_of_topic(self) -> None:
         """The topic has been terminated: tell consumers once they have acknowledged everything."""
-        self._tell_end_of_topic()
+        self._notify_end_of_topic()
 
-    def _tell_end_of_topic(self) -> None:
+    def _notify_end_of_topic(self) -> None:
         if not self.topic.ended or self.core.backlog:
             return
         for session in self.sessions():
@@ -173,7 +173,7 @@ class SubscriptionHost:
         if unblocked:
             self.schedule()
         if self.topic.ended:
-            self._tell_end_of_topic()
+            self._notify_end_of_topic()
 
     # --- delivery ---------------------------------------------------------------------------------
 
@@ -196,12 +196,12 @@ class SubscriptionHost:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        if self.topic.frozen or self.parted or self._seeking:
+        if self.topic.frozen or self.disconnecting or self._seeking:
             return
         # Plain handlers instead of `contained`: this runs for every batch, and they cost nothing
         # until something is raised.
         try:
-            self._tell_active()
+            self._notify_active()
         except Exception as error:
             self._surprise(error)
         if self._reading is not None:
@@ -222,10 +222,10 @@ class SubscriptionHost:
             "deliveries", error, topic=str(self.topic.name), subscription=self.core.name
         )
 
-    def _tell_active(self) -> None:
+    def _notify_active(self) -> None:
         """Whoever is active, or is not any more, since somebody came or left."""
         for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
-            cast("AttachedConsumer", session).tell_active(active)
+            cast("AttachedConsumer", session).notify_active(active)
 
     def _arm_timer(self) -> None:
         """Look again when something becomes due by itself."""
@@ -394,7 +394,7 @@ class SubscriptionHost:
 
         `facts` are sent along to those who take them.
         """
-        if self.topic.frozen or self.parted or self._seeking:
+        if self.topic.frozen or self.disconnecting or self._seeking:
             return False
         deliveries = self.core.dispatch(
             first, message_counts, traits_of(entries, self.core.traits_wanted)

@@ -125,7 +125,7 @@ class TopicHost:
     def leaving(self) -> bool:
         """Whether it is frozen for good, or until it is deleted: its clients will be sent away.
         While its bundle is split they stay."""
-        return self.core.frozen and self.bundle.parked is None
+        return self.core.frozen and self.bundle.buffered is None
 
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         """Set properties of the topic durably ("" removes one); in force when this returns.
@@ -305,8 +305,8 @@ class TopicHost:
         are refused.
         """
         if self.core.frozen:
-            if self.bundle.parked is not None:
-                self.bundle.parked.send(session, run)
+            if self.bundle.buffered is not None:
+                self.bundle.buffered.send(session, run)
             return False
         if self.context.log.space.short is not None:
             session.refuse_sends(run, self.context.log.space.short)

@@ -33,7 +33,7 @@ class MetadataBackups:
         self._due = 0.0
         self._last: Mapping[str, bytes] | None = None
         self._report = BackupReportRecord()
-        self._told = 0.0
+        self._notified = 0.0
         context.metrics.gauge(
             "magnetar_metadata_backup_current_timestamp_seconds",
             "When this broker, as the leader, last made a copy of the metadata store or found the "
@@ -51,11 +51,11 @@ class MetadataBackups:
         except (StoreError, StorageError) as error:
             if (
                 not self._report.problem
-                or now >= self._told + self._context.settings.metadata_backup_interval_s
+                or now >= self._notified + self._context.settings.metadata_backup_interval_s
             ):
-                await self._tell(replace(self._report, problem=str(error)[:PROBLEM_LENGTH_MAX]))
+                await self._inform(replace(self._report, problem=str(error)[:PROBLEM_LENGTH_MAX]))
             raise
-        await self._tell(report)
+        await self._inform(report)
         self._due = now + self._context.settings.metadata_backup_interval_s
 
     async def _copy(self) -> BackupReportRecord:
@@ -74,9 +74,9 @@ class MetadataBackups:
         self._last = contents
         return report
 
-    async def _tell(self, report: BackupReportRecord) -> None:
+    async def _inform(self, report: BackupReportRecord) -> None:
         """Say it in the store, where the operator looks; a store that does not answer hears of
         it next time."""
         with contextlib.suppress(StoreError):
             await self._context.store.put(keys.BACKUP_REPORT, report.encode())
-            self._report, self._told = report, self._context.clock.monotonic()
+            self._report, self._notified = report, self._context.clock.monotonic()

@@ -111,7 +111,7 @@ async def skip(host: SubscriptionHost, count: int | None) -> None:
     end, left = cursor.end, count
     if left is not None:
         end = cursor.mark_delete
-        for low, high in (host.core.withheld or cursor).unacknowledged(
+        for low, high in (host.core.deferred or cursor).unacknowledged(
             cursor.mark_delete, cursor.end
         ):
             taken = min(left, high - low)
@@ -239,7 +239,7 @@ def _in_use(topic: TopicHost, caught_up: bool) -> bool:
 # --- all topics -----------------------------------------------------------------------------------
 
 
-class TopicLife:
+class TopicExpiry:
     """Looks at the topics served here, again and again."""
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:

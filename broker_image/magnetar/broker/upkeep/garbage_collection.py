@@ -53,7 +53,7 @@ UNUSED_CLAIM_MS = 600_000
 so long, to one that died before it had any."""
 
 
-class Collector:
+class GarbageCollector:
     """Deletes files of one broker's log and, while it leads, of the dead."""
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
@@ -85,7 +85,7 @@ class Collector:
             self._met.add((what, about))
             self._context.damage.note(what, about, error, bundle=bundle)
         else:
-            log.warning("collector.unread", what=what, about=about, error=str(error))
+            log.warning("gc.unread", what=what, about=about, error=str(error))
 
     # --- our own log ------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Collector:
         }
         for incarnation in self._unused_claims.over(set(claims) - needed, elapsed_ms(self._clock)):
             try:
-                log.info("collector.fences", incarnation=incarnation)
+                log.info("gc.fences", incarnation=incarnation)
                 await fence(self._context.volume, incarnation)
             except StorageError as error:
                 self._note(LOG_OF_THE_DEAD, incarnation, error)
@@ -398,7 +398,7 @@ class Collector:
         # Newest first: a manifest that lost its compare-and-swap does not outlive the one before
         # it, which shows that it may have.
         for name in reversed(due):
-            log.info("collector.removed", object=name)
+            log.info("gc.removed", object=name)
             await volume.remove(name)
         self._manifests = {
             bundle: held for bundle, held in self._manifests.items() if bundle in pointers
@@ -437,7 +437,7 @@ class Collector:
             await self._context.store.transact(
                 [compare], [Delete(keys.bundle(bundle)), Delete(keys.manifest(bundle))]
             )
-            log.info("collector.forgot_bundle", bundle=name)
+            log.info("gc.forgot_bundle", bundle=name)
 
     async def _end_intents(self) -> None:
         """Delete intents whose writer is dead: from then on nobody can commit their files."""
@@ -452,7 +452,7 @@ class Collector:
             if await self._is_dead(intent) or (intent.kind != REWRITE and identifier in unheard):
                 key = keys.intent(identifier)
                 log.info(
-                    "collector.ended_intent",
+                    "gc.ended_intent",
                     intent=identifier,
                     kind=intent.kind,
                     bundle=intent.bundle,
@@ -475,7 +475,7 @@ class Collector:
         """The log first (unless it was set aside), its key last: what is left of it after a
         crash is found again by the key."""
         volume = self._context.volume
-        log.info("collector.log_file", incarnation=incarnation, file=number)
+        log.info("gc.log_file", incarnation=incarnation, file=number)
         for name in (
             names.log_file(incarnation, number),
             names.index(incarnation, number),

@@ -156,17 +156,17 @@ class Inquiries:
     ) -> None:
         """Raises what its coordinator says of the transaction, _Refused, and MagnetarError,
         OSError if it cannot say anything now."""
-        door = self._context.tls
+        admission = self._context.tls
         url = (
             claim.service_url_tls
-            if door is not None and claim.service_url_tls
+            if admission is not None and claim.service_url_tls
             else claim.service_url
         )
         pool = self._pool
         if pool is None:
             timeout_s = self._context.settings.transaction_participant_timeout_s
             pool = self._pool = Pool(self._context.network, url, self._credentials(), timeout_s)
-        pool.begin_at(url, door.to_peers() if door is not None else None)
+        pool.begin_at(url, admission.to_peers() if admission is not None else None)
         connection, number = await pool.get(pool.assigned(url, False)), pool.next_request_id()
         if subscription:
             question = requests.add_subscription_to_txn(number, txn, topic, subscription)
@@ -239,7 +239,7 @@ class _Round:
                     group.create_task(self._work())
         finally:
             for topic, counts in self._counts.items():
-                self._tell(topic, counts)
+                self._inform(topic, counts)
 
     async def _work(self) -> None:
         while self._questions:
@@ -261,7 +261,7 @@ class _Round:
             if told in ("forgotten", "unbegun", "refused", "unanswered"):
                 self._examples[question.topic] = question.txn
 
-    def _tell(self, topic: TopicHost, counts: Counter[str]) -> None:
+    def _inform(self, topic: TopicHost, counts: Counter[str]) -> None:
         example = self._examples.get(topic)
         about = {told: counts[told] for told in self.told if counts[told]}
         if example is None:

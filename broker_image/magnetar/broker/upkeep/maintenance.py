@@ -16,9 +16,9 @@ import structlog
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.upkeep.backups import MetadataBackups
-from magnetar.broker.upkeep.garbage_collection import Collector
+from magnetar.broker.upkeep.garbage_collection import GarbageCollector
 from magnetar.broker.upkeep.inquiring import Inquiries
-from magnetar.broker.upkeep.manifest_compaction import Tidier
+from magnetar.broker.upkeep.manifest_compaction import ManifestCompactor
 from magnetar.errors import Fenced, MagnetarError
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import BundleRecord, LogPosition
@@ -43,8 +43,8 @@ class Maintenance:
             ownership,
             leading,
         )
-        self.collector = Collector(context, ownership)
-        self.tidier = Tidier(context)
+        self.garbage_collector = GarbageCollector(context, ownership)
+        self.manifest_compactor = ManifestCompactor(context)
         self.backups = MetadataBackups(context)
         self.inquiries = Inquiries(context, ownership)
         self._chains: dict[str, tuple[LogPosition, int, float]] = {}
@@ -62,17 +62,17 @@ class Maintenance:
         """Checkpoints, then what they let go of. A part that fails does not keep the others from
         their turn."""
         with self._context.metrics.surprises.contained("maintenance", part="tidying"):
-            self.tidier.forget_others(self._ownership.owned)
+            self.manifest_compactor.forget_others(self._ownership.owned)
         for name in sorted(self._ownership.owned):
             await self._quietly("checkpoint", self._checkpoint_if_old, name)
             await self._quietly("tidying", self._tidy, name)
         await self._quietly("open transactions", self.inquiries.look)
-        await self._quietly("own files", self.collector.collect_own)
+        await self._quietly("own files", self.garbage_collector.collect_own)
         if self._leading():
-            await self._quietly("files of the dead", self.collector.collect_dead)
-            await self._quietly("objects", self.collector.collect_objects)
+            await self._quietly("files of the dead", self.garbage_collector.collect_dead)
+            await self._quietly("objects", self.garbage_collector.collect_objects)
             await self._quietly("backup of the metadata store", self.backups.keep_up)
-        self.collector.forget_unmet()
+        self.garbage_collector.forget_unmet()
 
     async def _quietly(self, what: str, work: Callable[..., object], *arguments: str) -> None:
         try:
@@ -94,7 +94,7 @@ class Maintenance:
         """
         viewed, owned = self._views.bundles.get(name), self._ownership.owned.get(name)
         if owned is not None and owned.replay.is_due:
-            await self._ownership.shortener.checkpoint(name)
+            await self._ownership.checkpointer.checkpoint(name)
             return
         now = self._context.clock.monotonic()
         if viewed is None or not self._is_long(viewed.record):
@@ -105,7 +105,7 @@ class Maintenance:
         if known is None or known[:2] != (chain[0].start, len(chain)):
             known = self._chains[name] = (chain[0].start, len(chain), now)
         if now - known[2] >= self._context.settings.checkpoint_age_s:
-            await self._ownership.shortener.checkpoint(name)
+            await self._ownership.checkpointer.checkpoint(name)
 
     def _is_long(self, record: BundleRecord) -> bool:
         last = record.chain[-1] if record.chain else None
@@ -116,4 +116,4 @@ class Maintenance:
     async def _tidy(self, name: str) -> None:
         owned = self._ownership.owned.get(name)
         if owned is not None and owned.serving:
-            await self.tidier.tidy(owned)
+            await self.manifest_compactor.tidy(owned)

@@ -88,7 +88,7 @@ class _Share:
     pinned: bool = False
 
 
-class Tidier:
+class ManifestCompactor:
     """Tidies bundles one after the other; remembers what it has found out about files, which
     never change."""
 
@@ -270,7 +270,7 @@ class Tidier:
             return result
         self._unresolved.remove(intent)
         log.info(
-            "bundle.rewritten",
+            "bundle.segments_compacted",
             bundle=str(bundle.name),
             files=len(chosen.rewrite),
             partly=len(chosen.partly),

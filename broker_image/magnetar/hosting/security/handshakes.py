@@ -62,7 +62,7 @@ class Handshakes:
             if (keys if peer.principal is not None and peer.principal.internal else rules)
         ]
         if leaving:
-            log.info("connections.authenticate_anew", connections=len(leaving))
+            log.info("connections.authenticate_again", connections=len(leaving))
         for connection in leaving:
             connection.close()
 

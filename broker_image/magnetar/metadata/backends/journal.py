@@ -429,6 +429,6 @@ class JournalWriter:
                     if error.errno not in NO_SPACE:
                         raise
                     # it only grows on
-                    log.warning("metadata journal not shortened", error=str(error))
+                    log.warning("metadata journal not truncated", error=str(error))
                 self._on_replaced(self._file.size)
         return None not in items

@@ -114,7 +114,7 @@ def probe_coherence(root: Path, temporary: Path) -> None:
             coherent = second.read_bytes() == b"probe" and not first.exists()
             second.unlink()
             coherent = coherent and not second.exists()
-        tidy_left_behind(temporary)
+        compact_left_behind(temporary)
     except OSError as error:
         if error.errno in NO_SPACE:
             raise
@@ -128,7 +128,7 @@ def probe_coherence(root: Path, temporary: Path) -> None:
         )
 
 
-def tidy_left_behind(temporary: Path) -> None:
+def compact_left_behind(temporary: Path) -> None:
     """Remove files that a crash has left in `temporary`: last written `LEFT_BEHIND_S` ago or more,
     by the clock of the file system.
 

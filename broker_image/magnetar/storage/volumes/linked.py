@@ -18,8 +18,8 @@ from pathlib import Path
 from magnetar.errors import StorageError
 from magnetar.storage.volumes.coherence import (
     check_linked_file_system,
+    compact_left_behind,
     file_system_magic,
-    tidy_left_behind,
 )
 from magnetar.storage.volumes.objects import Listed
 from magnetar.storage.volumes.posix import TEMPORARY, PosixVolume, files_below
@@ -53,7 +53,7 @@ class LinkedObjects:
         check_linked_file_system(file_system_magic(self._root), self._root)
         try:
             if (temporary := self._root / TEMPORARY).is_dir():
-                tidy_left_behind(temporary)
+                compact_left_behind(temporary)
         except OSError as error:
             raise StorageError(
                 f"{self._root / TEMPORARY} cannot be tidied: {error}; let this user write there"

@@ -296,7 +296,7 @@ class Dispatcher(Protocol):
         unblocked delivery."""
         ...
 
-    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+    def deferred(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """A transaction holds the entries [start, end), as `consumer` asked; True if that
         unblocked delivery. They may come back."""
         ...

@@ -51,13 +51,13 @@ class DeliveryView:
         return bool(self.entries) or bool(self.messages)
 
     @property
-    def withheld_entries(self) -> int:
+    def deferred_entries(self) -> int:
         """How many entries are withheld, wholly or partly."""
         return self.entries.size + len(self.messages)
 
     # --- what changes it --------------------------------------------------------------------------
 
-    def withhold(self, start: int, end: int) -> None:
+    def defer(self, start: int, end: int) -> None:
         """Take out the entries [start, end), also those of which messages were withheld."""
         for ordinal in known_within(self.messages, start, end):
             self.release_messages(ordinal, self.messages[ordinal])
@@ -69,7 +69,7 @@ class DeliveryView:
         self.entries.remove(start, end)
         self._hidden.remove(start, end)
 
-    def withhold_messages(self, ordinal: int, messages: int, size: int) -> None:
+    def defer_messages(self, ordinal: int, messages: int, size: int) -> None:
         """Take out some messages of a batch of `size`."""
         if not self.messages:
             self._moved, self._messages_end = True, 0
@@ -155,8 +155,8 @@ class DeliveryView:
         if not self._touched:
             return
         for ordinal in self._touched:
-            withheld = ordinal in self.messages
-            left = self.remaining(ordinal) if withheld else self._cursor.partial.get(ordinal)
+            deferred = ordinal in self.messages
+            left = self.remaining(ordinal) if deferred else self._cursor.partial.get(ordinal)
             if left:
                 self._partial[ordinal] = left
             else:
@@ -164,7 +164,7 @@ class DeliveryView:
             if left and ordinal in self._full:
                 self._full.remove(ordinal)
                 self._hidden.remove(ordinal, ordinal + 1)
-            elif withheld and not left and ordinal not in self._full:
+            elif deferred and not left and ordinal not in self._full:
                 self._full.add(ordinal)
                 self._hidden.add(ordinal, ordinal + 1)
         self._touched.clear()

@@ -69,7 +69,7 @@ class SingleActiveDispatcher:
         del consumer, start, end
         return False
 
-    withheld = acknowledged
+    deferred = acknowledged
 
     def returned(self, start: int, end: int) -> None:
         """Rewind to the first of them: everything from there on comes again, in order, as after

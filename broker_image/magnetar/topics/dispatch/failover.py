@@ -40,7 +40,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
         self._before: Consumer | None = None
         self._changing = False
         self._change_due_ms: int | None = None
-        self._untold: dict[Consumer, None] = {}
+        self._unnotified: dict[Consumer, None] = {}
 
     @property
     def consumers(self) -> Sequence[Consumer]:
@@ -52,14 +52,14 @@ class FailoverDispatcher(SingleActiveDispatcher):
 
     def add(self, consumer: Consumer) -> None:
         self._consumers.append(consumer)
-        self._untold[consumer] = None
+        self._unnotified[consumer] = None
         if self._partition < 0:
             self._ring_places[consumer] = self._place_on_ring(consumer.name)
         self._choose()
 
     def remove(self, consumer: Consumer) -> None:
         self._consumers.remove(consumer)
-        self._untold.pop(consumer, None)
+        self._unnotified.pop(consumer, None)
         self._ring_places.pop(consumer, None)
         if consumer is self._before:
             self._before = None
@@ -120,16 +120,18 @@ class FailoverDispatcher(SingleActiveDispatcher):
                 self._changing, self._change_due_ms, self._before = False, None, None
                 self._serving = self._active
                 self._read = self.cursor.mark_delete
-                self._untold = dict.fromkeys(self._consumers)
+                self._unnotified = dict.fromkeys(self._consumers)
         told = [
             (consumer.handle, consumer is self._active)
-            for consumer in self._untold
-            if self._may_tell(consumer)
+            for consumer in self._unnotified
+            if self._may_notify(consumer)
         ]
-        self._untold = {consumer: None for consumer in self._untold if not self._may_tell(consumer)}
+        self._unnotified = {
+            consumer: None for consumer in self._unnotified if not self._may_notify(consumer)
+        }
         return told
 
-    def _may_tell(self, consumer: Consumer) -> bool:
+    def _may_notify(self, consumer: Consumer) -> bool:
         """The active consumer hears of it when its turn begins; a newcomer that stands by hears
         that at once."""
         return not self._changing or consumer is not self._active

@@ -69,7 +69,7 @@ class KeySharedDispatcher:
         self._blocked = False
         self._redeliveries: dict[int, int] = {}
         self._slot_of: dict[int, int] = {}  # of entries that are held, wait or are stuck
-        self._withheld: dict[int, int] = {}  # slots of entries that transactions hold
+        self._deferred: dict[int, int] = {}  # slots of entries that transactions hold
         self._slots: dict[int, HeldSlot] = {}  # empty where out-of-order delivery is allowed
         self._stuck: dict[int, IntervalSet] = {}  # by slot
         self._waiting = 0  # entries that wait or are stuck
@@ -132,7 +132,7 @@ class KeySharedDispatcher:
             )
         self._ranges.add(consumer)
         self._consumers.append(consumer)
-        self._assign_anew()
+        self._assign_again()
 
     def remove(self, consumer: Consumer) -> None:
         """What it held or was to get goes to the new owners; that is no redelivery in the sense
@@ -150,7 +150,7 @@ class KeySharedDispatcher:
         # Last, because giving back may lift its block.
         self._ready.pop(consumer, None)
         self._awaiting.pop(consumer, None)
-        self._assign_anew(waited)
+        self._assign_again(waited)
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
@@ -194,7 +194,7 @@ class KeySharedDispatcher:
         in_turn = self._policy.out_of_order or (held is not None and held.holder is begun)
         return begun if in_turn else self._owner(slot)
 
-    def _assign_anew(self, more: Iterable[tuple[int, int]] = ()) -> None:
+    def _assign_again(self, more: Iterable[tuple[int, int]] = ()) -> None:
         """Owners have changed: look again who gets what waits (and `more`, which waited for one
         that has left)."""
         self._owners.clear()
@@ -244,21 +244,21 @@ class KeySharedDispatcher:
             self._redeliveries.pop(ordinal, None)
         if self._due:
             self._due.remove(start, end)
-        if self._withheld:
-            for ordinal in known_within(self._withheld, start, end):
-                del self._withheld[ordinal]
+        if self._deferred:
+            for ordinal in known_within(self._deferred, start, end):
+                del self._deferred[ordinal]
                 self._redeliveries.pop(ordinal, None)
         return unblocked or (
             full and self._waiting < self._limits.look_ahead_max(len(self._consumers))
         )
 
-    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+    def deferred(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """They keep their key, and what a consumer holds of them counts as delivered once,
         should it come back."""
         slots, redeliveries = self._slot_of, self._redeliveries
         known = {ordinal: slots[ordinal] for ordinal in known_within(slots, start, end)}
         known |= {
-            ordinal: self._withheld[ordinal] for ordinal in known_within(self._withheld, start, end)
+            ordinal: self._deferred[ordinal] for ordinal in known_within(self._deferred, start, end)
         }
         counts = {
             ordinal: redeliveries.get(ordinal, 0)
@@ -266,7 +266,7 @@ class KeySharedDispatcher:
             for ordinal, slot in known.items()
         }
         unblocked = self.acknowledged(consumer, start, end)
-        self._withheld.update(known)
+        self._deferred.update(known)
         redeliveries.update({ordinal: count for ordinal, count in counts.items() if count})
         return unblocked
 
@@ -278,8 +278,8 @@ class KeySharedDispatcher:
                 self._redeliver(holder, ordinal)
         for first, last in list(self.cursor.unacknowledged(start, end)):
             for ordinal in range(first, last):
-                if ordinal in self._withheld:
-                    self._put_aside(ordinal, self._withheld.pop(ordinal))
+                if ordinal in self._deferred:
+                    self._put_aside(ordinal, self._deferred.pop(ordinal))
                 elif ordinal not in self._slot_of:
                     self._due.add(ordinal, ordinal + 1)
 
@@ -312,7 +312,7 @@ class KeySharedDispatcher:
         for entries in (
             self._redeliveries,
             self._slot_of,
-            self._withheld,
+            self._deferred,
             self._chunk_of,
             self._waits_for,
             self._held_by,

@@ -166,7 +166,7 @@ class SharedDispatcher:
                 unblocked |= self._settle(other, start, end)[1]
         return unblocked
 
-    def withheld(self, consumer: Consumer | None, start: int, end: int) -> bool:
+    def deferred(self, consumer: Consumer | None, start: int, end: int) -> bool:
         """What a consumer holds of them counts as delivered once, should it come back."""
         redeliveries = self._redeliveries
         counts = {

@@ -285,7 +285,7 @@ class PendingAcks:
     def _fresh(self, txn: TxnId, held: _Held, start: int, end: int) -> Iterable[tuple[int, int]]:
         """What of the entries [start, end) the transaction does not hold yet. Raises
         TransactionConflict if it may not hold it."""
-        cursor, view = self._subscription.cursor, self._subscription.withheld
+        cursor, view = self._subscription.cursor, self._subscription.deferred
         runs = list(held.entries.missing(start, end))
         for low, high in runs:
             unacknowledged = sum(
@@ -309,7 +309,7 @@ class PendingAcks:
 
     def _fresh_messages(self, txn: TxnId, held: _Held, ordinal: int, wanted: int) -> int:
         """As `_fresh`, of messages of one entry."""
-        cursor, view = self._subscription.cursor, self._subscription.withheld
+        cursor, view = self._subscription.cursor, self._subscription.deferred
         if ordinal in held.entries:
             return 0
         wanted &= ~held.messages.get(ordinal, 0)
@@ -370,7 +370,7 @@ class PendingAcks:
         for ordinal, (wanted, size) in messages.items():
             held.hold_messages(ordinal, wanted, size)
         self._shares += held.shares
-        return self._subscription.withhold(
+        return self._subscription.defer(
             handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()]
         )
 

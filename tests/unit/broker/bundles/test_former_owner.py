@@ -113,7 +113,7 @@ def test_who_was_fenced_begins_no_term(tmp_path: Path) -> None:
     well, so no chain may begin in one of them."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, claim_check_s=60.0, spread_bundles=0) as cluster:
+        async with pair(tmp_path, claim_check_s=60.0, rebalance_bundles=0) as cluster:
             fenced, name = cluster.second, str(await cluster.bundle())
             before = [
                 span

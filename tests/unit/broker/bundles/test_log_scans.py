@@ -69,7 +69,7 @@ async def write_terms(
     return begins, end
 
 
-def collector(found: list[int], term: int) -> log_scans.Take:
+def garbage_collector(found: list[int], term: int) -> log_scans.Take:
     def take(scanned: ScannedRecord) -> bool:
         assert isinstance(scanned.record, EntriesRecord)
         assert scanned.record.epoch == term
@@ -96,7 +96,9 @@ def test_many_bundles_of_one_log_are_read_in_one_walk(
         starts = {term: begins[term % 5] for term in found}
         await asyncio.gather(
             *(
-                scans.read(INCARNATION, starts[term], end, term, collector(found[term], term))
+                scans.read(
+                    INCARNATION, starts[term], end, term, garbage_collector(found[term], term)
+                )
                 for term in found
             )
         )
@@ -126,7 +128,7 @@ def test_a_reader_that_leaves_does_not_disturb_the_others(
         )
         await asyncio.gather(
             scans.read(INCARNATION, START, end, 2, first_only),
-            scans.read(INCARNATION, START, end, 3, collector(found, 3)),
+            scans.read(INCARNATION, START, end, 3, garbage_collector(found, 3)),
         )
         assert found == list(range(ROUNDS))
         assert len(early) == 1
@@ -148,7 +150,7 @@ def test_damage_before_a_bundle_begins_is_not_its_own(
         assert end.file > 0, "the log has rolled"
         later = LogPosition(1, 0)
         expected: list[int] = []
-        await LogScans(volume).read(INCARNATION, later, end, 2, collector(expected, 2))
+        await LogScans(volume).read(INCARNATION, later, end, 2, garbage_collector(expected, 2))
         path = tmp_path / names.log_file(INCARNATION, 0)
         data = bytearray(path.read_bytes())
         data[begins[0].offset + 100] ^= 1
@@ -156,7 +158,7 @@ def test_damage_before_a_bundle_begins_is_not_its_own(
         scans, found = LogScans(volume), []  # type: ignore[var-annotated]
         outcomes = await asyncio.gather(
             scans.read(INCARNATION, START, end, 1, lambda _scanned: False),
-            scans.read(INCARNATION, later, end, 2, collector(found, 2)),
+            scans.read(INCARNATION, later, end, 2, garbage_collector(found, 2)),
             return_exceptions=True,
         )
         assert isinstance(outcomes[0], CorruptData)
@@ -209,10 +211,10 @@ def test_of_a_live_log_only_what_is_durable_for_certain_is_read(tmp_path: Path) 
             await writer.barrier()
             ends.append(writer.position)
         scans, found = LogScans(volume), []  # type: ignore[var-annotated]
-        reading = scans.read_live(INCARNATION, START, 1, collector(found, 1))
+        reading = scans.read_live(INCARNATION, START, 1, garbage_collector(found, 1))
         assert await reading.reached() == ends[1]
         assert found == [0, 1]
-        await scans.read(INCARNATION, ends[1], ends[2], 1, collector(found, 1))
+        await scans.read(INCARNATION, ends[1], ends[2], 1, garbage_collector(found, 1))
         assert found == [0, 1, 2]
         await writer.close()
 
@@ -255,7 +257,7 @@ def test_a_read_that_is_cut_before_it_began_is_over_at_once(tmp_path: Path) -> N
     async def script(volume: PosixVolume) -> None:
         await write_terms(volume)
         found: list[int] = []
-        reading = LogScans(volume).read_live(INCARNATION, START, 1, collector(found, 1))
+        reading = LogScans(volume).read_live(INCARNATION, START, 1, garbage_collector(found, 1))
         reading.cut()
         assert await reading.reached() == START
         assert found == []
@@ -273,7 +275,7 @@ def test_a_short_range_is_read_at_once_and_checked_all_the_same(tmp_path: Path) 
         begin, part = begins[0], LogPosition(0, await read_seal(volume, INCARNATION, 0) or 0)
         assert end.file > 0
         scans = LogScans(volume)
-        await scans.read(INCARNATION, begin, part, 3, collector(short, 3))
+        await scans.read(INCARNATION, begin, part, 3, garbage_collector(short, 3))
         async for scanned in scan(volume, INCARNATION, begin, part, {3}):
             assert isinstance(scanned.record, EntriesRecord)
             walked.append(scanned.record.first_entry)

@@ -16,7 +16,7 @@ from magnetar.wire import requests
 from tests.support.brokers import Peer, Type, command_frame, entry, open_peer
 from tests.unit.broker.bundles.test_ownership import Pair, pair, until
 
-SETTINGS: dict[str, Any] = {"spread_bundles": 0, "failover_delay_ms": 0}
+SETTINGS: dict[str, Any] = {"rebalance_bundles": 0, "failover_delay_ms": 0}
 MESSAGES = 40
 """So many ids make an ACK that is taken as a span; a few are parsed one by one."""
 KINDS = pytest.mark.parametrize(

@@ -487,7 +487,7 @@ def test_bundles_are_evened_out_only_if_that_is_wanted(tmp_path: Path, spread: i
     leader looks."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, spread_bundles=spread) as cluster:
+        async with pair(tmp_path, rebalance_bundles=spread) as cluster:
             brokers, first, namespace = (
                 (cluster.first, cluster.second),
                 cluster.first,

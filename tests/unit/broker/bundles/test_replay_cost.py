@@ -224,7 +224,7 @@ class World:
 
     async def settled(self) -> None:
         """Until no checkpoint is being written."""
-        await until(lambda: not self.broker.ownership.shortener.busy)
+        await until(lambda: not self.broker.ownership.checkpointer.busy)
 
     async def replayed(self) -> BundleReplay:
         """What a successor would read: the checkpoint, and the log up to now."""
@@ -308,15 +308,15 @@ def test_who_asks_just_as_the_last_checkpoint_ends_gets_one_too(
 
     async def scenario() -> None:
         async with world(tmp_path) as found:
-            shortener, written = found.broker.ownership.shortener, list[str]()
+            checkpointer, written = found.broker.ownership.checkpointer, list[str]()
 
             async def checkpoint(name: str) -> None:
                 written.append(name)
                 if name == "first":
-                    asyncio.get_running_loop().call_soon(shortener.ask, "second")
+                    asyncio.get_running_loop().call_soon(checkpointer.ask, "second")
 
-            monkeypatch.setattr(shortener, "checkpoint", checkpoint)
-            shortener.ask("first")
+            monkeypatch.setattr(checkpointer, "checkpoint", checkpoint)
+            checkpointer.ask("first")
             await until(lambda: "second" in written)
             await found.settled()
 

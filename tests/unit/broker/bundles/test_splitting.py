@@ -212,7 +212,7 @@ def test_producers_of_more_than_is_kept_are_sent_away(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with (
-            pair(tmp_path, split_parked_bytes_max=40 << 10) as cluster,
+            pair(tmp_path, split_buffered_bytes_max=40 << 10) as cluster,
             attached(cluster.first, TOPIC) as peer,
         ):
             bundle, inner, frozen, seen = (
@@ -263,7 +263,7 @@ def test_children_are_recovered_by_others(tmp_path: Path, moved_to_the_end: bool
             async with attached(first, LEFT_TOPIC, RIGHT_TOPIC) as peer:
                 for number in (1, 2):
                     await round_trip(peer, number, 0)
-                await first.ownership.shortener.checkpoint(str(WHOLE))
+                await first.ownership.checkpointer.checkpoint(str(WHOLE))
                 for number in (1, 2):
                     await round_trip(peer, number, 1)
                 await first.ownership.split(WHOLE, MIDDLE)

@@ -92,11 +92,11 @@ def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses
             await broker.ownership.split(WHOLE, MIDDLE)
             left, right = (broker.ownership.owned[str(bundle)] for bundle in (LEFT, RIGHT))
             for child in (left, right):
-                await broker.ownership.shortener.checkpoint(str(child.name))
-            await broker.maintenance.tidier.tidy(left)
+                await broker.ownership.checkpointer.checkpoint(str(child.name))
+            await broker.maintenance.manifest_compactor.tidy(left)
             # the manifest of before, which lists it, goes first
-            await broker.maintenance.collector.collect_objects()
-            await broker.maintenance.collector.collect_dead()
+            await broker.maintenance.garbage_collector.collect_objects()
+            await broker.maintenance.garbage_collector.collect_dead()
             there = await broker.context.volume.list(names.LOGS)
             assert first not in there
             assert second in there
@@ -105,7 +105,7 @@ def test_a_file_without_entries_of_a_child_goes_with_the_other_and_nobody_misses
             request = ReadRequest(host.core.ledgers.first, 1)
             found, _ = await right.catalog.read(host.name, host.core.ledgers, request, 1 << 20)
             assert [*map(bytes, found)] == [entry(b"right", 0)]
-            await broker.maintenance.tidier.tidy(right)
+            await broker.maintenance.manifest_compactor.tidy(right)
             assert broker.context.damage.listed() == []
 
     asyncio.run(scenario())
@@ -157,17 +157,19 @@ def test_a_file_that_cannot_be_looked_into_stays_with_every_child(tmp_path: Path
                 [first],
                 [first, second],
             )
-            tidier, children = (
-                broker.maintenance.tidier,
+            manifest_compactor, children = (
+                broker.maintenance.manifest_compactor,
                 [broker.ownership.owned[str(bundle)] for bundle in (LEFT, RIGHT)],
             )
             for child in children:
-                await tidier.tidy(child)
+                await manifest_compactor.tidy(child)
             assert {found["file"] for found in broker.context.damage.listed()} == {first}
             assert await volume.put_if_absent(first, kept)
-            tidier._damaged = dict.fromkeys(tidier._damaged, 0.0)  # DAMAGED_RETRY_S later
+            manifest_compactor._damaged = dict.fromkeys(
+                manifest_compactor._damaged, 0.0
+            )  # DAMAGED_RETRY_S later
             for child in children:
-                await tidier.tidy(child)
+                await manifest_compactor.tidy(child)
             assert broker.context.damage.listed() == []
             assert first not in await listed(broker, RIGHT)
 

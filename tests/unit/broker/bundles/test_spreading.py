@@ -31,7 +31,7 @@ def test_what_stays_as_it_is_for_ever_holds_nothing_up(tmp_path: Path) -> None:
     others are evened out all the same."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, stuck_state_s=10, spread_bundles=1) as cluster:
+        async with pair(tmp_path, stuck_state_s=10, rebalance_bundles=1) as cluster:
             store, first, brokers = cluster.store, cluster.first, (cluster.first, cluster.second)
             lost, damaged = NamespaceName("public", "lost"), NamespaceName("public", "damaged")
             topic = TopicName.parse(f"persistent://{lost}/t")
@@ -74,7 +74,7 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
     one, until their pins are taken back."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, spread_bundles=1) as cluster:
+        async with pair(tmp_path, rebalance_bundles=1) as cluster:
             brokers, namespace = (cluster.first, cluster.second), NamespaceName("public", "many")
             port = BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, cluster.first)))
             for broker in brokers:
@@ -134,7 +134,7 @@ def test_a_pin_ends_when_its_broker_is_drained(tmp_path: Path) -> None:
     """The next owner holds the bundle by no pin."""
 
     async def scenario() -> None:
-        async with pair(tmp_path, spread_bundles=0) as cluster:
+        async with pair(tmp_path, rebalance_bundles=0) as cluster:
             bundle = await cluster.bundle()
             await cluster.first.ownership.pin(str(bundle), CLOCK.wall_ms() + 3_600_000)
             assert (await cluster.record()).pinned_until_ms

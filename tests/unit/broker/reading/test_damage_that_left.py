@@ -85,7 +85,7 @@ def test_nothing_is_remembered_of_files_that_no_bundle_served_here_lists(tmp_pat
 
 def remembered(found: World) -> set[tuple[str, str]]:
     """Of which bundles and topics the tidier knows what files have of them."""
-    shares = found.broker.maintenance.tidier._shares
+    shares = found.broker.maintenance.manifest_compactor._shares
     return {
         (bundle, topic)
         for bundle, files in shares.items()
@@ -108,7 +108,7 @@ def test_damage_of_a_file_that_is_listed_no_more_is_named_no_more(tmp_path: Path
                 lambda manifest: replace(manifest, level0=()),
             )
             bundle.catalog.take(result.manifest)
-            await found.broker.maintenance.tidier.tidy(bundle)
+            await found.broker.maintenance.manifest_compactor.tidy(bundle)
             assert bundles_named(found) == []
 
     asyncio.run(scenario())

@@ -199,7 +199,7 @@ def test_an_open_transaction_that_moved_twice_is_numbered_when_it_commits(tmp_pa
                     await send_in(peer, C, b"c", number + 10)
                     await peer.send(b"plain", number + 20)
                     await owner.service.roll(TopicName.parse(TOPIC))
-                    await owner.ownership.shortener.checkpoint(name)
+                    await owner.ownership.checkpointer.checkpoint(name)
                     await owner.ownership.move(name, "", "test")
                 await until(partial(has_left, owner, name))
             owner = await cluster.owner()

@@ -135,7 +135,7 @@ def test_the_next_incarnation_knows_what_is_stored(tmp_path: Path, way: str) -> 
             assert await send(peer, (0, 0)) == [0]
             if way != "log":
                 (owned,) = broker.ownership.owned
-                await broker.ownership.shortener.checkpoint(owned)
+                await broker.ownership.checkpointer.checkpoint(owned)
             if way != "checkpoint":
                 assert await send(peer, (0, 1)) == [1]
             broker.fail("killed")

@@ -66,7 +66,7 @@ def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind:
         assert [(await peer.message())[0].message_id.entryId for _ in range(2)] == [1, 2]
         assert await ack_in(peer, B, *ids[1:3]) == DONE
         assert await end(broker, B, commit=True) == DONE
-        assert (host.core.backlog, host.core.withheld) == (0, None)
+        assert (host.core.backlog, host.core.deferred) == (0, None)
         assert await peer.is_quiet()
 
     play(tmp_path, script, failover_delay_ms=0)

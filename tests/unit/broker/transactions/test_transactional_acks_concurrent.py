@@ -180,7 +180,7 @@ def test_trimming_takes_what_is_held_too(tmp_path: Path) -> None:
         await peer.subscribe()
         assert await ack_in(peer, A, ids[1]) == DONE
         await (await host_of(broker)).truncate()
-        assert (await subscription_of(broker)).core.withheld is None
+        assert (await subscription_of(broker)).core.deferred is None
         code, text = await ack_in(peer, B, ids[2])
         assert (code, "does not exist (any more)" in text) == (CONFLICT, True), text
         assert await end(broker, A, commit=False) == DONE
@@ -288,7 +288,7 @@ def test_a_restart_changes_nothing_of_what_is_held_or_ended(
 
             async def take(when: str) -> None:
                 if checkpoint == when:
-                    await broker.ownership.shortener.checkpoint(
+                    await broker.ownership.checkpointer.checkpoint(
                         str((await host_of(broker)).bundle.name)
                     )
 
@@ -326,7 +326,7 @@ def test_a_restart_changes_nothing_of_what_is_held_or_ended(
             assert (host.core.cursor.mark_delete, host.core.cursor.partial) == (3, {5: 0b110})
         async with lives.life() as (broker, peer):
             host = await subscription_of(broker)
-            assert (host.core.cursor.mark_delete, host.core.cursor.partial, host.core.withheld) == (
+            assert (host.core.cursor.mark_delete, host.core.cursor.partial, host.core.deferred) == (
                 3,
                 {5: 0b110},
                 None,
@@ -362,7 +362,7 @@ def test_sizes_of_batches_are_read_from_storage_if_need_be(tmp_path: Path) -> No
         (batch,) = await published(peer, 1, num_messages_in_batch=3)
         await peer.subscribe(subType=SHARED)
         topic = await host_of(broker)
-        await broker.ownership.shortener.cover(str(topic.bundle.name))
+        await broker.ownership.checkpointer.cover(str(topic.bundle.name))
         topic.index.drop_before(1)
         assert topic.index.run_of(0) is None
         assert await ack_in(peer, A, some_of(batch, 0b110)) == DONE
@@ -388,7 +388,7 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
             splitting = asyncio.create_task(
                 broker.ownership.split(bundle.name, ((bundle.name.low + bundle.name.high) // 2,))
             )
-            while bundle.parked is None:
+            while bundle.buffered is None:
                 await asyncio.sleep(0)
             for number, identifier in ((71, ids[0]), (72, ids[1])):
                 ack = api.CommandAck(
@@ -401,7 +401,7 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
                 handle_ack(connection, ack)
             with pytest.raises(ServiceNotReady, match="is being unloaded"):
                 await SubscriptionTransactions(host).end(A, Action.COMMIT, 0)
-            assert bundle.parked is not None, "all of that came while the bundle was divided"
+            assert bundle.buffered is not None, "all of that came while the bundle was divided"
             await splitting
             answers = [(await peer.answer(Type.ACK_RESPONSE)).ack_response for _ in range(2)]
             assert [(found.request_id, int(found.error)) for found in answers] == [

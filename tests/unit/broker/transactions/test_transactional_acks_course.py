@@ -119,7 +119,7 @@ class Course:
         await self.attach()
 
     async def checkpoint(self) -> None:
-        await self.broker.ownership.shortener.checkpoint(
+        await self.broker.ownership.checkpointer.checkpoint(
             str((await host_of(self.broker)).bundle.name)
         )
 

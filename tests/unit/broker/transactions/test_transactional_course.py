@@ -97,7 +97,7 @@ class Course:
         await self.broker.maintenance.round()
 
     async def _checkpoint(self) -> None:
-        await self.broker.ownership.shortener.checkpoint(str((await self.host()).bundle.name))
+        await self.broker.ownership.checkpointer.checkpoint(str((await self.host()).bundle.name))
 
     async def _trim(self) -> None:
         self.trimmed = self.random.randint(self.trimmed, len(self.wanted))

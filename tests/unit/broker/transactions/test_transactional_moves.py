@@ -73,7 +73,7 @@ async def change_owner(cluster: Pair, how: str) -> None:
     if how == "rolled and taken over":
         await cluster.first.service.roll(TopicName.parse(TOPIC))
     if how == "checkpointed and moved":
-        await cluster.first.ownership.shortener.checkpoint(name)
+        await cluster.first.ownership.checkpointer.checkpoint(name)
     if how.endswith("moved"):
         await cluster.first.ownership.move(name, cluster.second.incarnation, "test")
     else:
@@ -174,7 +174,7 @@ def test_a_topic_that_is_made_anew_knows_nothing_of_its_former_transactions(tmp_
             await peer.produce(2, producer_name="p")
             ledger, number = await send_in(peer, A, b"new", 0, 2)
             assert (ledger > before[-1][0], number) == (True, 0)
-            await cluster.first.ownership.shortener.checkpoint(str(await cluster.bundle()))
+            await cluster.first.ownership.checkpointer.checkpoint(str(await cluster.bundle()))
             await send_in(peer, A, b"new", 1, 2)
             cluster.first.fail("crash")
             await cluster.first.close()

@@ -58,7 +58,7 @@ def test_what_a_dead_incarnation_set_aside_is_deleted_and_nothing_of_the_living(
             }
             for name in spares.values():
                 assert await volume.put_if_absent(name, b"x")
-            await broker.maintenance.collector.collect_dead()
+            await broker.maintenance.garbage_collector.collect_dead()
             left = [
                 name for name in await volume.list(names.LOGS) if name.endswith(names.SPARE_SUFFIX)
             ]
@@ -96,15 +96,15 @@ def test_of_each_bundle_one_manifest_is_remembered_also_by_who_never_leads(tmp_p
             await found.publish(TOPIC, 1)
             await found.roll()
             await noted(found.broker, 1)
-            collector, bundle = (
-                found.broker.maintenance.collector,
+            garbage_collector, bundle = (
+                found.broker.maintenance.garbage_collector,
                 await found.broker.ownership.bundle_of(TopicName.parse(TOPIC)),
             )
-            await collector.collect_own()
+            await garbage_collector.collect_own()
             before = manifests_held()
             for _ in range(20):
                 await next_generation(found.broker, bundle)
-                await collector.collect_own()
+                await garbage_collector.collect_own()
             assert (await found.manifest(TOPIC)).generation > 20
             assert manifests_held() <= before
 
@@ -120,8 +120,8 @@ async def rewritten(found: World) -> str:
     broker = found.broker
     [listed] = (await found.manifest(TOPIC)).level0
     for owned in list(broker.ownership.owned.values()):
-        await broker.ownership.shortener.checkpoint(str(owned.name))
-        await broker.maintenance.tidier.tidy(owned)
+        await broker.ownership.checkpointer.checkpoint(str(owned.name))
+        await broker.maintenance.manifest_compactor.tidy(owned)
     assert not (await found.manifest(TOPIC)).level0
     return names.log_file(listed.incarnation, listed.file)
 
@@ -133,11 +133,14 @@ def test_what_a_superseded_manifest_lists_stays_until_that_is_gone(tmp_path: Pat
     async def scenario() -> None:
         async with world(tmp_path) as found:
             file = await rewritten(found)
-            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
-            await collector.collect_own()
+            volume, garbage_collector = (
+                found.broker.context.volume,
+                found.broker.maintenance.garbage_collector,
+            )
+            await garbage_collector.collect_own()
             assert await volume.exists(file)
-            await collector.collect_objects()
-            await collector.collect_own()
+            await garbage_collector.collect_objects()
+            await garbage_collector.collect_own()
             assert not await volume.exists(file)
 
     asyncio.run(scenario())
@@ -150,14 +153,17 @@ def test_a_broker_that_was_fenced_deletes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as found:
             await rewritten(found)
-            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
-            await collector.collect_objects()
+            volume, garbage_collector = (
+                found.broker.context.volume,
+                found.broker.maintenance.garbage_collector,
+            )
+            await garbage_collector.collect_objects()
             bundle = await found.broker.ownership.bundle_of(TopicName.parse(TOPIC))
             await next_generation(found.broker, bundle)
             before = [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)]
             await volume.remove(names.claim(found.broker.incarnation))
-            await collector.collect_own()
-            await collector.collect_objects()
+            await garbage_collector.collect_own()
+            await garbage_collector.collect_objects()
             assert [*await volume.list(names.LOGS), *await volume.list(names.MANIFESTS)] == before
 
     asyncio.run(scenario())
@@ -177,20 +183,20 @@ def test_a_damaged_log_of_one_dead_incarnation_is_named_and_those_of_others_go(
 
     async def scenario() -> None:
         async with running_broker(tmp_path, replaced_kept_s=0.0) as broker:
-            volume, collector = broker.context.volume, broker.maintenance.collector
+            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
             for incarnation in (DEAD, ALSO_DEAD):
                 await dead_log(volume, incarnation)
             await publish_seal(volume, DEAD, 0, FILE_HEADER_BYTES + 100)  # and nothing is there
-            await collector.collect_dead()
+            await garbage_collector.collect_dead()
             left = {name.split("/")[1] for name in await volume.list(names.LOGS)}
             assert left == {DEAD, broker.incarnation}
             assert [damage["file"] for damage in broker.context.damage.listed()] == [
                 names.log_file(DEAD, 0)
             ]
             await volume.remove(names.sealed(DEAD, 0))
-            collector.forget_unmet()
-            await collector.collect_dead()
-            collector.forget_unmet()
+            garbage_collector.forget_unmet()
+            await garbage_collector.collect_dead()
+            garbage_collector.forget_unmet()
             assert broker.context.damage.listed() == []
             assert {name.split("/")[1] for name in await volume.list(names.LOGS)} == {
                 broker.incarnation
@@ -209,7 +215,10 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
             await found.publish(OTHER, 1)
             await found.roll()
             await noted(found.broker, 1)
-            volume, collector = found.broker.context.volume, found.broker.maintenance.collector
+            volume, garbage_collector = (
+                found.broker.context.volume,
+                found.broker.maintenance.garbage_collector,
+            )
             damaged, sound = [
                 await found.broker.ownership.bundle_of(TopicName.parse(topic))
                 for topic in (TOPIC, OTHER)
@@ -224,8 +233,8 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
             current = tmp_path / before[-1]
             data = current.read_bytes()
             current.write_bytes(b"?" + data[1:])
-            await collector.collect_own()
-            await collector.collect_objects()
+            await garbage_collector.collect_own()
+            await garbage_collector.collect_objects()
             assert await volume.list(names.manifests_of(damaged)) == before
             assert len(await volume.list(names.manifests_of(sound))) == 1
             assert await volume.list(names.SEGMENTS) == sorted(orphans), (
@@ -235,9 +244,9 @@ def test_a_damaged_manifest_is_named_and_other_bundles_are_collected(tmp_path: P
                 str(damaged)
             ]
             current.write_bytes(data)
-            collector.forget_unmet()
-            await collector.collect_objects()
-            collector.forget_unmet()
+            garbage_collector.forget_unmet()
+            await garbage_collector.collect_objects()
+            garbage_collector.forget_unmet()
             assert found.broker.context.damage.listed() == []
             assert await volume.list(names.manifests_of(damaged)) == before[-1:]
             assert await volume.list(names.SEGMENTS) == []
@@ -274,7 +283,7 @@ async def fill(broker: Broker, peer: Peer) -> BundleName:
     await peer.send(b"x", 0)
     await broker.service.roll(TopicName.parse(IN_GONE))
     bundle = await broker.ownership.bundle_of(TopicName.parse(IN_GONE))
-    await broker.ownership.shortener.checkpoint(str(bundle))
+    await broker.ownership.checkpointer.checkpoint(str(bundle))
     await noted(broker, 1)
     await broker.context.volume.put_if_absent(names.segment(bundle, "rewrite-1-0"), b"x")
     volume = broker.context.volume
@@ -359,7 +368,7 @@ def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_p
             await peer.produce(2, IN_GONE)
             await peer.send(b"y", 0, 2)
             await broker.service.roll(TopicName.parse(IN_GONE))
-            await broker.ownership.shortener.checkpoint(str(bundle))
+            await broker.ownership.checkpointer.checkpoint(str(bundle))
             await noted(broker, 2)
             owned = broker.ownership.owned[str(bundle)]
             assert [file.file for file in owned.catalog.manifest.level0].count(0) == 0
@@ -428,7 +437,7 @@ def test_a_store_that_has_forgotten_everything_costs_nothing(tmp_path: Path) -> 
             for prefix in (keys.bundle(bundle), keys.namespace(GONE), keys.manifest(bundle)):
                 await broker.context.store.delete(prefix)
             for _ in range(2):
-                await broker.maintenance.collector.collect_objects()
+                await broker.maintenance.garbage_collector.collect_objects()
             volume = broker.context.volume
             assert all([await volume.exists(name) for name in objects])
 
@@ -449,7 +458,7 @@ def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
         async with running_broker(
             tmp_path, store=store, maintenance_s=3600.0, intent_age_max_s=3600
         ) as broker:
-            volume, collector = broker.context.volume, broker.maintenance.collector
+            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
             claim = encode_document(
                 "claim", 1, {"incarnation": CLAIMED, "created_ms": CLOCK.wall_ms() + wrong_ms}
             )
@@ -464,8 +473,8 @@ def test_writers_are_over_by_the_time_that_the_collector_saw_pass(
             )
             await store.put(keys.intent("compact-1-x"), intent.encode())
             for passed_s, stands in ((0.0, True), (3599.0, True), (3601.0, False)):
-                await collector.collect_dead()
-                await collector.collect_objects()
+                await garbage_collector.collect_dead()
+                await garbage_collector.collect_objects()
                 assert (await store.get(keys.intent("compact-1-x")) is not None) == stands
                 assert await volume.exists(names.claim(CLAIMED)) == (passed_s < 600)
         await store.close()

@@ -211,7 +211,7 @@ def test_a_file_stays_while_recovery_needs_it_and_goes_with_the_checkpoint(tmp_p
             assert (await found.manifest(TOPIC)).level0 == ()
             assert names.log_file(found.broker.incarnation, 0) in await found.files()
             for name in list(found.broker.ownership.owned):
-                await found.broker.ownership.shortener.checkpoint(name)
+                await found.broker.ownership.checkpointer.checkpoint(name)
             await found.broker.maintenance.round()
             assert names.log_file(found.broker.incarnation, 0) not in await found.files()
             assert await found.read_all(TOPIC) == found.sent[TOPIC]
@@ -345,12 +345,12 @@ def test_a_compaction_that_commits_first_makes_the_round_start_again(
 
             with monkeypatch.context() as patch:
                 patch.setattr(RoundWriter, "finish", compacted_meanwhile)
-                await found.broker.maintenance.tidier.tidy(bundle)
+                await found.broker.maintenance.manifest_compactor.tidy(bundle)
             manifest = await found.manifest(TOPIC)
             assert (len(manifest.level0), manifest.topic(TOPIC).level1) == (1, ())
             assert await context.volume.list("segments") == []
             assert (await context.store.range(keys.INTENTS)).items == ()
-            await found.broker.maintenance.tidier.tidy(bundle)
+            await found.broker.maintenance.manifest_compactor.tidy(bundle)
             manifest = await found.manifest(TOPIC)
             assert (manifest.level0, len(manifest.topic(TOPIC).level1)) == ((), 1)
             assert manifest.topic(TOPIC).compacted is not None
@@ -377,7 +377,7 @@ def test_a_round_that_was_committed_is_kept_whatever_fails_behind_it(
             with monkeypatch.context() as patch:
                 patch.setattr(tidying, "commit_rewrite", fails)
                 with pytest.raises(StorageError, match="the network is away"):
-                    await found.broker.maintenance.tidier.tidy(bundle)
+                    await found.broker.maintenance.manifest_compactor.tidy(bundle)
             await found.round()
             manifest = await found.manifest(TOPIC)
             assert manifest.level0 == ()
@@ -409,7 +409,7 @@ def test_a_job_at_work_keeps_lists_and_files_as_they_are(tmp_path: Path) -> None
             await context.store.put(
                 keys.job_run("job", "1"), JobRunRecord("compaction", "failed", 0, 0, {}).encode()
             )
-            await found.broker.maintenance.collector.collect_objects()
+            await found.broker.maintenance.garbage_collector.collect_objects()
             await found.round()
             assert (await found.manifest(TOPIC)).level0 == ()
 
@@ -499,7 +499,7 @@ def test_a_file_that_is_listed_no_more_is_not_taken_for_missing(tmp_path: Path) 
             (await found.host(TOPIC)).index.drop_before(1 << 60)  # what is in memory hides nothing
             assert await found.read_all(TOPIC) == found.sent[TOPIC]
             bundle.catalog._manifest = before
-            await found.broker.maintenance.tidier.tidy(bundle)
+            await found.broker.maintenance.manifest_compactor.tidy(bundle)
             assert context.damage.listed() == []
             assert context.damage.met == 0
             assert bundle.catalog.manifest == after

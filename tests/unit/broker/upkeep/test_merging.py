@@ -31,7 +31,10 @@ async def rewritten(found: World, size: int, number: int) -> None:
     """One entry more of about `size` bytes, in a segment of its own."""
     await found.peer.send(b"x" * size, number)
     await found.roll()
-    assert await found.broker.maintenance.tidier.tidy((await found.host(TOPIC)).bundle) is not None
+    assert (
+        await found.broker.maintenance.manifest_compactor.tidy((await found.host(TOPIC)).bundle)
+        is not None
+    )
 
 
 def small_objects(manifest: Manifest) -> int:
@@ -51,13 +54,13 @@ def test_small_stretches_between_large_ones_are_merged_once(tmp_path: Path) -> N
             before = await found.manifest(TOPIC)
             assert small_objects(before) == level_one.SHARED_OBJECTS_MAX
             entries = await found.read_all(TOPIC)
-            assert await found.broker.maintenance.tidier.tidy(host.bundle) is not None
+            assert await found.broker.maintenance.manifest_compactor.tidy(host.bundle) is not None
             merged = await found.manifest(TOPIC)
             assert small_objects(merged) <= 1
             assert [part.first for part in merged.topic(TOPIC).level1] == [
                 part.first for part in before.topic(TOPIC).level1
             ]
-            assert await found.broker.maintenance.tidier.tidy(host.bundle) is None
+            assert await found.broker.maintenance.manifest_compactor.tidy(host.bundle) is None
             assert await found.read_all(TOPIC) == entries
             assert len(entries) == 2 * level_one.SHARED_OBJECTS_MAX
 
@@ -74,24 +77,27 @@ def test_a_damaged_small_object_stays_and_the_others_are_merged(tmp_path: Path, 
         async with world(tmp_path) as found:
             for number in range(level_one.SHARED_OBJECTS_MAX):
                 await rewritten(found, 20 << 10, number)
-            context, tidier = found.broker.context, found.broker.maintenance.tidier
+            context, manifest_compactor = (
+                found.broker.context,
+                found.broker.maintenance.manifest_compactor,
+            )
             bundle = (await found.host(TOPIC)).bundle
             hurt = (await found.manifest(TOPIC)).topic(TOPIC).level1[2]
             if harm == "damaged":
                 flip(tmp_path / hurt.object, hurt.length // 2)
             else:
                 (tmp_path / hurt.object).unlink()
-            assert await tidier.tidy(bundle) is None, "found out"
+            assert await manifest_compactor.tidy(bundle) is None, "found out"
             assert [(damage["file"], damage["topic"]) for damage in context.damage.listed()] == [
                 (hurt.object, TOPIC)
             ]
             await rewritten(found, 20 << 10, level_one.SHARED_OBJECTS_MAX)
-            assert await tidier.tidy(bundle) is not None
+            assert await manifest_compactor.tidy(bundle) is not None
             manifest = await found.manifest(TOPIC)
             assert manifest.level0 == ()
             assert hurt in manifest.topic(TOPIC).level1
             assert small_objects(manifest) <= 2
-            assert await tidier.tidy(bundle) is None
+            assert await manifest_compactor.tidy(bundle) is None
             assert (await context.store.range(keys.INTENTS)).items == ()
             await found.round()
             kept = {*await context.volume.list("segments"), hurt.object}

@@ -34,7 +34,7 @@ from magnetar_operator.builders.listeners import listener_statuses
 from magnetar_operator.builders.security import ANYBODY, DOCUMENT
 from magnetar_operator.conditions import Problem, Reason, Type, wall_ms_of
 from magnetar_operator.engine.planning import plan, sealed
-from magnetar_operator.etcd.certificates import LEAF_LIFE, Pair, Subject, issue, make_authority
+from magnetar_operator.etcd.certificates import LEAF_LIFETIME, Pair, Subject, issue, make_authority
 from magnetar_operator.pods.rolling import BrokerPod, RollPlan, held, plan_roll
 from tests.support.samples import DEFAULTS, cluster, coordinators
 from tests.unit.operator.brokers.test_security import AUTH, arguments, templates
@@ -299,7 +299,7 @@ def test_what_is_said_of_a_pair_holds_nothing_of_its_key() -> None:
 def test_a_certificate_is_told_of_before_it_ends_and_when_it_has() -> None:
     """Ending soon is said by its own condition and degrades nothing; a new one heals both."""
     resource, found = cluster(tls=TLS), tls_secret(authority=AUTHORITY.certificate)
-    end_ms = NOW_MS + int(LEAF_LIFE.total_seconds() * 1000)
+    end_ms = NOW_MS + int(LEAF_LIFETIME.total_seconds() * 1000)
 
     def at(wall_ms: int, found: dict[str, Any] = found) -> tuple[bool, Reason, list[Problem]]:
         seen = judge(resource, found, None, wall_ms, broker_hosts(resource))

@@ -13,9 +13,9 @@ from magnetar_operator.engine.planning import (
     Remove,
     Taken,
     Update,
+    deferred,
     describe,
     differences,
-    held_back,
     plan,
     sealed,
 )
@@ -141,16 +141,16 @@ def test_while_new_pods_could_not_start_a_stateful_set_keeps_its_template_and_fo
         ("StatefulSet", "main-etcd"): brokers("old", 1, "main-etcd"),
     }
     want = [service(), etcd, brokers("new", 2)]
-    assert held_back(want, have, "main-broker", missing) == [service(), etcd]
-    assert held_back([brokers("new", 3)], have, "main-broker", missing) == [brokers("old", 3)]
+    assert deferred(want, have, "main-broker", missing) == [service(), etcd]
+    assert deferred([brokers("new", 3)], have, "main-broker", missing) == [brokers("old", 3)]
     assert (
-        held_back(want, {}, "main-broker", missing)
-        == held_back(want, have, "main-broker", [])
+        deferred(want, {}, "main-broker", missing)
+        == deferred(want, have, "main-broker", [])
         == want
     )
     removed = [
         step
-        for step in plan(held_back(want, have, "main-broker", missing), have, "u-1")
+        for step in plan(deferred(want, have, "main-broker", missing), have, "u-1")
         if isinstance(step, Remove)
     ]
     assert removed == [], "what is left out of the plan stays"
@@ -196,7 +196,7 @@ def test_while_a_template_is_kept_so_are_its_settings_and_a_document_that_names_
     }
     want = all_of("new", tokens)
     missing = [Problem(Reason.TOKEN_KEY_MISSING, "secret tokens does not exist")]
-    settings, document, listeners = held_back(want, have, "main-broker", missing, "main-security")
+    settings, document, listeners = deferred(want, have, "main-broker", missing, "main-security")
     assert (settings["data"]["x"], listeners["data"]["x"]) == ("old", "new")
     assert document == (have["ConfigMap", "main-security"] if kept else want[1])
-    assert held_back(want, {}, "main-broker", missing, "main-security") == want
+    assert deferred(want, {}, "main-broker", missing, "main-security") == want

@@ -49,29 +49,38 @@ def test_what_is_as_wanted_stays() -> None:
 
 def test_a_new_etcd_is_begun_by_its_first_member_and_nobody_else() -> None:
     plan = plan_members(EtcdView(3))
-    assert (plan.replicas, plan.door.ordinal, plan.door.bootstrap, plan.step) == (1, 0, True, None)
+    assert (plan.replicas, plan.admission.ordinal, plan.admission.bootstrap, plan.step) == (
+        1,
+        0,
+        True,
+        None,
+    )
     begun = plan_members(view(3, 1))
-    assert (begun.replicas, begun.door.ordinal, begun.step) == (1, None, AddLearner(1))
+    assert (begun.replicas, begun.admission.ordinal, begun.step) == (1, None, AddLearner(1))
 
 
 def test_volumes_of_an_earlier_life_are_started_and_not_begun_anew() -> None:
     """Pod 0's may be the one that is lost."""
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2})))
-    assert (plan.replicas, plan.door.ordinal) == (3, None)
+    assert (plan.replicas, plan.admission.ordinal) == (3, None)
     empty = EtcdPod(ready=False, empty=True)
     alone = plan_members(
-        EtcdView(3, 3, {0: empty, 1: READY, 2: READY}, frozenset({0, 1, 2}), door=None)
+        EtcdView(3, 3, {0: empty, 1: READY, 2: READY}, frozenset({0, 1, 2}), admission=None)
     )
-    assert (alone.door.ordinal, alone.step, alone.reason) == (None, None, Reason.ETCD_DATA_LOST)
+    assert (alone.admission.ordinal, alone.step, alone.reason) == (
+        None,
+        None,
+        Reason.ETCD_DATA_LOST,
+    )
     nothing = plan_members(EtcdView(3, 3, dict.fromkeys(range(3), empty), frozenset({0, 1, 2})))
-    assert (nothing.door.ordinal, nothing.door.bootstrap) == (0, True)
+    assert (nothing.admission.ordinal, nothing.admission.bootstrap) == (0, True)
 
 
 def test_a_set_that_is_gone_is_made_again_with_as_many_pods_as_there_are_volumes() -> None:
     """Fewer would be no quorum of its members, and nobody could say how many there are to be;
     none of them begins anew."""
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2}), known=True))
-    assert (plan.replicas, plan.door.ordinal, plan.step, plan.reason) == (
+    assert (plan.replicas, plan.admission.ordinal, plan.step, plan.reason) == (
         3,
         None,
         None,
@@ -84,9 +93,9 @@ def test_a_learner_is_promoted_only_when_it_has_caught_up_and_the_door_is_closed
     behind = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 10)})
     assert plan_members(behind).step is None
     level = view(
-        3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)}, door=1
+        3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)}, admission=1
     )
-    assert (plan_members(level).step, plan_members(level).door.ordinal) == (None, None)
+    assert (plan_members(level).step, plan_members(level).admission.ordinal) == (None, None)
     closed = view(3, 2, members=members, voices={0: Voice(10, 10, 9000), 1: Voice(11, 10, 8990)})
     assert plan_members(closed).step == Promote(11, 1)
 
@@ -96,7 +105,7 @@ def test_a_member_without_data_is_removed_before_it_may_come_back() -> None:
     pods = {0: READY, 1: READY, 2: EtcdPod(ready=False, empty=True)}
     voices = {0: Voice(10, 10, 5000), 1: Voice(11, 10, 5000)}
     plan = plan_members(view(3, 3, pods=pods, voices=voices))
-    assert (plan.door.ordinal, plan.replicas) == (None, 3)
+    assert (plan.admission.ordinal, plan.replicas) == (None, 3)
     assert isinstance(plan.step, RemoveMember)
     assert plan.step.member == 12
     removed = view(3, 3, pods=pods, voices=voices, members=(Member(10, 0), Member(11, 1)))
@@ -104,18 +113,22 @@ def test_a_member_without_data_is_removed_before_it_may_come_back() -> None:
     assert plan_members(removed).replicas == 3
     expected = (Member(10, 0), Member(11, 1), Member(13, 2, started=False, learner=True))
     opened = plan_members(view(3, 3, pods=pods, voices=voices, members=expected))
-    assert (opened.door.ordinal, opened.door.member, opened.step) == (2, 13, None)
+    assert (opened.admission.ordinal, opened.admission.member, opened.step) == (2, 13, None)
     assert plan_members(
-        view(3, 3, pods=pods, voices=voices, members=expected, door=2)
+        view(3, 3, pods=pods, voices=voices, members=expected, admission=2)
     ).step == Restart(2, "it may join now")
 
 
 def test_lost_data_without_a_quorum_is_told_and_nothing_is_done() -> None:
     empty = EtcdPod(ready=False, empty=True)
     plan = plan_members(view(3, 3, pods={0: READY, 1: empty, 2: empty}, members=None, voices={}))
-    assert (plan.step, plan.door.ordinal, plan.reason) == (None, None, Reason.ETCD_DATA_LOST)
+    assert (plan.step, plan.admission.ordinal, plan.reason) == (None, None, Reason.ETCD_DATA_LOST)
     single = plan_members(view(1, 1, pods={0: empty}, members=None, voices={}))
-    assert (single.step, single.door.ordinal, single.reason) == (None, None, Reason.ETCD_DATA_LOST)
+    assert (single.step, single.admission.ordinal, single.reason) == (
+        None,
+        None,
+        Reason.ETCD_DATA_LOST,
+    )
 
 
 def test_members_leave_before_their_pods_and_hand_leadership_on_first() -> None:
@@ -207,7 +220,7 @@ def views(draw: st.DrawFn) -> EtcdView:
         known=draw(st.booleans()),
         members=draw(st.sampled_from([None, members])),
         voices=voices,
-        door=draw(st.sampled_from([None, 0, 1, 2])),
+        admission=draw(st.sampled_from([None, 0, 1, 2])),
     )
 
 
@@ -261,8 +274,10 @@ def test_no_view_makes_a_step_that_leaves_fewer_healthy_voters_than_a_quorum(
         assert not [member for member in seen.members if member.ordinal in dropped], (
             "a pod goes only after its member"
         )
-    if plan.door.ordinal is not None and not plan.door.bootstrap:
-        (expected,) = [member for member in seen.members or () if member.id == plan.door.member]
+    if plan.admission.ordinal is not None and not plan.admission.bootstrap:
+        (expected,) = [
+            member for member in seen.members or () if member.id == plan.admission.member
+        ]
         assert not expected.started
         assert expected.learner
 
@@ -291,7 +306,7 @@ class Etcd:
     caught_up: set[int] = field(default_factory=set)
     pods: dict[int, ModelPod] = field(default_factory=dict)
     replicas: int | None = None
-    door: int | None = None
+    admission: int | None = None
     door_member: int = 0
     door_begins: bool = False
     known: bool = False
@@ -348,7 +363,7 @@ class Etcd:
             self.known,
             tuple(self.members.values()) if quorate and voices else None,
             voices,
-            self.door,
+            self.admission,
         )
 
     def obey(self, plan: EtcdPlan) -> None:
@@ -358,10 +373,10 @@ class Etcd:
             "members go before their pods"
         )
         self.replicas = plan.replicas
-        self.door, self.door_member, self.door_begins = (
-            plan.door.ordinal,
-            plan.door.member,
-            plan.door.bootstrap,
+        self.admission, self.door_member, self.door_begins = (
+            plan.admission.ordinal,
+            plan.admission.member,
+            plan.admission.bootstrap,
         )
         match plan.step:
             case AddLearner(ordinal):
@@ -403,7 +418,11 @@ class Etcd:
 
     def _start(self, ordinal: int, pod: ModelPod) -> None:
         held = self.volumes[ordinal]
-        if pod.age == 0 and self.door == ordinal and (self.door_begins or held != self.door_member):
+        if (
+            pod.age == 0
+            and self.admission == ordinal
+            and (self.door_begins or held != self.door_member)
+        ):
             if self.door_begins and not held:
                 self.next_id += 1
                 self.members = {self.next_id: Member(self.next_id, ordinal)}
@@ -475,5 +494,5 @@ def test_any_history_keeps_the_quorum_and_ends_as_wanted(history: list[tuple[str
     assert etcd.running() == set(etcd.members)
     assert etcd.replicas == wanted
     assert {pod.template for pod in etcd.pods.values()} == {etcd.template}
-    assert etcd.door is None
+    assert etcd.admission is None
     assert plan_members(etcd.look(wanted)) == EtcdPlan(wanted)

@@ -16,9 +16,9 @@ from magnetar_operator.builders.object import Defaults, etcd_endpoints
 from magnetar_operator.conditions import Reason, Type
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.figures import Figures, Sighting
-from magnetar_operator.etcd.members import Door, EtcdPlan, EtcdPod, Member, Restart, Voice
+from magnetar_operator.etcd.members import Admission, EtcdPlan, EtcdPod, Member, Restart, Voice
 from magnetar_operator.etcd.upkeep import Upkeep
-from magnetar_operator.etcd.view import EtcdLife, is_known, pod_of, shape_of, status_of
+from magnetar_operator.etcd.view import EtcdLifecycle, is_known, pod_of, shape_of, status_of
 from magnetar_operator.pods.rolling import RollPlan
 from tests.support.samples import DEFAULTS, cluster
 
@@ -88,7 +88,7 @@ def test_pods_that_wait_to_join_are_no_trouble_and_pods_that_no_node_takes_are()
     pending["status"]["conditions"].append(unscheduled)
     pods = (pod(ready="False", initContainerStatuses=[joins]), pending)
     plan = EtcdPlan(3, reason=Reason.ETCD_SCALING, message="a third member joins")
-    life = EtcdLife(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
+    life = EtcdLifecycle(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
     assert [(problem.reason, problem.about) for problem in life.pod_problems] == [
         (Reason.POD_UNSCHEDULABLE, "main-etcd-2")
     ]
@@ -141,9 +141,9 @@ def test_a_downgrade_keeps_the_image_that_runs() -> None:
 
 
 def test_the_config_map_opens_the_door_for_one_pod() -> None:
-    joining = made(EtcdShape(2, Door(1, member=0xAB, ordinals=(0, 1))))["ConfigMap", "main-etcd"][
-        "data"
-    ]
+    joining = made(EtcdShape(2, Admission(1, member=0xAB, ordinals=(0, 1))))[
+        "ConfigMap", "main-etcd"
+    ]["data"]
     assert (joining[etcd_start.OPEN], joining[etcd_start.MEMBER]) == ("main-etcd-1", "ab")
     assert joining["ETCD_INITIAL_CLUSTER"] == (
         "main-etcd-0=https://main-etcd-0.main-etcd.shop.svc:2380,main-etcd-1=https://main-etcd-1.main-etcd.shop.svc:2380"
@@ -178,8 +178,8 @@ def test_an_etcd_is_begun_anew_only_by_the_name_of_the_lost_one() -> None:
 
 
 def test_clients_are_not_restarted_beside_a_member_or_while_the_only_one_is_away() -> None:
-    def life(plan: EtcdPlan, *pods: dict[str, Any]) -> EtcdLife:
-        return EtcdLife(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
+    def life(plan: EtcdPlan, *pods: dict[str, Any]) -> EtcdLifecycle:
+        return EtcdLifecycle(plan, Upkeep(), EtcdShape(), EtcdStatus(), Sighting(None, {}), pods)
 
     going = pod()
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -17,7 +17,7 @@ from magnetar.names import NamespaceName
 from magnetar_operator.conditions import Blocked
 from magnetar_operator.metrics import OperatorMetrics
 from magnetar_operator.stores.connections import ClusterStore, Stores
-from magnetar_operator.stores.outages import Outage, StoreAway
+from magnetar_operator.stores.outages import Outage, StoreOutage
 
 HERE, THERE = ("127.0.0.1:1",), ("127.0.0.1:2",)
 """Nobody listens: a connection that is not used needs nobody."""
@@ -199,7 +199,7 @@ def test_of_a_store_that_goes_away_later_every_sort_of_request_waits_once() -> N
                             await request()
                 assert away.waited == 6
                 away.away = False
-                with pytest.raises(StoreAway):
+                with pytest.raises(StoreOutage):
                     await request()
                 clock.now_s += 10.0
                 assert told.empty()
@@ -241,4 +241,4 @@ def test_the_longer_a_store_is_away_the_more_seldom_its_resources_look() -> None
     ]
     assert retries == [2.0, 2.0, 5.0, 20.0, 60.0]
     assert Blocked.by_store(StoreUnavailable("no leader")).retry_s == 2.0
-    assert isinstance(outage.error(100.0), StoreAway)
+    assert isinstance(outage.error(100.0), StoreOutage)

@@ -72,14 +72,14 @@ def test_an_intact_store_is_left_alone_for_good_unless_another_request_forces_it
 
 
 def test_nothing_is_begun_while_etcd_may_come_back() -> None:
-    waits = plan_restore(RestoreView(ASKED, NEW, Etcd.AWAY))
+    waits = plan_restore(RestoreView(ASKED, NEW, Etcd.UNREACHABLE))
     assert (phase_of(waits), waits.is_held, waits.is_active) == (Phase.WAITING, False, True)
     assert (
         phase_of(plan_restore(RestoreView(ASKED, waits.status, Etcd.ANSWERS, intact=True)))
         is Phase.REFUSED
     )
     assert phase_of(plan_restore(RestoreView(ASKED, waits.status, Etcd.LOST))) is Phase.BEGINNING
-    forced = plan_restore(RestoreView(FORCED, waits.status, Etcd.AWAY))
+    forced = plan_restore(RestoreView(FORCED, waits.status, Etcd.UNREACHABLE))
     assert (phase_of(forced), forced.is_held) == (Phase.BEGINNING, True)
 
 

@@ -60,7 +60,7 @@ class Saved:
 
 
 @dataclass
-class Told:
+class Reported:
     """What clients know, and what participants have done."""
 
     sequences: set[int] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Life(RuleBasedStateMachine):
         self.requests: dict[int, object] = {}
         self.patience: list[Await] = []
         self.driven: set[int] = set()
-        self.told = Told()
+        self.told = Reported()
         self.numbers = 0
         # requests about sequences that clients had been told of
         self.asked_knowing: set[object] = set()

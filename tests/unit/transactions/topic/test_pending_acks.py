@@ -79,7 +79,7 @@ def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
     assert delivered(subscription) == [2, 3, 4]
     pending.acknowledge(B, "c", [(2, 4)])
     assert pending.end(B, COMMIT, 0)[0] == EndAcks(B, 0, COMMIT, ((LEDGER, 2, 3),))
-    assert (subscription.cursor.mark_delete, subscription.withheld) == (4, None)
+    assert (subscription.cursor.mark_delete, subscription.deferred) == (4, None)
 
 
 def test_the_same_transaction_may_acknowledge_again() -> None:
@@ -301,7 +301,7 @@ def test_orphans_are_told_until_they_are_aborted() -> None:
             known.end(orphan, ABORT, 0)
         assert known.orphans() == []
         assert list(known.open_transactions()) == [txns[2]]
-    assert subscription.withheld is not None
+    assert subscription.deferred is not None
 
 
 def test_limits_and_combinations_that_are_not_allowed() -> None:
@@ -319,7 +319,7 @@ def test_limits_and_combinations_that_are_not_allowed() -> None:
         pending.acknowledge(A, "c", [(6, 7)])
     pending.end(B, ABORT, 0)
     pending.acknowledge(A, "c", [(6, 7)])
-    assert subscription.withheld is not None
+    assert subscription.deferred is not None
 
 
 def test_large_batches_count_for_more() -> None:
@@ -443,7 +443,7 @@ def test_what_is_trimmed_is_gone_whoever_held_it() -> None:
     pending.end(A, ABORT, 0)
     pending.end(B, COMMIT, 0)
     assert delivered(subscription) == [7, 9]
-    assert subscription.withheld is None
+    assert subscription.deferred is None
 
 
 @pytest.mark.parametrize("later", list(SubscriptionType))

@@ -410,7 +410,7 @@ class Transactional(Course):
         """Once all transactions have ended."""
         while any(self.whole.values()) or any(self.bits.values()):
             self.end_transaction()
-        assert self.subscription.withheld is None, (
+        assert self.subscription.deferred is None, (
             "a subscription that nothing is withheld of pays nothing"
         )
         super().check_everything_is_delivered()

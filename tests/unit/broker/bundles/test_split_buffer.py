@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from magnetar.broker.bundles.parked import REQUEST_BYTES_MAX, REQUESTS_MAX, ParkedWork
+from magnetar.broker.bundles.split_buffer import REQUEST_BYTES_MAX, REQUESTS_MAX, SplitBuffer
 from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.ports import SendRun
 from magnetar.transactions.ids import TxnId
@@ -21,13 +21,13 @@ TXN = TxnId(0, 0)
 
 def test_requests_are_refused_beyond_their_bytes_and_their_number() -> None:
     """One ACK may be megabytes; what is refused takes no room."""
-    parked, large = ParkedWork(0), REQUEST_BYTES_MAX // 2
+    buffered, large = SplitBuffer(0), REQUEST_BYTES_MAX // 2
 
     def nothing() -> None: ...
 
-    taken = [parked.request(size, nothing) for size in (large, large + 1, large, 1)]
+    taken = [buffered.request(size, nothing) for size in (large, large + 1, large, 1)]
     assert taken == [True, False, True, False]
-    assert [parked.request(0, nothing) for _ in range(REQUESTS_MAX - 1)] == [True] * (
+    assert [buffered.request(0, nothing) for _ in range(REQUESTS_MAX - 1)] == [True] * (
         REQUESTS_MAX - 2
     ) + [False]
 
@@ -49,14 +49,14 @@ def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goe
             await send_in(go, TXN, b"never", 0)
             await ended(go, TXN, commit=False)
             host = await host_of(broker)
-            session, parked = host.core.producers.by_name["p"].handle, ParkedWork(1 << 20)
+            session, buffered = host.core.producers.by_name["p"].handle, SplitBuffer(1 << 20)
             assert isinstance(session, ProducerSession)
             for sequence, (body, txn) in enumerate(
                 ((b"one", None), (b"late", TXN), (b"ordinary", None)), 1
             ):
                 run = SendRun([memoryview(entry(body, sequence))], [1], [sequence], None, txn)
-                parked.send(session, run)
-            parked.resume(lambda _listener: None)
+                buffered.send(session, run)
+            buffered.resume(lambda _listener: None)
             assert (await go.answer(Type.SEND_RECEIPT)).send_receipt.sequence_id == 1
             assert (await go.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
             await broker.context.log.barrier()

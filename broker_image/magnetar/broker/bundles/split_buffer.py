@@ -23,7 +23,7 @@ REQUESTS_MAX, REQUEST_BYTES_MAX = 10_000, 16 << 20
 """Beyond either they are refused."""
 
 
-class ParkedSends(NamedTuple):
+class BufferedRun(NamedTuple):
     """A run of one producer, with a copy of its entries."""
 
     session: AttachedProducer
@@ -34,12 +34,12 @@ class ParkedSends(NamedTuple):
         self.session.publish(self.run)
 
 
-class ParkedWork:
+class SplitBuffer:
     """Holds up to `bytes_max` bytes of messages."""
 
     def __init__(self, bytes_max: int) -> None:
         self._room = bytes_max
-        self._sends: list[ParkedSends] = []
+        self._sends: list[BufferedRun] = []
         self._missed: dict[AttachedProducer, None] = {}
         self._confirmations: list[tuple[ServedSubscription, Callable[[], None]]] = []
         self._requests: list[Callable[[], None]] = []
@@ -58,7 +58,7 @@ class ParkedWork:
             entries.append(view[at : at + length])
             at += length
         copy = SendRun(entries, run.counts, run.sequences, run.highest, run.txn)
-        self._sends.append(ParkedSends(session, copy))
+        self._sends.append(BufferedRun(session, copy))
 
     def confirmation(self, subscription: ServedSubscription, confirmed: Callable[[], None]) -> None:
         """An acknowledgement that the subscription knows of, and its client wants to hear of
@@ -78,9 +78,9 @@ class ParkedWork:
     def resume(self, successor: Successor) -> None:
         """The topics are served again: go on. Producers of which something was dropped are sent
         to the successor: they send it again."""
-        for parked in self._sends:
-            if not parked.session.leaving:
-                parked.publish()
+        for buffered in self._sends:
+            if not buffered.session.leaving:
+                buffered.publish()
         for session in self._missed:
             session.close_by_broker(successor)
         for subscription, confirmed in self._confirmations:
