@@ -88,7 +88,7 @@ def run(directory: Path) -> int:
         print(f"1. A standalone server: ready in {server.start():.2f} s at {server.service_url}")
         print(
             f"2. The official Python client publishes {MESSAGES} messages; the server is killed "
-            "meanwhile"
+            "concurrently"
         )
         client = _client(server)
         publisher = Publisher(client)

@@ -3,7 +3,7 @@
 Owns: `free_port`. Imports: the standard library only. Invariants: a port is given once per process,
 to one process of this user at a time, and lies below those that the kernel gives to outgoing
 connections: neither these nor tests beside it can take it between the moment it is chosen and the
-moment its server listens, nor while that server is down between two lives.
+moment its server listens, nor while that server is down between two incarnations.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class TcpProxy:
         self._set(delay_s=delay_s)
 
     def heal(self) -> None:
-        """Pass bytes on as they come; what a stall held back flows now."""
+        """Pass bytes on as they come; what a stall deferred flows now."""
         self._set()
 
     def drop(self) -> int:

@@ -8,7 +8,7 @@ works:
     .venv/bin/python examples/exactly_once.py [--messages 100000] [--kills 10]
 
 With --service-url it uses your server, and kills nothing: a Magnetar with transactions, or Apache
-Pulsar with transactionCoordinatorEnabled=true. If you kill something of yours meanwhile, name a
+Pulsar with transactionCoordinatorEnabled=true. If you kill something of yours concurrently, name a
 namespace with deduplication: else what fills the topic may send a message twice.
 """
 
@@ -135,7 +135,7 @@ if __name__ == "__main__":
         "--kills",
         type=int,
         default=10,
-        help="processes of our own cluster that are killed meanwhile",
+        help="processes of our own cluster that are killed concurrently",
     )
     chosen = arguments.parse_args()
     if chosen.service_url:

@@ -234,8 +234,8 @@ class BacklogQuotaRefused(BacklogQuotaExceeded):
 
 
 class SendsGivenUp(MagnetarError):
-    """A producer is to fail what it has not heard of, one of which can never be taken, and to come
-    again.
+    """A producer is to fail what it has not learned of, one of which can never be taken, and to
+    come again.
 
     Of all errors of PRODUCER the one at which the Go client (0.19) does that, and tells its
     application why.

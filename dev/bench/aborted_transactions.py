@@ -38,7 +38,7 @@ class Aborted:
     reopened_s: dict[str, float]
     """From the server's readiness until a producer is attached."""
     reopened_processor_s: dict[str, float]
-    """Of the server meanwhile: what remains of the figure above on a machine that does other
+    """Of the server concurrently: what remains of the figure above on a machine that does other
     things as well."""
     ready_s: dict[str, float]
 

@@ -465,7 +465,7 @@ def main() -> int:
     parser.add_argument(
         "--profile",
         type=Path,
-        help="write cProfiles of the operator's two lives there, with .1 and .2 appended",
+        help="write cProfiles of the operator's two incarnations there, with .1 and .2 appended",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as name:

@@ -2,8 +2,8 @@
 
 Owns: parsing of its lines and joining of its windows. Imports: the standard library. Pure. The tool
 reports every 10 s, each line being one window with its own histogram. Its closing "Aggregated" line
-is not used for rates: it divides by the life of the process, in which the tool idles up to 10 s
-after the last message.
+is not used for rates: it divides by the incarnation of the process, in which the tool idles up to
+10 s after the last message.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the command lines of `pulsar-perf produce|consume`, the running tool and its windows. Imports:
 perf_output, the standard library. Invariants: rate, outstanding messages and duration are always
-given (the tool's defaults are 100 msg/s, unlimited and for ever); a tool that ends early or says
+given (the tool's defaults are 100 msg/s, unlimited and permanently); a tool that ends early or says
 nothing in time is an error that carries the end of its output; `stop` ends it by its own handle.
 """
 

@@ -81,7 +81,7 @@ def _prepare_machine(paths: Paths) -> dict[str, Path]:
 
 
 def _build_and_install(paths: Paths) -> dict[str, Path]:
-    """Compiling takes longest, so it begins first and the packages are installed meanwhile."""
+    """Compiling takes longest, so it begins first and the packages are installed concurrently."""
     failures: list[BaseException] = []
 
     def build() -> None:

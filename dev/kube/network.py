@@ -71,7 +71,7 @@ def bridge_exists() -> bool:
 
 
 def _make_bridge() -> None:
-    """Before any pod: the kubelet refuses a loopback node address, so the node lives on the
+    """Before any pod: the kubelet refuses a loopback node address, so the node continues the
     bridge."""
     if not bridge_exists():
         run_quietly(["ip", "link", "add", BRIDGE, "type", "bridge"])

@@ -101,8 +101,8 @@ class Soak:
 
     @property
     def _all_topics(self) -> list[TopicHistory]:
-        """Those of the life of messages as well; their gaps say nothing, for they are slow by
-        intent."""
+        """Those of the incarnation of messages as well; their gaps say nothing, for they are
+        slow by intent."""
         return [*self.topics, *self._life]
 
     def run(self) -> int:

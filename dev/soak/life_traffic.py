@@ -1,5 +1,5 @@
-"""What the life of a message adds to the traffic of a soak: chunks, delays, dead letters, a time to
-live.
+"""What the incarnation of a message adds to the traffic of a soak: chunks, delays, dead letters, a
+time to live.
 
 Owns: `LifeTraffic`: producers and consumers of our client on topics of their own, their histories,
 and the checks that those have no word for. Imports: magnetar.client, history, traffic. Runs on an

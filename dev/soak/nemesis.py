@@ -131,7 +131,8 @@ class Nemesis:
     # --- brokers ----------------------------------------------------------------------------------
 
     def _start(self, target: str) -> None:
-        """As Kubernetes would: again and again, because a broker may exit while etcd is away."""
+        """As Kubernetes would: again and again, because a broker may exit while etcd is
+        unavailable."""
         broker = self._cluster.brokers[target]
         for _ in range(5):
             try:

@@ -70,7 +70,7 @@ class TransactionNemesis(Nemesis):
         self, act: Callable[[str, random.Random], tuple[str, ...]]
     ) -> Callable[[str, random.Random], tuple[str, ...]]:
         """The round names a broker; the coordinator is drawn here, and is nobody else's
-        meanwhile."""
+        concurrently."""
 
         def hurt(_broker: str, chance: random.Random) -> tuple[str, ...]:
             name = chance.choice(list(self._coordinators.processes))

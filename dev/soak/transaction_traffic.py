@@ -5,7 +5,7 @@ Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an
 thread, and the last look at everything. Imports: magnetar.client, histories. Invariants: a question
 is in the history before it is asked; a transaction whose commit failed without an answer is asked
 about again in the end; the last look is taken when every transaction has ended, and again for a
-while if it shows an anomaly: participants may hear of an end late.
+while if it shows an anomaly: participants may learn of an end late.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ class Cluster:
         """Move a topic's bundle away from its owner by REST; the owner once the other brokers know
         of its new term.
 
-        By then the leader, who evens out bundles, may have moved it again: back, even.
+        By then the leader, who balances bundles, may have moved it again: back, even.
         """
         term = self.record(topic)["epoch"]
         query = f"?destinationBroker={destination}" if destination else ""

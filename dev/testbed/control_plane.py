@@ -79,7 +79,7 @@ class EtcdProcess:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """It answers nobody meanwhile, and forgets nothing."""
+        """It answers nobody concurrently, and forgets nothing."""
         assert self._process is not None, "it has been started"
         self._process.send_signal(signal.SIGSTOP)
         try:

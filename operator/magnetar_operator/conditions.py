@@ -94,7 +94,7 @@ class Reason(enum.Enum):
         "MetadataBackupFailed",
         "The brokers cannot copy the metadata store into the cluster's storage; three intervals "
         "have passed without a copy.",
-        "The message says why; give the storage space or repair it. Meanwhile take one with "
+        "The message says why; give the storage space or repair it. Concurrently take one with "
         "magnetar metadata backup (docs/restore.md).",
     )
     BACKUP_OVERDUE = (
@@ -127,7 +127,7 @@ class Reason(enum.Enum):
         "MetadataRestoring",
         "The metadata store is restored, as spec.etcd.managed.restore asks; brokers serve until it "
         "is filled, and pause for some seconds then.",
-        "Wait; if it lasts, status.restore says for what. Nothing is scaled or restarted meanwhile.",
+        "Wait; if it lasts, status.restore says for what. Nothing is scaled or restarted concurrently.",
     )
     RESTORE_FAILED = (
         "MetadataRestoreFailed",
@@ -178,7 +178,7 @@ class Reason(enum.Enum):
         "DrainStuck",
         "A drain has lasted longer than spec.drainTimeoutSeconds; nothing is removed before it "
         "ends.",
-        "Give the bundles a taker: start a broker or lift a cordon (magnetar drain BROKER --undo); "
+        "Give the bundles a new owner: start a broker or lift a cordon (magnetar drain BROKER --undo); "
         "magnetar explain BUNDLE tells "
         "what holds one up. To keep the broker, set spec.replicas back, or magnetar drain "
         "--replace POD --undo.",

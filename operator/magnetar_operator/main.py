@@ -178,7 +178,7 @@ class Operator:
 
     async def _require_definitions(self) -> None:
         """Wait until the API server knows our kinds: a watch of an unknown kind would stay
-        silent for ever."""
+        silent permanently."""
         while True:
             try:
                 found = await self.api.discover(GROUP_VERSION_PATH)

@@ -15,8 +15,9 @@ or was trimmed. From there on the record's chain names every term and its files;
 that order up to the first that is not sealed, and nothing behind that one counts, be it sealed and
 published under `logs/`: a former owner's last file may be unsealed long after its successor has
 sealed some. The record is read before the manifest: what leaves a chain has been covered before,
-and terms that begin meanwhile are left to the next run. A file that is taken must still be there,
-and be read. A bundle that was split has neither manifest nor chain: its children have what it had.
+and terms that begin concurrently are left to the next run. A file that is taken must still be
+there, and be read. A bundle that was split has neither manifest nor chain: its children have what
+it had.
 """
 
 from __future__ import annotations
@@ -240,8 +241,8 @@ async def _holdings(
 
 
 async def _record(store: MetadataStore, bundle: BundleName) -> BundleRecord | None:
-    """The bundle's record; None if nobody has ever had it, in this life of its namespace. Raises
-    ServiceNotReady if it was split."""
+    """The bundle's record; None if nobody has ever had it, in this incarnation of its namespace.
+    Raises ServiceNotReady if it was split."""
     item = await store.get(keys.bundle(bundle))
     record = BundleRecord.decode(item.value) if item is not None else None
     if record is None or record.state is not BundleState.DELETED:

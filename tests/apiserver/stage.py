@@ -196,7 +196,7 @@ async def repeating(
 
 async def replaced(scene: Scene, before: set[str], count: int) -> int:
     """Wait until there are `count` pods and none with a uid of `before`; the smallest number
-    that was seen meanwhile."""
+    that was seen concurrently."""
     fewest = count
 
     def all_new() -> bool:

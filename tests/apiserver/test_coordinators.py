@@ -331,7 +331,7 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """Also where no operator saw it gone, and where the other cluster announces it only after it
-    was served, or its store was away then."""
+    was served, or its store was unavailable then."""
 
     async def known_by(brokers: Brokers, owner: str | None) -> None:
         async with asyncio.timeout(TIMEOUT_S):

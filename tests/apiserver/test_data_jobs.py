@@ -405,7 +405,7 @@ def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) 
 def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Its pod would stay Running for ever, and with it the attempt; until it is told to go
+    """Its pod would stay Running permanently, and with it the attempt; until it is told to go
     nobody touches it."""
 
     async def scenario() -> None:

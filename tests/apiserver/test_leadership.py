@@ -93,7 +93,7 @@ def test_a_holder_that_cannot_renew_stops_writing_before_another_may_begin(names
 
 
 def test_a_renewed_lease_is_never_taken(namespace: str) -> None:
-    """The other one's patience begins anew with each renewal it sees."""
+    """The other one's patience begins again with each renewal it sees."""
 
     async def scenario() -> None:
         async with two_candidates(namespace) as (first, second):

@@ -1,4 +1,4 @@
-"""The life of a managed etcd through its resource: the real operator and API server, real
+"""The incarnation of a managed etcd through its resource: the real operator and API server, real
 members with the operator's own certificates."""
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
 def test_three_members_take_another_patch_version_and_another_authority_one_by_one(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader last and after a hand-over; a downgrade is refused with a sentence; whoever
+    """The leader last and after a transfer; a downgrade is refused with a sentence; whoever
     shows a certificate of the former authority is refused in the end. (One binary under two
     names: the second version is a tag.)"""
     monkeypatch.setattr(etcd_rotation, "SETTLE_MS", 500)

@@ -236,7 +236,7 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
                 await asyncio.to_thread(run_pod, scene, pod, storage, certificates)
                 await until("the end", lambda: phase() == "Restored", TIMEOUT_S)
                 await until(
-                    "what was asked for meanwhile", lambda: scene.replicas() == 3, TIMEOUT_S
+                    "what was asked for concurrently", lambda: scene.replicas() == 3, TIMEOUT_S
                 )
                 another = lambda: (  # noqa: E731
                     clients().get("tx-coordinator-0") not in (None, pods["tx-coordinator-0"])

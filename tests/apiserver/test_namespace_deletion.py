@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """deletionPolicy Delete counts the topics and waits for them to go, not for ever; bundles
+    """deletionPolicy Delete counts the topics and waits for them to go, not permanently; bundles
     that brokers serve do not stand in the way."""
 
     async def scenario() -> None:

@@ -150,7 +150,7 @@ def test_kubectl_scale_drains_the_highest_broker_before_it_goes(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Up at once; down one by one, only after the last bundle has left; raising the number
-    meanwhile lifts the cordon."""
+    concurrently lifts the cordon."""
 
     async def scenario() -> None:
         async with (
@@ -310,7 +310,7 @@ def test_healthy_brokers_are_not_restarted_while_the_metadata_store_is_away(
 def test_a_record_that_this_operator_cannot_read_holds_no_restart(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """The store answers, so that brokers hand over and begin: during an upgrade, one side may
+    """The store answers, so that brokers transfer and begin: during an upgrade, one side may
     write what the other does not know yet."""
     path = scene.path("brokerclusters", "main")
 

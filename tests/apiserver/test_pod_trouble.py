@@ -1,5 +1,5 @@
 """Trouble that Kubernetes tells of: each is a condition with what to do, nothing is made worse
-meanwhile, and it heals without anybody's help."""
+concurrently, and it heals without anybody's help."""
 
 from __future__ import annotations
 

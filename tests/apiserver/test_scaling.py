@@ -132,7 +132,7 @@ def test_describe_tells_the_whole_story_of_a_scale_down(
             )
             assert (
                 progress["message"]
-                == "main-broker-2 has 4 bundles left to hand over; 3 brokers now, 2 are wanted"
+                == "main-broker-2 has 4 bundles left to transfer; 3 brokers now, 2 are wanted"
             )
             assert play.status()["scaling"]["action"] == "ScaleDown"
             await play.bundles({0: 0, 1: 1, 2: 0})

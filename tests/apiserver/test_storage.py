@@ -135,7 +135,7 @@ def test_credentials_of_s3_are_looked_at_and_followed(
 def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_taken_back(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    """Not by a smaller size than it has. A crashing broker is shown meanwhile; once the class
+    """Not by a smaller size than it has. A crashing broker is shown concurrently; once the class
     allows expansion, the claim grows."""
 
     async def scenario() -> None:

@@ -388,7 +388,7 @@ def test_a_namespace_that_vanished_is_made_again_around_its_messages(
 
 def test_the_oldest_resource_decides_on_the_tenant(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """Another one that says the same is fine, one that says otherwise is told so and still has
-    its namespace; taking it out hands over."""
+    its namespace; taking it out transfers."""
 
     async def scenario() -> None:
         async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):

@@ -248,8 +248,8 @@ def is_ready(scene: Scene, name: str) -> bool:
 def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
-    """A new leader meets hundreds of namespaces of a cluster whose etcd is away before one of
-    another cluster; when etcd is back, all are served.
+    """A new leader meets hundreds of namespaces of a cluster whose etcd is unavailable before one
+    of another cluster; when etcd is back, all are served.
 
     If each of them waited for its own timeout, the other one would have its turn after minutes.
     """
@@ -318,7 +318,7 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The operator goes on with its other kinds meanwhile, forgets what went with the
+    """The operator goes on with its other kinds concurrently, forgets what went with the
     definition, and needs no restart."""
     scene = Scene(control_plane, namespace)
     # no object of this kind has a finalizer, which would keep the definition

@@ -59,7 +59,7 @@ def fill(path: Path) -> None:
 
 @contextlib.contextmanager
 def frozen(root: Path) -> Iterator[None]:
-    """Nothing is written meanwhile: writes and flushes hang, reads do not."""
+    """Nothing is written concurrently: writes and flushes hang, reads do not."""
     _run("fsfreeze", "--freeze", str(root))
     try:
         yield

@@ -378,7 +378,7 @@ def test_explain_tells_owner_epoch_chain_and_why(program: Program, cluster: Clus
     answers: list[Any] = []
 
     def alike() -> bool:
-        """Whether every broker has heard of the same record: a checkpoint may have changed it
+        """Whether every broker has learned of the same record: a checkpoint may have changed it
         between two questions."""
         asked = [
             Program(broker.http_url, cluster.service_url) for broker in cluster.brokers.values()
@@ -577,7 +577,7 @@ def test_a_cluster_without_kubernetes_takes_namespaces_only(program: Program) ->
 
 
 def test_a_drain_that_nobody_could_take_is_refused(alone: Program) -> None:
-    """A standalone server has nobody to hand over to; the plan says so too."""
+    """A standalone server has nobody to transfer to; the plan says so too."""
     assert "nobody but standalone takes bundles" in alone.refused("drain", "standalone")
     plan = alone.run("drain", "standalone", "--dry-run", "-o", "json")
     assert (plan.returncode, json.loads(plan.stdout)["possible"]) == (1, False)

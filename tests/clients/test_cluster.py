@@ -116,7 +116,7 @@ def test_planned_moves_under_load(cluster: Cluster, load: Load) -> None:
             )  # type: ignore[misc]
             gaps.append(load.gap([topic], started, time.monotonic()))
     load.verify()
-    assert arrived, "the leader evens out bundles meanwhile, but not all that were sent somewhere"
+    assert arrived, "the leader balances bundles concurrently, but not all that were sent somewhere"
     gaps.sort()
     _report(f"publish gap around {MOVES} planned moves: median", gaps[len(gaps) // 2])
     _report("                                     longest", gaps[-1])
@@ -172,10 +172,14 @@ def test_brokers_serve_through_an_outage_of_etcd(cluster: Cluster, load: Load) -
         while now < stopped + ETCD_OUTAGE_S:
             now = time.monotonic()
             wait_for(
-                "a receipt on every topic while etcd is away", lambda at=now: not load.silent(at)
+                "a receipt on every topic while etcd is unavailable",
+                lambda at=now: not load.silent(at),
             )  # type: ignore[misc]
             time.sleep(SETTLE_S)
-        _report("publish gap while etcd is away", load.gap(load.topics, stopped, time.monotonic()))
+        _report(
+            "publish gap while etcd is unavailable",
+            load.gap(load.topics, stopped, time.monotonic()),
+        )
         cluster.etcd.start()
         _report("healthy again after etcd's return", cluster.wait_healthy())
         _report("publish gap around the outage", load.gap(load.topics, stopped, time.monotonic()))

@@ -265,7 +265,7 @@ def test_a_coordinator_that_is_stopped_for_longer_than_its_lease_begins_a_new_li
         finally:
             stage.coordinators[0].signal(signal.SIGCONT)
         wait_for(
-            "a new life",
+            "a new incarnation",
             lambda: (found := stage.record(0)) is not None and found.epoch > before.epoch,
             CHANGE_S,
         )

@@ -72,7 +72,7 @@ def take(consumer: pulsar.Consumer, count: int) -> list[bytes]:
 
 def test_delayed_messages_wait_over_a_restart(server: ServerProcess, client: pulsar.Client) -> None:
     """What was sent later and is not delayed does not wait; the delayed one comes at its time
-    although its broker died meanwhile."""
+    although its broker died concurrently."""
     consumer = client.subscribe("delayed", "s", consumer_type=SHARED)
     producer = client.create_producer("delayed")
     producer.send(b"in an hour", deliver_at=int(time.time() * 1000) + 3_600_000)

@@ -71,7 +71,7 @@ class UncheckedVolume(PosixVolume):
 
 
 class UnfencedVolume(SlotVolume):
-    """The broken variant: a taker that removes the claim and puts no fences."""
+    """The broken variant: a new owner that removes the claim and puts no fences."""
 
     async def end_log(self, directory: str, lost: Collection[int] = ()) -> None:
         """Nothing."""
@@ -175,7 +175,7 @@ async def owner(kind: str, place: str, variant: str) -> None:
         await serve_one_incarnation(volume, f"owner-0.{number:016x}")
 
 
-# --- the taker ------------------------------------------------------------------------------------
+# --- the new owner --------------------------------------------------------------------------------
 
 
 class Owner:
@@ -246,7 +246,7 @@ async def take_over(volume: AnyVolume, incarnation: str, clean_up: bool) -> set[
 def play_round(
     process: Owner, volume: AnyVolume, incarnation: str, chance: random.Random, *, clean_up: bool
 ) -> tuple[set[int], set[int]]:
-    """One takeover: (what the owner acknowledged, before and after it; what the taker read)."""
+    """One takeover: (what the owner acknowledged, before and after it; what the new owner read)."""
     while process.line() != "open":
         pass
     acknowledged = {int(process.line())}

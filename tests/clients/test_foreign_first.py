@@ -278,7 +278,7 @@ def test_seek_includes_the_message_if_asked_to(
 
 
 def test_unsubscribe_forgets(shared_server: ServerProcess, foreign: Client, topic: str) -> None:
-    """After unsubscribe the name starts anew, and stays gone over a restart."""
+    """After unsubscribe the name starts again, and stays gone over a restart."""
     consumer = foreign.consumer(topic, "s")
     foreign.producer(topic).send(b"1")
     consumer.unsubscribe()

@@ -441,7 +441,7 @@ def test_unsubscribe_with_others_attached(
 def test_unsubscribe_by_force(
     shared_server: ServerProcess, foreign: Client, admin: Admin, topic: str
 ) -> None:
-    """It throws the others out, whose clients come back to a subscription that begins anew; it
+    """It throws the others out, whose clients come back to a subscription that begins again; it
     is that one which a restart keeps."""
     first = foreign.consumer(topic, "s", type="Shared")
     second = foreign.consumer(topic, "s", type="Shared")

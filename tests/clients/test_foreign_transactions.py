@@ -236,8 +236,8 @@ def test_moves_under_open_transactions(place: Place, app: Client, topic: str) ->
 
 
 def _unload(place: Place, *topics: str) -> None:
-    """The bundles of these topics, wherever the leader, who evens out bundles, has put them
-    meanwhile."""
+    """The bundles of these topics, wherever the leader, who balances bundles, has put them
+    concurrently."""
     for name in topics:
 
         def left(name: str = name) -> bool:

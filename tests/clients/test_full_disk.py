@@ -192,7 +192,7 @@ def test_the_runbook_frees_a_full_disk(kind: str, tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_holds_up_no_reader_and_health_says_so(tmp_path: Path) -> None:
     """What is in memory is read by readers and consumers that come while the disk hangs, health
-    answers within a second what is wrong, and what was sent meanwhile is confirmed, once, when
+    answers within a second what is wrong, and what was sent concurrently is confirmed, once, when
     the disk goes on."""
     with staged("ext4", tmp_path, **SELDOM) as stage:
         client = stage.client
@@ -220,7 +220,7 @@ def test_a_disk_that_hangs_holds_up_no_reader_and_health_says_so(tmp_path: Path)
                 b"%d before" % number for number in range(5)
             ]
             assert not confirmed
-        wait_for("what was sent meanwhile is confirmed", lambda: bool(confirmed))
+        wait_for("what was sent concurrently is confirmed", lambda: bool(confirmed))
         assert confirmed == [pulsar.Result.Ok]
         assert reader.read_next(RECEIVE_MS).data() == b"5 meanwhile"
         wait_for(

@@ -38,7 +38,8 @@ NAMESPACE = "public/storm"
 SETTLE_S = 0.5
 """Brokers that have just sent somebody to the victim may do so again for a moment."""
 MEMORY_BYTES_MAX = 200 << 20
-"""What 5 000 parked requests may cost one broker, generously: they are a task and a future each."""
+"""What 5 000 buffered requests may cost one broker, generously: they are a task and a future
+each."""
 Type = api.BaseCommand.Type
 
 
@@ -99,7 +100,7 @@ class Asker:
 
 
 def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> None:
-    """Sent while the dead owner's lease still runs: parked, and answered with a live owner; none
+    """Sent while the dead owner's lease still runs: buffered, and answered with a live owner; none
     is refused, no connection is dropped."""
     _create_namespace(cluster)
     names = [f"persistent://{NAMESPACE}/t-{number}" for number in range(TOPICS)]

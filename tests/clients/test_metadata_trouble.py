@@ -88,7 +88,7 @@ def _serve_for(seconds: float, load: Load) -> None:
 
 def _report_gap(load: Load, since: float) -> None:
     print(
-        f"  publish gap meanwhile: {load.gap(load.topics, since, time.monotonic()):.2f} s",
+        f"  publish gap concurrently: {load.gap(load.topics, since, time.monotonic()):.2f} s",
         flush=True,
     )
 
@@ -178,7 +178,7 @@ def test_a_broker_that_starts_during_an_outage_takes_nothing_from_those_who_come
         _heal(
             cluster,
             load,
-            "a broker killed and started meanwhile",
+            "a broker killed and started concurrently",
             lambda: _for_all_gates(cluster, "heal"),
             since,
         )
@@ -277,7 +277,7 @@ def test_history_compacted_under_the_watches_of_a_broker(cluster: Cluster, load:
         admin.call("PUT", "persistent/public/default/split-in-four/partitions", 4)
         with EtcdAdmin(cluster.etcd.endpoint) as etcd:
             print(f"  compacted up to revision {etcd.compact()}")
-        # Shorter than the lease: the incarnation lives on, and its views with it.
+        # Shorter than the lease: the incarnation continues, and its views with it.
         _heal(cluster, load, "history compacted", cluster.gates[victim].heal, since)
         wait_for(
             "the late broker knows what was born",
@@ -324,7 +324,7 @@ def test_etcd_out_of_space(cluster: Cluster, load: Load) -> None:
 
 
 def test_all_brokers_stand_still_for_longer_than_the_lease(cluster: Cluster, load: Load) -> None:
-    """A suspended machine: the lease is counted by a clock that went on meanwhile, so all wake
+    """A suspended machine: the lease is counted by a clock that went on concurrently, so all wake
     up without one, and heal."""
     with load:
         _begin(cluster, load)
@@ -394,7 +394,7 @@ def _the_leader(cluster: Cluster) -> int:
 
 
 def _hand_leadership_on(cluster: Cluster) -> None:
-    """To another member; where they elect one of their own accord meanwhile, that will do."""
+    """To another member; where they elect one of their own accord concurrently, that will do."""
     before = _the_leader(cluster)
     with EtcdAdmin(cluster.members[(before + 1) % len(cluster.members)].endpoint) as etcd:
         successor, _ = etcd.member_and_leader()

@@ -183,7 +183,7 @@ def _waves(traffic: list[Traffic]) -> list[dict[str, list[Traffic]]]:
 
 
 async def _move(cluster: Cluster, bundle: str, owner: str, destination: str) -> None:
-    """Have one bundle handed over; nobody else moves anything (`STILL`), so nothing but success
+    """Have one bundle transferred; nobody else moves anything (`STILL`), so nothing but success
     will do."""
     path = f"/admin/v2/namespaces/{bundle}/unload?destinationBroker={destination}"
     answered = await asyncio.to_thread(
@@ -278,7 +278,7 @@ def _print(gaps: list[float], quiet: list[float], moved: int) -> None:
 
 def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
     """Every topic is moved once, in waves: nothing lost or doubled, order kept, no client that
-    was handed over looks anything up."""
+    was transferred looks anything up."""
     _create_namespace(cluster)
 
     async def scenario() -> None:

@@ -394,7 +394,7 @@ def test_partitioned_topics(site: Site, namespace: str) -> None:
         site, topic, 8, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
     )
     stats = admin.json(f"topics partitioned-stats {topic} --per-partition")
-    # Counters are of a term: a bundle that the leader moves meanwhile begins anew.
+    # Counters are of a term: a bundle that the leader moves concurrently begins again.
     assert (stats["subscriptions"]["s"]["msgBacklog"], len(stats["partitions"])) == (8, 4)
     assert len(admin.json(f"topics partitioned-stats-internal {topic}")["partitions"]) == 4
     assert len(admin.lines(f"topics partitioned-lookup {topic}")) == 4

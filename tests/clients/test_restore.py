@@ -167,7 +167,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 
 def unload(cluster: Cluster, topic: str) -> None:
-    """Have the topic's bundle handed over."""
+    """Have the topic's bundle transferred."""
     url = f"{cluster.brokers[cluster.owner(topic)].http_url}/admin/v2/persistent/public/default/{topic}/unload"
     status, body = request("PUT", url, timeout_s=60)
     assert status == 204, (status, body)

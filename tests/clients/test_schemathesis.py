@@ -1,5 +1,5 @@
 """Whatever is sent to a route of the OpenAPI document: no 500, every refusal in the shape that
-admin clients parse, and the server lives on."""
+admin clients parse, and the server continues."""
 
 from __future__ import annotations
 

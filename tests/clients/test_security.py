@@ -257,7 +257,7 @@ def test_a_cluster_without_plain_ports_works_among_itself(tmp_path: Path) -> Non
 
 @pytest.mark.etcd
 def test_clients_follow_topics_from_broker_to_broker_by_tls(tmp_path: Path, driver: Driver) -> None:
-    """The successor's TLS address comes with the hand-over; plain ports are not used: a client
+    """The successor's TLS address comes with the transfer; plain ports are not used: a client
     of TLS never goes to one."""
     authority = Authority(tmp_path / "ca")
     cluster = Cluster(

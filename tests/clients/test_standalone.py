@@ -197,7 +197,7 @@ def test_exclusive_refuses_a_second_consumer(server: ServerProcess, client: puls
 
 
 def test_negative_acknowledgement_redelivers(server: ServerProcess, client: pulsar.Client) -> None:
-    """A nacked message of a Shared subscription comes back with its count, which begins anew
+    """A nacked message of a Shared subscription comes back with its count, which begins again
     with the server; acknowledged, it stays away."""
     consumer = client.subscribe(
         "nack", "s", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=100
@@ -281,7 +281,7 @@ def test_cumulative_acknowledgement_and_seek(server: ServerProcess, client: puls
 
 
 def test_unsubscribe_forgets(server: ServerProcess, client: pulsar.Client) -> None:
-    """After unsubscribe the name starts anew, and stays gone over a restart."""
+    """After unsubscribe the name starts again, and stays gone over a restart."""
     consumer = client.subscribe("gone", "s")
     client.create_producer("gone").send(b"1")
     consumer.unsubscribe()

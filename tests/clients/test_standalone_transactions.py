@@ -157,7 +157,7 @@ def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> N
 def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(
     tmp_path: Path,
 ) -> None:
-    """Three lives on one directory: with transactions, without, and with them again."""
+    """Three continues one directory: with transactions, without, and with them again."""
 
     async def begin(url: str) -> TxnId:
         async with asyncio.timeout(TIMEOUT_S), Client(url) as client, client.transaction() as txn:

@@ -112,7 +112,7 @@ def test_a_full_disk_holds_publishers_up_loses_nothing_and_is_over_when_there_is
     server: ServerProcess, disk: Path
 ) -> None:
     """Sends time out instead of failing for good; what is there can be read by new consumers;
-    the process lives on; then it goes on."""
+    the process continues; then it goes on."""
     client = pulsar.Client(server.service_url, operation_timeout_seconds=60, logger=QUIET)
     ballast = disk / "ballast"
     try:

@@ -191,7 +191,7 @@ def test_nothing_can_be_published_to_a_terminated_topic(
 def test_an_unused_topic_is_deleted_and_its_ids_stay_single(
     server: ServerProcess, client: pulsar.Client
 ) -> None:
-    """By the policy, then by force under a producer's feet; every new life of the name has
+    """By the policy, then by force under a producer's feet; every new incarnation of the name has
     greater ids, whatever happens in between."""
     topic = "fleeting"
     inactive = {

@@ -41,7 +41,7 @@ def stand_in(*lines: str) -> PerfProcess:
 
 
 def test_rate_outstanding_and_duration_are_always_given() -> None:
-    """The tool's defaults are 100 msg/s, unlimited and for ever."""
+    """The tool's defaults are 100 msg/s, unlimited and permanently."""
     arguments = produce_arguments(
         "pulsar://127.0.0.1:1", "topic", PublishLoad(batched=False, rate=5000)
     )

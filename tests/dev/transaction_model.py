@@ -150,7 +150,7 @@ class Half(ModelBroker):
 
 
 class OnlyProduces(ModelBroker):
-    """Subscriptions do not hear of the commit."""
+    """Subscriptions do not learn of the commit."""
 
     def take_effect(self, found: ModelTransaction) -> None:
         for value in found.acknowledged:
@@ -158,7 +158,7 @@ class OnlyProduces(ModelBroker):
 
 
 class OnlyAcknowledges(ModelBroker):
-    """Topics do not hear of the commit."""
+    """Topics do not learn of the commit."""
 
     def make_visible(self, found: ModelTransaction) -> None:
         """Nothing."""

@@ -164,7 +164,7 @@ def _reason(node: Node, condition: str) -> str:
 
 @pytest.mark.usefixtures("secured")
 def test_an_open_cluster_gets_tokens_and_tls_without_a_failed_send(node: Node) -> None:
-    """Everybody is still let in meanwhile, so clients that know nothing of it go on."""
+    """Everybody is still let in concurrently, so clients that know nothing of it go on."""
     _patch(node, replicas=2, listeners=[PLAIN_LISTENER])
     _settled(node)
     topics = [

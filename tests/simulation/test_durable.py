@@ -34,7 +34,7 @@ HAPPENED_PER_SEED = {
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_every_feature_keeps_its_promise(first: int) -> None:
     """Invariants 1 to 4 and 9, no duplicate, no producer after its successor, keys in order,
-    nothing late for ever; at every seed of the chunk."""
+    nothing late permanently; at every seed of the chunk."""
     SEEDS.check_passed(first)
 
 

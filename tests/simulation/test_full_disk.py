@@ -46,7 +46,7 @@ def test_a_full_disk_is_freed(story: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_feature_keeps_its_promise_on_a_disk_that_is_full_now_and_then() -> None:
-    """Every promise of `test_durable` holds, with brokers that die and move bundles meanwhile;
+    """Every promise of `test_durable` holds, with brokers that die and move bundles concurrently;
     with space everything goes on."""
     verdicts = run_seeds("durable:full", SEEDS)
     for verdict in verdicts:

@@ -71,11 +71,11 @@ KEPT_SEEDS = {
     "not synced",
     1448: "a topic moved during a SEEK, and its client threw away what the new owner sent before "
     "the old one's answer came",
-    8934: "a former owner that had not heard of its end took what its successor wrote for trimmed, "
+    8934: "a former owner that had not learned of its end took what its successor wrote for trimmed, "
     "and dropped it from the manifest",
-    9708: "a former owner that had not heard of its end let a consumer attach to the cursor of its "
+    9708: "a former owner that had not learned of its end let a consumer attach to the cursor of its "
     "time, after a SEEK at its successor",
-    6956: "a reader met a file that had been collected while the store was away, and its delivery "
+    6956: "a reader met a file that had been collected while the store was unavailable, and its delivery "
     "ended",
 }
 """Beyond the range above, and once wrong; what went wrong within it is told by the stories."""

@@ -43,7 +43,7 @@ HAPPENED_PER_SEED = {
 }
 
 LOST = (
-    "which its taker has not found|has not found that out|has not learned|did not end within|ended "
+    "which its new owner has not found|has not found that out|has not learned|did not end within|ended "
     "because the service refused"
 )
 TAKEOVER_SEEDS = 100

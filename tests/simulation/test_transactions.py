@@ -53,7 +53,7 @@ HAPPENED_PER_SEED = {
 @pytest.mark.parametrize("first", SEEDS.firsts)
 def test_no_transaction_is_lost_torn_or_seen_too_early(first: int) -> None:
     """Committed outputs once and in order, aborted ones never, output and acknowledgement
-    together, nothing held for ever; at every seed."""
+    together, nothing held permanently; at every seed."""
     SEEDS.check_passed(first)
 
 

@@ -121,7 +121,7 @@ def test_the_second_run_needs_no_original_that_the_first_has_seen(
 def test_the_end_is_fixed_before_phase_one_and_by_position(
     spark: SparkSession, topic: StoredTopic, history: History
 ) -> None:
-    """#20988: what arrives meanwhile is not dropped; #21718: a marker at the end neither blocks
+    """#20988: what arrives concurrently is not dropped; #21718: a marker at the end neither blocks
     nor shortens the horizon."""
     history.single("a", b"1")
     marker = history.marker(10, key="a")

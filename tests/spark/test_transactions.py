@@ -154,7 +154,7 @@ def test_the_view_advances_beside_transactions_that_never_pause_and_is_what_had_
                 end, view = await compacted(broker, compactor)
                 assert not writing.done()
                 assert end >= known > reached
-                assert writer.committed > committed, "the writer went on meanwhile"
+                assert writer.committed > committed, "the writer went on concurrently"
                 wanted = dict(writer.order[:end])
                 assert await seen(volume, view) == wanted
                 assert not any(b"aborted" in payload for payload in wanted.values())

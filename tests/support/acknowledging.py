@@ -1,5 +1,5 @@
 """What tests of acknowledgements in transactions ask of a broker, frame by frame: ACKs with a
-TxnID, their ends, lives of one broker."""
+TxnID, their ends, incarnations of one broker."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Lives:
     @asynccontextmanager
     async def life(self) -> AsyncIterator[tuple[Broker, Peer]]:
         """A broker that has TOPIC's bundle, and a peer; it ends as a process that is killed
-        does: nothing is handed over."""
+        does: nothing is transferred."""
         broker = await self.node.start()
         try:
             async with open_peer(broker) as peer:

@@ -108,7 +108,7 @@ async def begin_life(
     restore: int = 0,
     settle: bool = True,
 ) -> Life:
-    """A life that has recovered, and answers if it has settled."""
+    """An incarnation that has recovered, and answers if it has settled."""
     claim, lease = await held(store, name, tcid=tcid, restore=restore)
     failed: asyncio.Future[StorageError] = asyncio.get_running_loop().create_future()
     log = TransactionLog(

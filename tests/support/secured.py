@@ -34,7 +34,7 @@ NAMESPACE = NamespaceName("public", "default")
 
 
 def token(role: str, seconds: float | None = None, key: SecretKey = KEY) -> str:
-    """A token for `role`, good for so long (None = for ever)."""
+    """A token for `role`, good for so long (None = permanently)."""
     return make(
         key,
         "HS256",

@@ -436,7 +436,7 @@ class Course:
             deliveries = self.dispatch(request)
             idle = 0 if deliveries else idle + 1
             assert idle < len(self.traits), (
-                "a read that leads to nothing would be repeated for ever"
+                "a read that leads to nothing would be repeated permanently"
             )
             for delivery in deliveries:
                 assert isinstance(delivery.consumer, int)

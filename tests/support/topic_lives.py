@@ -1,5 +1,5 @@
-"""Incarnations of one broker after one another, for tests of the life of topics: settings under
-which all checks are quick, a client, and REST."""
+"""Incarnations of one broker after one another, for tests of the incarnation of topics: settings
+under which all checks are quick, a client, and REST."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_crowd_of_peers_is_let_in_a_few_in_a_turn(
 def test_a_process_without_descriptors_accepts_again_once_it_has_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who came meanwhile waits; closing a listener that is about to try again ends that."""
+    """Who came concurrently waits; closing a listener that is about to try again ends that."""
     monkeypatch.setattr(network, "ACCEPT_RETRY_S", 0.01)
 
     async def scenario() -> None:

@@ -95,8 +95,8 @@ class Broker:
         """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then
         `close` must be called.
 
-        `store_was_unavailable`: it cannot have been for us alone, so others get time to register again
-        before they count as gone.
+        `store_was_unavailable`: it cannot have been for us alone, so others get time to register
+        again before they count as gone.
         """
         ports, settings, identity = self._ports, self._settings, self._identity
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
@@ -218,7 +218,7 @@ class Broker:
             self._ended.set_result(reason)
 
     async def stop(self) -> None:
-        """Planned end: drain, hand over, seal, give up lease and claim."""
+        """Planned end: drain, transfer, seal, give up lease and claim."""
         if self.ready:
             await self.drain("broker stops")
         if not self._ended.done():
@@ -226,7 +226,7 @@ class Broker:
         await self.close()
 
     async def drain(self, reason: str) -> None:
-        """Take no more bundles and hand over those we have.
+        """Take no more bundles and transfer those we have.
 
         Gives up after `drain_timeout_s`, and once the store has been away for
         `drain_store_patience_s`: bundles are then taken over.
@@ -250,7 +250,7 @@ class Broker:
         release.cancel()
         hopeless.cancel()
         try:
-            # we have failed meanwhile: there is nothing left to hand over
+            # we have failed concurrently: there is nothing left to transfer
             with contextlib.suppress(asyncio.CancelledError):
                 await release
         except TimeoutError:

@@ -60,10 +60,11 @@ log = structlog.get_logger(__name__)
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
 IN_SERVICE_S = 30.0
-"""A life that ends earlier after it was ready has failed as one that did not begin: the next one
-waits longer."""
+"""An incarnation that ends earlier after it was ready has failed as one that did not begin: the
+next one waits longer."""
 STORE_WAIT_MAX_S = 1.0
-"""While the store is away nothing of ours is broken, and each try waits for a connection anyway."""
+"""While the store is unavailable nothing of ours is broken, and each try waits for a connection
+anyway."""
 SPACE_WAIT_S = 2.0
 """A volume without any space is looked at again so often: some may be freed by hand, or by other
 brokers."""
@@ -228,7 +229,7 @@ class BrokerProcess:
         )
 
     def back_off_s(self, failures: int, longest_s: float) -> float:
-        """How long to wait before the next life, after so many that ended in a row."""
+        """How long to wait before the next incarnation, after so many that ended in a row."""
         return back_off_s(self._clock, failures, RESTART_BASE_S, longest_s)
 
     async def _serve(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:

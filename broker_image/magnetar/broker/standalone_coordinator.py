@@ -6,7 +6,7 @@ it is needed. Invariants: a server that has never been asked about transactions 
 lease or record of a coordinator: the first one who asks, a client or an administrator, waits until
 it is there; one that has been asked has it from its start on, for what was decided must be carried
 out. Its commands come over the broker's connections; broker and coordinator fail together, so a
-client that waits for either hears of it by the end of its connection; where transactions are
+client that waits for either learns of it by the end of its connection; where transactions are
 switched off nobody is led to a coordinator, and no log is written. Participants are asked within
 the process: a standalone server serves every topic (a commit is 14 % shorter than by look-up and a
 connection).
@@ -76,7 +76,7 @@ class StandaloneCoordinator:
             await life.close()
 
     async def _quiet(self) -> Coordinator | None:
-        """Have nobody begin anything any more; the life that is to be ended."""
+        """Have nobody begin anything any more; the incarnation that is to be ended."""
         self._broker = None
         tasks = [task for task in (self._waking, self._watching) if task is not None]
         self._waking = self._watching = None

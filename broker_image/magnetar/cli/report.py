@@ -52,7 +52,7 @@ are secret were removed. Look through it all the same before you pass it on: top
 
 resources/   the custom resources with their status and conditions     objects/   what the operator made of them
 events.json  Kubernetes Events of the namespace                        pods.json  pods: states, restarts, nodes
-logs/        the last lines of every container, and of its last life   brokers/   status, damage, settings, metrics, explanations
+logs/        the last lines of every container, and of its last incarnation   brokers/   status, damage, settings, metrics, explanations
 etcd/        health and metrics of the members                         operator/  its pods and logs
 missing.txt  what could not be had, and why
 """
@@ -261,7 +261,7 @@ def _broker(kubectl: Kubectl, archive: Archive, name: str, root: str) -> None:
 
 
 def _logs(kubectl: Kubectl, archive: Archive, pod: Manifest, lines: int, place: str) -> None:
-    """The end of each container's log, and of its last life if it has been restarted."""
+    """The end of each container's log, and of its last incarnation if it has been restarted."""
     name = pod["metadata"]["name"]
     restarts = {
         item["name"]: item.get("restartCount", 0)

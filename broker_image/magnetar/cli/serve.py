@@ -309,5 +309,5 @@ def _listener_of(port: int) -> str:
             if any(os.readlink(entry) in inodes for entry in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
         except OSError:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # gone concurrently, or not ours to look at
     return "a process that this user may not see"

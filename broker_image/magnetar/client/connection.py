@@ -64,7 +64,7 @@ class CoordinatorLink(Protocol):
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked
-    for anew each time.
+    for again each time.
 
     `original` is the role that we speak for, as a proxy or a process of the cluster.
     """
@@ -184,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def wait_closed(self) -> None:
         """After `close`: return once the transport is gone. TLS ends by an exchange, which an
-        event loop that closes meanwhile would cut off."""
+        event loop that closes concurrently would cut off."""
         if self._transport is None or not self._tls:
             return
         try:
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         }
 
     def _answer(self, request_id: int | None, answer: Answer | Exception) -> None:
-        """Resolve a request; answers to requests given up meanwhile are dropped."""
+        """Resolve a request; answers to requests given up concurrently are dropped."""
         waiting = self._answers.get(request_id) if request_id is not None else None
         if waiting is None or waiting.done():
             return

@@ -94,7 +94,7 @@ def _have_redelivered(
     """What the transaction acknowledged comes again with its abort; asked for as well, it would
     come twice.
 
-    Where single messages are not redelivered, everything starts anew, so that what waits here does
+    Where single messages are not redelivered, everything starts again, so that what waits here does
     not come twice.
     """
     consumer.redeliver(

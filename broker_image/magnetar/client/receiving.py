@@ -210,7 +210,7 @@ class PartitionConsumer(Attachment):
             )
 
     def redeliver_unacknowledged(self) -> None:
-        """Have everything unacknowledged delivered again, in order, starting anew."""
+        """Have everything unacknowledged delivered again, in order, starting again."""
         self._copies.all_come_again()
         self._batches.forget()
         self._assembler.clear()

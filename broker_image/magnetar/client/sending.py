@@ -46,7 +46,7 @@ Receipt: TypeAlias = asyncio.Future[MessageId]
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How a producer behaves; `send_timeout_s` None = wait for ever."""
+    """How a producer behaves; `send_timeout_s` None = wait permanently."""
 
     name: str | None = None
     batching: Batching | None = None
@@ -381,7 +381,7 @@ class PartitionProducer(Attachment):
         self._message_bytes_max = connection.message_bytes_max
         if not self._known_to_broker:
             # Not "the first attempt": that one may have been lost on its way, and numbers would
-            # begin anew.
+            # begin again.
             self._known_to_broker, self.last_sequence_id = True, answer.last_sequence_id
         for sent in self._queue:
             connection.write(sent.frame)

@@ -64,7 +64,7 @@ class _LastChance:
         return [self.held.pop(index) for index in lost]
 
     def restore(self, messages: Iterable[Message[Any]]) -> None:
-        """They could not be buried; those acknowledged meanwhile are not dead any more."""
+        """They could not be buried; those acknowledged concurrently are not dead any more."""
         for message in messages:
             if (index := message.id.batch_index) in self.dead:
                 self.dead.discard(index)
@@ -199,7 +199,7 @@ class Unacknowledged:
         left = list(messages)
         try:
             while left:
-                if left[0].id.batch_index in chance.dead:  # else it was acknowledged meanwhile
+                if left[0].id.batch_index in chance.dead:  # else it was acknowledged concurrently
                     await self._publish(left[0])
                     await self._actions.acknowledge(left[0].id)
                 del left[0]

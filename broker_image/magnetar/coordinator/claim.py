@@ -68,12 +68,12 @@ class CoordinatorClaim:
 
     @property
     def epoch(self) -> int:
-        """Of this life; 0 while it holds nothing."""
+        """Of this incarnation; 0 while it holds nothing."""
         return self.record.epoch if self.record is not None else 0
 
     @property
     def settled(self) -> bool:
-        """Whether this life holds its number and has said what it does with it."""
+        """Whether this incarnation holds its number and has said what it does with it."""
         return self.record is not None and self.record.state in (
             CoordinatorState.SERVING,
             CoordinatorState.RETIRING,
@@ -137,8 +137,8 @@ class CoordinatorClaim:
                 return
 
     def begin_log(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
-        """From here on the record names these; the next `settle` writes them, before this life
-        answers anything."""
+        """From here on the record names these; the next `settle` writes them, before this
+        incarnation answers anything."""
         self._log = checkpoint, chain
 
     async def point(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
@@ -166,7 +166,8 @@ class CoordinatorClaim:
         assert self.record is not None, "only a holder has something to give back"
         while self.record.state is not CoordinatorState.RELEASED:
             operations: list[Operation] = [Delete(keys.coordinator_claim(self.tcid))]
-            # who has not looked into its log yet leaves the record as the life before wrote it
+            # who has not looked into its log yet leaves the record as the incarnation before wrote
+            # it
             if self.settled:
                 record = self._changed(CoordinatorState.RELEASED, open_transactions)
                 operations.append(Put(keys.coordinator(self.tcid), record.encode()))
@@ -251,8 +252,8 @@ class CoordinatorClaim:
         return operations
 
     async def _write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Write if this life still holds the number and `compares` hold; False if they did not.
-        Raises Fenced, StoreError."""
+        """Write if this incarnation still holds the number and `compares` hold; False if they
+        did not. Raises Fenced, StoreError."""
         key = keys.coordinator(self.tcid)
         result = await self._store.transact(
             [Compare(key, "mod", "=", self._revision), *compares], operations

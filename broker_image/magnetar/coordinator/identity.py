@@ -1,9 +1,9 @@
 """Who a transaction coordinator is.
 
-Owns: the number that a pod's name gives it, what one life of it is called, and which numbers there
-may be. Imports: errors, records. Pure. Invariants: the ordinal of the pod is the number (TCID): a
-StatefulSet never has two pods of one ordinal; a transaction of a number beyond the limit is a
-peer's invention, and nothing is kept of it.
+Owns: the number that a pod's name gives it, what one incarnation of it is called, and which numbers
+there may be. Imports: errors, records. Pure. Invariants: the ordinal of the pod is the number
+(TCID): a StatefulSet never has two pods of one ordinal; a transaction of a number beyond the limit
+is a peer's invention, and nothing is kept of it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`),
 claim, log, following the set. Imports: ports, client. Invariants: nothing is answered before the
 number is held, its log recovered, and both settled, nor after the lease may have ended or another
-life holds it; without `transactions_enabled` no log is written, and what an earlier life has left
-in one stays named in the number's record; `fail` ends this life at once and for good (the process
-then begins another one); a planned end gives the number back before the lease ends.
+life holds it; without `transactions_enabled` no log is written, and what an earlier incarnation has
+left in one stays named in the number's record; `fail` ends this incarnation at once and for good
+(the process then begins another one); a planned end gives the number back before the lease ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Coordinator:
         self._listeners_open: list[Listener] = []
         self._ready = self._stopping = False
         self.recovered_ms = (0, 0)
-        """When the recovery of this life began and ended, unix time."""
+        """When the recovery of this incarnation began and ended, unix time."""
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Coordinator:
 
     @property
     def ready(self) -> bool:
-        """Whether this life holds its number and answers."""
+        """Whether this incarnation holds its number and answers."""
         return self._ready and not self._stopping and not self._ended.done()
 
     @property
@@ -230,11 +230,11 @@ class Coordinator:
         return self._listeners_open[0].port
 
     async def ended(self) -> str:
-        """Wait until this life has failed or was stopped; the reason."""
+        """Wait until this incarnation has failed or was stopped; the reason."""
         return await asyncio.shield(self._ended)
 
     def fail(self, reason: str) -> None:
-        """End this life now: no further byte leaves it."""
+        """End this incarnation now: no further byte leaves it."""
         if not self._ended.done():
             log.error(
                 "coordinator.failed", tcid=self.tcid, incarnation=self.incarnation, reason=reason
@@ -258,8 +258,8 @@ class Coordinator:
         await self.close()
 
     async def _give_back(self) -> None:
-        """Release the claim, for as long as `drain_store_patience_s` if the store is away; then
-        the lease ends it."""
+        """Release the claim, for as long as `drain_store_patience_s` if the store is
+        unavailable; then the lease ends it."""
         await self._quiet()
         if self._claim is None:
             return
@@ -362,8 +362,8 @@ class Coordinator:
                 log.warning("coordinator.store_unavailable", tcid=self.tcid, error=str(error))
 
     async def unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, and end it when this life ends. Raises what `work` raises,
-        StoreUnavailable if this life has ended."""
+        """Wait for `work`, and end it when this incarnation ends. Raises what `work` raises,
+        StoreUnavailable if this incarnation has ended."""
         task = asyncio.create_task(work)
         either: list[asyncio.Future[Any]] = [task, self._ended]
         try:
@@ -373,7 +373,7 @@ class Coordinator:
             await asyncio.gather(task, return_exceptions=True)
         if self._ended.done():
             raise StoreUnavailable(
-                f"this life of transaction coordinator {self.tcid} ended meanwhile: "
+                f"this incarnation of transaction coordinator {self.tcid} ended concurrently: "
                 f"{self._ended.result()}"
             )
         task.result()

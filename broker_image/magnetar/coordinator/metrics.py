@@ -92,13 +92,13 @@ class CoordinatorMetrics:
         )
         self.epoch = Gauge(
             "magnetar_coordinator_epoch",
-            "Epoch of the life that holds the number, 0 while none does",
+            "Epoch of the incarnation that holds the number, 0 while none does",
             registry=self.registry,
         )
 
     def life_ended(self) -> None:
-        """What was true of a life is true of none now: nothing is held, and nobody knows here
-        what is open."""
+        """What was true of an incarnation is true of none now: nothing is held, and nobody knows
+        here what is open."""
         for gauge in (self.held, self.epoch, self.open_transactions, self.oldest_transaction_s):
             gauge.set(0)
 

@@ -4,7 +4,7 @@ Owns: the port by which a coordinator reaches its participants, and its implemen
 and END_TXN_ON_PARTITION or END_TXN_ON_SUBSCRIPTION (that of a standalone server is
 `participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire. Invariants:
 one call is one attempt, which ends within its time; whoever a topic was last served by is asked
-first, and looked up anew once that fails; SubscriptionNotFound is what the owner of the bundle
+first, and looked up again once that fails; SubscriptionNotFound is what the owner of the bundle
 says; TopicNotFound is what any broker says of a namespace without a record, and leaves
 `ConfirmedParticipants` only if the store does not know the topic either: a lost record costs an
 outage, not messages.

@@ -4,9 +4,9 @@ Owns: what the first coordinator answers for numbers that nobody holds any more,
 retires has another begin a transaction. Imports: claims and records, the core, storage, client
 (connections). Clients learn the number of coordinators once. Invariants: only a number that is not
 announced and is held by nobody is answered for, from its own checkpoint and log, in which nothing
-is written; a life that did not give its number back (its process died, or was stopped and wakes up)
-is fenced before what it has left is believed; what has not ended is ended by nobody else; a
-transaction is begun by a number that says so itself.
+is written; an incarnation that did not give its number back (its process died, or was stopped and
+wakes up) is fenced before what it has left is believed; what has not ended is ended by nobody else;
+a transaction is begun by a number that says so itself.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A transaction coordinator's log.
 
-Owns: `TransactionLog`: recovery of the lives before, group commit of changes, checkpoints, what
-they make superfluous. Imports: storage, the claim, the core. Invariants: a life writes a checkpoint
-of everything the lives before it have acknowledged, and has it in its number's record, before it
-answers anything, so the chain is always one range, of its own log; what runs behind a change runs
-after the change was flushed and the claim was found; nothing is deleted that the record, as it
-stands, may ask for.
+Owns: `TransactionLog`: recovery of the incarnations before, group commit of changes, checkpoints,
+what they make superfluous. Imports: storage, the claim, the core. Invariants: an incarnation writes
+a checkpoint of everything the incarnations before it have acknowledged, and has it in its number's
+record, before it answers anything, so the chain is always one range, of its own log; what runs
+behind a change runs after the change was flushed and the claim was found; nothing is deleted that
+the record, as it stands, may ask for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHECKPOINT_BYTES = 8 << 20
 
 
 class TransactionLog:
-    """The log of one life of one number. `on_failed` is called once, when nothing may be
+    """The log of one incarnation of one number. `on_failed` is called once, when nothing may be
     acknowledged any more."""
 
     def __init__(
@@ -75,7 +75,7 @@ class TransactionLog:
     # --- life -------------------------------------------------------------------------------------
 
     async def recover(self, core: CoordinatorCore) -> None:
-        """Bring `core` to where the lives before have left the number, and open our own log;
+        """Bring `core` to where the incarnations before have left the number, and open our own log;
         `claim.settle` must follow.
 
         Raises StorageError; CorruptData names what is damaged or missing.
@@ -118,7 +118,7 @@ class TransactionLog:
             await self._writer.close()
 
     async def check_claim(self) -> None:
-        """For a life that has nothing to write. Raises Fenced."""
+        """For an incarnation that has nothing to write. Raises Fenced."""
         await self._writer.check_claim()
 
     # --- changes ----------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class TransactionLog:
             self._writer.append(encoded.buffers, encoded.size, len(changes), after)
             self._since_checkpoint += encoded.size
         except LimitExceeded as error:
-            # The core has these changes already, so nothing may follow them: the next life begins
-            # with what is durable.
+            # The core has these changes already, so nothing may follow them: the next incarnation
+            # begins with what is durable.
             self._overrun = True
             self._on_failed(
                 StorageError(f"transaction coordinator {self._claim.tcid} cannot keep up: {error}")
@@ -202,7 +202,7 @@ class TransactionLog:
         )
 
     async def tidy(self) -> None:
-        """Delete what the record, as this life has written it, does not need; what cannot be
+        """Delete what the record, as this incarnation has written it, does not need; what cannot be
         deleted now goes with the next checkpoint."""
         try:
             await self._delete_superseded()

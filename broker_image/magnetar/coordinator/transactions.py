@@ -88,7 +88,7 @@ class _Order:
 
 class Transactions:
     """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`.
-    `fail` ends this life."""
+    `fail` ends this incarnation."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class Transactions:
     # --- life -------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Carry on with what the lives before have decided; follow time and the claim."""
+        """Carry on with what the incarnations before have decided; follow time and the claim."""
         self._perform(self._core.recovered(self.now_ms()))
         self._spawn(self._watch_claim(), "claim")
         self._spawn(self._tidy(), "tidy")
 
     async def stop(self) -> None:
-        """Drive nothing more; who waits for an answer is told to look for the next life, which
-        knows what was decided."""
+        """Drive nothing more; who waits for an answer is told to look for the next incarnation,
+        which knows what was decided."""
         self._stopped = True
         for request in list(self._unanswered):
             if not request.done():
@@ -189,8 +189,8 @@ class Transactions:
         await request
 
     def _request(self) -> asyncio.Future[int]:
-        """Something to answer. Raises TransactionCoordinatorNotFound once this life has ended:
-        nothing is written any more."""
+        """Something to answer. Raises TransactionCoordinatorNotFound once this incarnation has
+        ended: nothing is written any more."""
         if self._stopped:
             raise self._over()
         request: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -334,7 +334,7 @@ class Transactions:
             log.info(
                 "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
             )
-        except InvalidTxnStatus as error:  # and it would say so for ever
+        except InvalidTxnStatus as error:  # and it would say so permanently
             log.error(
                 "transaction.participant_contradicts",
                 txn=str(txn),
@@ -369,8 +369,8 @@ class Transactions:
     # --- time -------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The time that the core goes by: where the records of the lives before end, and what
-        has passed since this one began."""
+        """The time that the core goes by: where the records of the incarnations before end, and
+        what has passed since this one began."""
         return self._first_ms + int((self._clock.monotonic() - self._began) * 1000)
 
     def wall_ms(self) -> int:
@@ -401,7 +401,7 @@ class Transactions:
     # --- the log ----------------------------------------------------------------------------------
 
     async def _watch_claim(self) -> None:
-        """A life that has nothing to write learns that it was fenced."""
+        """An incarnation that has nothing to write learns that it was fenced."""
         while True:
             with self._metrics.surprises.contained("coordinator claim"):
                 self._look_at_oldest()
@@ -426,7 +426,7 @@ class Transactions:
             )
 
     async def _tidy(self) -> None:
-        """What the lives before have left is not needed any more."""
+        """What the incarnations before have left is not needed any more."""
         with self._metrics.surprises.contained("coordinator files", StorageError):
             await self._log.tidy()
 
@@ -440,7 +440,7 @@ class Transactions:
             except (
                 StorageError,
                 StoreError,
-            ) as error:  # the log has everything: only a recovery takes longer meanwhile
+            ) as error:  # the log has everything: only a recovery takes longer concurrently
                 log.warning(
                     "coordinator.checkpoint_delayed", tcid=self._core.tcid, error=str(error)
                 )

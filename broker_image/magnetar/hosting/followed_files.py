@@ -1,6 +1,6 @@
 """Following files that somebody else replaces.
 
-Owns: `Follower`: reading again, for ever, and what becomes of files that will not do. Imports:
+Owns: `Follower`: reading again, permanently, and what becomes of files that will not do. Imports:
 asyncio, errors. Invariants: what is broken changes nothing; it is logged once, for it stays until
 somebody mends it, and counted; no content is ever logged. Nothing ends the following: what nobody
 has foreseen is a failure like any other.

@@ -5,7 +5,7 @@ metadata.leases, metadata.store. A broker whose loop is busy for a second is ali
 lease; one whose loop is stuck serves nobody and must lose it. So the lease is renewed on a thread
 with its own event loop and store connection, but only while the main loop makes progress.
 Invariants: as `LeaseKeeper`; `on_lost` runs on the main loop; no renewal is sent once the main loop
-has stood still for `stall_max_s`. An embedded store lives on one loop: its holders use
+has stood still for `stall_max_s`. An embedded store continues one loop: its holders use
 `LeaseKeeper`.
 """
 
@@ -29,10 +29,10 @@ Ts = TypeVarTuple("Ts")
 class _LeaseLoop(asyncio.SelectorEventLoop):
     """The thread's event loop, which may be reported to after its end.
 
-    gRPC hears of cancelled calls and closed channels in a thread of its own, at any time later, and
-    any loop of the process may be the one that passes it on: an error there would be that loop's,
-    with a traceback, and whatever else gRPC had to pass on would wait. No task is left that waits
-    for such a report.
+    gRPC learns of cancelled calls and closed channels in a thread of its own, at any time later,
+    and any loop of the process may be the one that passes it on: an error there would be that
+    loop's, with a traceback, and whatever else gRPC had to pass on would wait. No task is left that
+    waits for such a report.
     """
 
     def call_soon_threadsafe(

@@ -201,7 +201,7 @@ class BrokerSettings:
         "bytes of messages that wait for the end of a bundle's split; producers of more are sent "
         "away",
     )
-    moves_parallel_max: int = _bounded(16, 1, 1000, "bundles handed over at the same time")
+    moves_parallel_max: int = _bounded(16, 1, 1000, "bundles transferred at the same time")
     orphans_parallel_max: int = _bounded(
         64, 1, 10_000, "orphaned bundles that the leader assigns at the same time"
     )
@@ -209,7 +209,7 @@ class BrokerSettings:
         1,
         0,
         1,
-        "1: the leader evens out how many bundles brokers have, 0: bundles stay where they are "
+        "1: the leader balances how many bundles brokers have, 0: bundles stay where they are "
         "while their broker lives",
     )
     move_pin_s: float = _bounded(
@@ -321,7 +321,7 @@ class BrokerSettings:
         86_400.0,
         60,
         1 << 31,
-        "age at which the intent of a job that nobody has heard of counts as orphaned",
+        "age at which the intent of a job that nobody has learned of counts as orphaned",
     )
     listeners_check_s: float = _bounded(
         5.0,

@@ -50,7 +50,7 @@ def encode_backup(backup: Backup) -> bytes:
 
 def encoded_parts(backup: Backup) -> Iterator[bytes]:
     """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, for
-    who has others to serve meanwhile."""
+    who has others to serve concurrently."""
     header: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,

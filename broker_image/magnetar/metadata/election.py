@@ -69,7 +69,7 @@ class Election:
     async def campaign(self) -> int:
         """Wait until elected; returns the term.
 
-        Raises LeaseLost when this candidate's lease is gone; waits while the store is away.
+        Raises LeaseLost when this candidate's lease is gone; waits while the store is unavailable.
         """
         while True:
             try:
@@ -117,7 +117,7 @@ class Election:
     async def lost(self) -> str:
         """Wait until this candidate's term has ended; returns the reason.
 
-        Does not end while the store is away: the guard decides.
+        Does not end while the store is unavailable: the guard decides.
         """
         assert self._term, "only an elected leader can lose"
         while True:

@@ -35,10 +35,10 @@ COORDINATOR_CLAIMS = "coordinator-claims/"
 COORDINATOR_PRESENCE = "coordinator-"
 """Both: who is to be there, and who is."""
 RESTORE = "restore-number"
-"""Every change that a broker makes compares it: whoever lives on from before a restore changes
+"""Every change that a broker makes compares it: whoever continues from before a restore changes
 nothing."""
 BACKUP = "backup"
-"""Which of the copies in storage is the newest: a store that has heard of none as new has gone
+"""Which of the copies in storage is the newest: a store that has learned of none as new has gone
 back in time."""
 RESTORE_REQUEST = "restore-request"
 """The request that the store was last filled for. Not durable: a copy must not bring an older

@@ -358,13 +358,14 @@ class CoordinatorSetRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRecord(Record):
-    """`coordinators/<tcid>`: the life that holds or last held this number.
+    """`coordinators/<tcid>`: the incarnation that holds or last held this number.
 
-    `epoch` grows with every life, also across a restore. `open_transactions` is exact while
+    `epoch` grows with every incarnation, also across a restore. `open_transactions` is exact while
     Retiring and after Released, since nothing is begun then; while Serving it is what was last
-    reported, and while Recovering what the life before said. `checkpoint` and `chain` are how to
-    recover the number's transactions, as in `BundleRecord`; a chain is empty while the number has
-    never had a log. A life puts its own log into the chain before it answers anything.
+    reported, and while Recovering what the incarnation before said. `checkpoint` and `chain` are
+    how to recover the number's transactions, as in `BundleRecord`; a chain is empty while the
+    number has never had a log. An incarnation puts its own log into the chain before it answers
+    anything.
     """
 
     incarnation: str

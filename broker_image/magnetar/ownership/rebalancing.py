@@ -1,6 +1,6 @@
 """Which bundle changes hands for the sake of balance.
 
-Owns: `next_move`, the rule by which the leader evens out how many bundles brokers have. Imports:
+Owns: `next_move`, the rule by which the leader balances how many bundles brokers have. Imports:
 metadata.records, bundles. Pure. Invariants: the answer depends on the arguments only, chance
 included; a pinned bundle is not moved, and counts for the broker that has it; nothing moves while a
 bundle changes hands.

@@ -1,4 +1,4 @@
-"""The life of a bundle record.
+"""The incarnation of a bundle record.
 
 Owns: which change of a `BundleRecord` is allowed, and what the record looks like after it. Imports:
 errors, names, metadata.records, splits. Pure. Source: PIP-192's bundle states; how the epoch and
@@ -63,7 +63,7 @@ SERVING = frozenset({BundleState.OWNED, BundleState.RELEASING, BundleState.SPLIT
 
 
 class TransitionRefused(NotAllowed):
-    """The bundle's record does not allow this change now: read it again and decide anew."""
+    """The bundle's record does not allow this change now: read it again and decide again."""
 
 
 def assign(record: BundleRecord | None, destination: str, reason: str) -> BundleRecord:

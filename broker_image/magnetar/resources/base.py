@@ -143,7 +143,7 @@ class Trouble(StatusModel):
 
 TROUBLES: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 TROUBLES_DESCRIPTION = (
-    "Everything that is wrong, the gravest first: at most 20, and 5 of one reason. Degraded names "
+    "Everything that is wrong, the most serious first: at most 20, and 5 of one reason. Degraded names "
     "the first and counts them."
 )
 CONDITIONS: dict[str, Any] = {

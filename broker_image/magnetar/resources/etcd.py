@@ -15,7 +15,7 @@ BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-m
 
 
 class MetadataRestore(Model):
-    """A request to fill the metadata store anew, from a copy and from storage."""
+    """A request to fill the metadata store again, from a copy and from storage."""
 
     request: str = Field(
         min_length=1,

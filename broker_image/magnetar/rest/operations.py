@@ -35,7 +35,7 @@ def operation_router(port: AdminPort) -> APIRouter:
 
     @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def cordon(broker: str, request: Request) -> None:
-        """Have a broker take no new bundles and, with `drain`, hand over those it has."""
+        """Have a broker take no new bundles and, with `drain`, transfer those it has."""
         body = await object_of(request)
         drain, force, reason = (
             body.get("drain", True),

@@ -189,7 +189,7 @@ class NamespacePort(Protocol):
         unload: bool,
     ) -> None:
         """Divide one bundle (by its range) as `algorithm` ("" = the default) says; `unload`: its
-        children are then placed anew."""
+        children are then placed again."""
         ...
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
@@ -371,7 +371,7 @@ class OperationPort(Protocol):
     """Operating the cluster's brokers."""
 
     async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
-        """No new bundles for a broker; with `drain` it hands over those it has. Raises
+        """No new bundles for a broker; with `drain` it transfers those it has. Raises
         TopicNotFound, NotAllowed."""
         ...
 

@@ -221,7 +221,7 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
 
     @router.post(f"{TOPIC}/terminate")
     async def terminate(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
-        """Let nothing more be published, for ever; the last id."""
+        """Let nothing more be published, permanently; the last id."""
         return await port.terminate(topic_name(domain, tenant, namespace, topic))
 
     @router.post(f"{TOPIC}/terminate/partitions")

@@ -67,8 +67,8 @@ def is_over(
     current: Collection[BundleName] | None,
     records: Mapping[str, BundleRecord],
 ) -> bool:
-    """Whether all that sealed files hold of `bundle` is of an earlier life of its namespace, or of
-    one that is deleted: nobody asks for it.
+    """Whether all that sealed files hold of `bundle` is of an earlier incarnation of its namespace,
+    or of one that is deleted: nobody asks for it.
 
     `record` is its own, one of all `records`; `current` are the bundles of its namespace as it is
     (None: there is none), read after the records.
@@ -242,9 +242,9 @@ def manifests_of_the_dead(
     Read in this order: the lists, then the intents, then the records, then the pointers. A Deleted
     bundle has nothing to be read from a manifest: it was split, and the children's took over its
     list in the transaction that made it Deleted, or it was retired with its namespace, whose
-    deletion took its topics first. A next life of it, if there is one, starts with the manifest
-    that the store points to. So nothing is lost if the store can never point to one of these
-    objects. Whoever writes one reads the pointer first, and commits by comparing that; with a
+    deletion took its topics first. A next incarnation of it, if there is one, starts with the
+    manifest that the store points to. So nothing is lost if the store can never point to one of
+    these objects. Whoever writes one reads the pointer first, and commits by comparing that; with a
     manifest at hand, by comparing a pointer that is gone. Who found none (a paused former owner, a
     job that was planned long ago, a split) compares more:
 
@@ -257,9 +257,9 @@ def manifests_of_the_dead(
       bundle is being split keep everything).
 
     A late commit may still make a pointer for a Deleted bundle: it goes first, by comparison
-    (`GarbageCollector`), and until then everything is kept. What a life that began after the records were
-    read writes is not in the lists. In a store that is being filled, or was lost, nothing is
-    Deleted.
+    (`GarbageCollector`), and until then everything is kept. What an incarnation that began after
+    the records were read writes is not in the lists. In a store that is being filled, or was lost,
+    nothing is Deleted.
     """
     splitting = {
         BundleName.parse(name).namespace
@@ -355,7 +355,7 @@ class Grace:
     """Lets things go only after they were seen to be given up for `kept_ms`, of the collector's own
     `clock.elapsed_ms`.
 
-    Remembered in memory only: a collector that starts anew waits again.
+    Remembered in memory only: a collector that starts again waits again.
     """
 
     kept_ms: int

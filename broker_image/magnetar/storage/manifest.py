@@ -5,7 +5,7 @@ metadata store. Imports: errors, clock, names, metadata, volume. Invariants: an 
 changed and its name never used twice; the store's pointer moves only by compare-and-swap,
 generation by generation; a rewrite is committed only while its inputs are still listed, its topic's
 compaction generation is what it started from, and its intent stands, which the same transaction
-removes; however many topics and segments there are, the loop serves others meanwhile.
+removes; however many topics and segments there are, the loop serves others concurrently.
 """
 
 from __future__ import annotations
@@ -341,8 +341,8 @@ async def commit_manifest(
                 [Put(key, pointer.encode()), *extra_operations],
             )
         except StoreUnavailable as unknown:
-            # By the pointer alone: a read of the object may fail as well, and whoever hears of that
-            # error takes it for a commit that failed.
+            # By the pointer alone: a read of the object may fail as well, and whoever learns of
+            # that error takes it for a commit that failed.
             try:
                 found = await store.get(key)
             except StoreError:

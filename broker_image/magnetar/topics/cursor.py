@@ -178,7 +178,7 @@ class Cursor:
 
     def unacknowledged(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """What of [start, end) is not acknowledged, in order; the cursor must not change
-        meanwhile."""
+        concurrently."""
         return self._acknowledged.missing(max(start, self._mark), end)
 
     # --- acknowledging ----------------------------------------------------------------------------

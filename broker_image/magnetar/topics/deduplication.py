@@ -84,7 +84,7 @@ class Deduplication:
 
     def persist(self, name: str, highest: int) -> None:
         """An entry pushed before is durable. Comes in the order of `push`; means nothing for a
-        name forgotten meanwhile."""
+        name forgotten concurrently."""
         if name in self._pushed:
             self._persisted[name] = highest
 

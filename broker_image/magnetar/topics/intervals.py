@@ -39,7 +39,7 @@ class IntervalSet:
         return bool(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The intervals in order; the set must not change meanwhile."""
+        """The intervals in order; the set must not change concurrently."""
         for starts, ends in zip(self._starts, self._ends, strict=True):
             yield from zip(starts, ends, strict=True)
 
@@ -185,7 +185,7 @@ class IntervalSet:
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """What of [start, end) is not in the set, as intervals in order; the set must not change
-        meanwhile."""
+        concurrently."""
         firsts = self._firsts
         at = max(0, bisect_right(firsts, start) - 1) if len(firsts) > 1 else 0
         for block in range(at, len(firsts)):
@@ -205,7 +205,7 @@ class IntervalSet:
 
     def overlap(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """What of [start, end) is in the set, as intervals in order; the set must not change
-        meanwhile."""
+        concurrently."""
         firsts = self._firsts
         at = max(0, bisect_right(firsts, start) - 1) if len(firsts) > 1 else 0
         for block in range(at, len(firsts)):

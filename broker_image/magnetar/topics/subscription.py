@@ -228,7 +228,7 @@ class Subscription:
             self._dispatcher.flow(consumer, permits)
 
     def pause(self, handle: Hashable) -> None:
-        """The consumer's connection takes no more: others get their entries meanwhile."""
+        """The consumer's connection takes no more: others get their entries concurrently."""
         consumer = self._consumers.get(handle)
         if consumer is not None:
             consumer.paused = True
@@ -416,7 +416,7 @@ class Subscription:
         again: bool = True,
     ) -> None:
         """The transaction lets go of what it held: `again` delivers it again. What has been
-        dropped meanwhile is passed over."""
+        dropped concurrently is passed over."""
         view = self._view
         if view is None:
             return

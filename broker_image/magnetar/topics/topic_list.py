@@ -3,7 +3,7 @@
 Owns: their hash, which names a list hides, what a pattern is compared with, and `MatchingTopics`,
 the set that a watcher of a pattern sees with its changes. Imports: names, patterns, crc32c. Pure.
 Invariants: a hash depends on the set of names alone, and is Pulsar's (Guava's rendering of
-CRC-32C); applying every change in order gives the same set and hash as listing anew.
+CRC-32C); applying every change in order gives the same set and hash as listing again.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ async def bytes_before_connect(target: Target) -> str:
 
 
 async def long_transactions(target: Target) -> str:
-    """NEW_TXN with a life of a day, far more than one role may have; then topics and
+    """NEW_TXN with an incarnation of a day, far more than one role may have; then topics and
     subscriptions of others in one of them."""
     async with secured(target) as raw:
         await raw.send(requests.coordinator_connect(raw.request_id(), 0))

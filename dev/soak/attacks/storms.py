@@ -66,7 +66,7 @@ def _topics_of_namespace(target: Target, request: int, pattern: str) -> bytes:
 
 
 async def patterns(target: Target) -> str:
-    """Patterns that take other engines for ever, in lists and watchers."""
+    """Patterns that take other engines permanently, in lists and watchers."""
     async with connection(target) as raw:
         chosen = [target.chance.choice(PATTERNS[:-1]) for _ in range(100)] + [PATTERNS[-1]]
         await raw.send(

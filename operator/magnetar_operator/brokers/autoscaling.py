@@ -93,7 +93,7 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`replicas` is what to write now (None = nothing); `status` and `reason` what to show;
-    `news` whether people should hear of it."""
+    `news` whether people should learn of it."""
 
     status: AutoscalingStatus
     reason: Reason

@@ -151,7 +151,7 @@ async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """Make the cluster's own key, make it anew if it will not do, or take the next step of its
+    """Make the cluster's own key, make it again if it will not do, or take the next step of its
     rotation. Raises KubernetesError."""
     if not is_secured(cluster):
         return []

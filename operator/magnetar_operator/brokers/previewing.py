@@ -43,7 +43,7 @@ class ObjectChange:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A broker that is removed, and the bundles that it hands over first."""
+    """A broker that is removed, and the bundles that it transfers first."""
 
     broker: str
     bundles: int

@@ -134,7 +134,7 @@ def _step(
         )
     if left:
         message = (
-            f"{name} has {counted(left, 'bundle', 'bundles')} left to hand over before it is "
+            f"{name} has {counted(left, 'bundle', 'bundles')} left to transfer before it is "
             "replaced"
         )
         return ReplacePlan(

@@ -190,7 +190,7 @@ def _drain(
     elif left and left.bit_length() < chapter.last_left.bit_length():
         after.append(
             Reported(
-                "Draining", f"{broker} has {left} of {status.bundles} bundles left to hand over"
+                "Draining", f"{broker} has {left} of {status.bundles} bundles left to transfer"
             )
         )
     if goes:
@@ -199,7 +199,7 @@ def _drain(
             count = (
                 f"handed {status.bundles} bundles over in {age_text(seconds)}"
                 if status.bundles
-                else "had no bundle to hand over"
+                else "had no bundle to transfer"
             )
             after.append(Reported("Drained", f"{broker} {count}"))
         after.append(Reported("Removing" if status.action == DOWN else "Restarting", plan.message))

@@ -149,7 +149,7 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
         )
     if left:
         message = (
-            f"{victim} has {counted(left, 'bundle', 'bundles')} left to hand over; {current} "
+            f"{victim} has {counted(left, 'bundle', 'bundles')} left to transfer; {current} "
             f"brokers now, {wanted} are wanted"
         )
         return replace(plan, message=message, left=left)

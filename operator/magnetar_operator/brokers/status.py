@@ -157,7 +157,7 @@ def _progress(
 def troubles_of(
     cluster: BrokerCluster, observed: Observed, problems: Iterable[Problem]
 ) -> tuple[Problem, ...]:
-    """Everything that is wrong, the gravest first; `problems` are those that this pass met."""
+    """Everything that is wrong, the most serious first; `problems` are those that this pass met."""
     unreadable = observed.state is None and cluster.status.storage_id
     store = Problem(Reason.STORE_UNAVAILABLE, observed.store_problem) if unreadable else None
     alone = (

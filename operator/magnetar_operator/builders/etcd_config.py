@@ -36,8 +36,8 @@ def start_variables(
 def etcd_config(
     cluster: BrokerCluster, peers: Mapping[int, str], wanted: int, admission: Admission
 ) -> Manifest:
-    """The token carries the resource's uid, and what permitted to begin anew: members of an
-    earlier life of the same name never take a new one for theirs."""
+    """The token carries the resource's uid, and what permitted to begin again: members of an
+    earlier incarnation of the same name never take a new one for theirs."""
     name = names.etcd_set(cluster.name)
     lost = cluster.metadata.annotations.get(names.BEGIN_ETCD, "")
     parts = (

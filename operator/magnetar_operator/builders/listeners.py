@@ -96,7 +96,7 @@ def _service(fleet: Fleet, listener: Listener, ordinal: int | None) -> Manifest:
     spec: Manifest = {"type": listener.type, "selector": dict(fleet.selector), "ports": [port]}
     if ordinal is not None:
         spec["selector"] |= {names.POD_NAME: fleet.pod(ordinal)}
-        # A broker that drains is not ready, and still serves what it has not handed over.
+        # A broker that drains is not ready, and still serves what it has not transferred.
         spec["publishNotReadyAddresses"] = True
     if listener.type != "ClusterIP":
         spec["externalTrafficPolicy"] = listener.external_traffic_policy

@@ -32,8 +32,8 @@ log = structlog.get_logger(__name__)
 
 KIND = "TransactionCoordinator"
 HELD_S = 3.0
-"""A life that ends gives its number back at once; one that was killed keeps it for the rest of
-its lease."""
+"""An incarnation that ends gives its number back at once; one that was killed keeps it for the
+rest of its lease."""
 STORE_RETRY_S = 30.0
 
 
@@ -125,9 +125,9 @@ async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
 async def orphans(world: World) -> list[Key]:
     """Resources that own a cluster's coordinators and do not exist, or name another cluster.
 
-    They went, or were made again, while no operator looked, or while the store was away. A store
-    that does not answer, or whose credentials cannot be read, is left to the next time. Raises
-    NotLeading.
+    They went, or were made again, while no operator looked, or while the store was unavailable. A
+    store that does not answer, or whose credentials cannot be read, is left to the next time.
+    Raises NotLeading.
     """
     found = []
     for at in world.keys(BROKER_CLUSTER.kind):

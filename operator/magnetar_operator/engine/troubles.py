@@ -1,9 +1,9 @@
 """What is wrong with an object: all of it.
 
 Owns: the order of problems by gravity, what the conditions say of them, the list in the status.
-Imports: conditions, models.base. Pure. Invariants: conditions name the gravest problem and count
-the others; `since` of a trouble changes only when no trouble of its reason and object was there
-before; the list is bounded, and one reason with many objects leaves room for the others.
+Imports: conditions, models.base. Pure. Invariants: conditions name the most serious problem and
+count the others; `since` of a trouble changes only when no trouble of its reason and object was
+there before; the list is bounded, and one reason with many objects leaves room for the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STORE = frozenset(
         Reason.STORE_UNAVAILABLE,
     }
 )
-"""The gravest: nothing in the cluster can change."""
+"""The most serious: nothing in the cluster can change."""
 _LATER = frozenset(
     {
         Reason.BACKUP_FAILED,
@@ -57,7 +57,7 @@ _LATER = frozenset(
 
 
 def ranked(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Each problem once, the gravest first; of the same gravity in the order given, which has
+    """Each problem once, the most serious first; of the same gravity in the order given, which has
     causes before what follows from them."""
     return tuple(sorted(dict.fromkeys(problems), key=_gravity))
 
@@ -93,7 +93,7 @@ def obstructed(problem: Problem) -> list[Finding]:
 
 
 def _headline(troubles: Sequence[Problem]) -> Problem | None:
-    """The gravest of them, with the number of the others and what they are."""
+    """The most serious of them, with the number of the others and what they are."""
     if len(troubles) < 2:
         return troubles[0] if troubles else None
     first, *others = troubles
@@ -114,7 +114,7 @@ def _finding(kind: Type, problem: Problem | None) -> Finding:
 def listed(
     previous: Iterable[Trouble], troubles: Sequence[Problem], wall_ms: int
 ) -> tuple[Trouble, ...]:
-    """The list in the status, the gravest first."""
+    """The list in the status, the most serious first."""
     since = {(trouble.reason, trouble.about): trouble.since for trouble in previous}
     return tuple(
         Trouble(

@@ -190,7 +190,7 @@ class EtcdAdmin:
         )
 
     async def move_leader(self, leader: int, target: int) -> None:
-        """Have the leader, the member of ordinal `leader`, hand over to the member `target`.
+        """Have the leader, the member of ordinal `leader`, transfer to the member `target`.
         Raises StoreError."""
         request = rpc.MoveLeaderRequest(targetID=target)
         await self._ask(
@@ -212,7 +212,7 @@ class EtcdAdmin:
                 raise
 
     async def defragment(self, ordinal: int) -> None:
-        """Give one member's free space back to its volume; it serves nobody meanwhile. Raises
+        """Give one member's free space back to its volume; it serves nobody concurrently. Raises
         StoreError."""
         await self._ask(
             ordinal,
@@ -242,7 +242,7 @@ class EtcdAdmin:
     # --- connections ------------------------------------------------------------------------------
 
     def _connection(self, ordinal: int) -> _Connection:
-        """The connection to one member, made anew when the certificate has been replaced."""
+        """The connection to one member, made again when the certificate has been replaced."""
         known = self._connections.get(ordinal)
         if known is not None and (self._tls is None or known.stamp == self._tls.stamp()):
             return known

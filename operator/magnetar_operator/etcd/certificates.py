@@ -1,6 +1,6 @@
 """Certificates of a cluster's etcd.
 
-Owns: making an authority and certificates under it, and the decision that one must be made anew.
+Owns: making an authority and certificates under it, and the decision that one must be made again.
 Imports: cryptography. Invariants: given the time, the decision is a function of the certificate;
 keys are ECDSA P-256, PKCS#8, unencrypted; nothing that this module says about a pair (problem,
 repr) holds key material.
@@ -26,7 +26,7 @@ CLOCK_SKEW = timedelta(minutes=10)
 ROTATE_BEFORE = 2 * LEAF_LIFETIME
 """An authority is replaced so long before its end."""
 RENEW_AT = 2 / 3
-"""Share of its life after which a certificate is made anew."""
+"""Share of its incarnation after which a certificate is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def end_ms(certificates: bytes) -> int | None:
 
 
 def leaf_problem(leaf: Pair, authority: Pair, subject: Subject, now_ms: int) -> str:
-    """Why the certificate must be made anew; "" if it is as it should be."""
+    """Why the certificate must be made again; "" if it is as it should be."""
     certificate, problem = _readable(leaf)
     if certificate is None:
         return problem
@@ -139,7 +139,7 @@ def leaf_problem(leaf: Pair, authority: Pair, subject: Subject, now_ms: int) -> 
 
 
 def renewal_ms(certificate: x509.Certificate) -> int:
-    """When it is to be made anew, in milliseconds since the epoch."""
+    """When it is to be made again, in milliseconds since the epoch."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return int((begin + (end - begin) * RENEW_AT).timestamp() * 1000)
 

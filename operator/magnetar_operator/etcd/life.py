@@ -1,9 +1,9 @@
-"""The life of a cluster's managed etcd within a pass.
+"""The incarnation of a cluster's managed etcd within a pass.
 
 Owns: the order: look, plan, then (after the children were applied) one step. Imports: world,
 etcd_view, etcd_members, etcd_steps, etcd_upkeep. Invariants: decisions are pure functions of one
 look; a pod is deleted only with its grace period, never by force; a step is taken only after the
-ConfigMap and the set that belong to it were applied; what etcd refuses is decided anew at the next
+ConfigMap and the set that belong to it were applied; what etcd refuses is decided again at the next
 look.
 """
 
@@ -134,7 +134,7 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLifecycle | None) 
                 )
     except (StoreError, TimeoutError) as error:
         # Too early for etcd (it wants its members connected for some seconds), or no answer: the
-        # next look decides anew.
+        # next look decides again.
         log.info(
             "etcd.again", cluster=cluster.reference, step=type(step).__name__, error=str(error)
         )

@@ -65,8 +65,8 @@ class EtcdView:
     `replicas`: of the StatefulSet, None if there is none. `pods` and `claims` by ordinal; claims
     are looked at only while `members` is None and the set is not there or the etcd is not known.
     `known`: this resource's etcd has been up before. `members` is None unless a quorum has just
-    confirmed the list. `voices` by ordinal. `admission`: the ordinal that may start without data now, as
-    the config map says it.
+    confirmed the list. `voices` by ordinal. `admission`: the ordinal that may start without data
+    now, as the config map says it.
     """
 
     wanted: int
@@ -252,7 +252,7 @@ def _without_list(view: EtcdView) -> EtcdPlan:
                 admission,
                 Restart(0, "it may begin a new cluster now"),
                 Reason.STORE_STARTING,
-                "etcd is begun anew",
+                "etcd is begun again",
             )
         if 0 in empty and not admission.bootstrap:
             message = (

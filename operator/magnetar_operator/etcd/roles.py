@@ -89,7 +89,7 @@ def plan_access(known: Access) -> list[Change]:
     for role, wanted in ROLES.items():
         have = known.roles.get(role, frozenset())
         missing += [Change("grant", role, grant) for grant in sorted(wanted - have)]
-        # etcd keeps one permission per range: what is granted anew replaces another kind on the
+        # etcd keeps one permission per range: what is granted again replaces another kind on the
         # same range.
         replaced = {(grant.key, grant.end) for grant in wanted}
         excess += [

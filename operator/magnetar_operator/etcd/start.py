@@ -5,7 +5,7 @@ magnetar_operator.etcd.start DIRECTORY`). Imports: the standard library. Invaria
 without data starts only in the pod that the operator expects to join or to begin a cluster: a
 member that has forgotten what it voted for never comes back under its old id, and a second cluster
 is never begun beside the first; data of a member that was removed is set aside before its pod joins
-anew, and deleted at the start after that.
+again, and deleted at the start after that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns: the decision about compaction, defragmentation and alarms. Imports: conditions, etcd_admin
 (figures). Pure. Invariants: one member is defragmented at a time, the leader last, because it
-serves nobody meanwhile; without an alarm only while every member is healthy and only when it gives
-back much; the space alarm is ended only when every member has room again.
+serves nobody concurrently; without an alarm only while every member is healthy and only when it
+gives back much; the space alarm is ended only when every member has room again.
 """
 
 from __future__ import annotations

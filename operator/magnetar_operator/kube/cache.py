@@ -1,12 +1,12 @@
 """Warm copies of the objects that the operator watches.
 
 Owns: the newest known version of each object, the order of versions, what counts as news, and two
-indexes. Imports: json, names, resources, work_queue. Pure: whoever hears of an object puts it here,
-in any order and as often as it likes. Invariants: a version never replaces a newer one, and a
+indexes. Imports: json, names, resources, work_queue. Pure: whoever learns of an object puts it
+here, in any order and as often as it likes. Invariants: a version never replaces a newer one, and a
 deleted object does not come back from an older list, so that a decision sees at least what this
 process wrote before it; an object is kept as the bytes of its JSON without `managedFields`, so that
 ten thousand cost little and nobody can change one in place; every change that is news is reported
-exactly once, whichever way it was heard of.
+exactly once, whichever way it was learned of.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class ObjectCache:
         worth nothing, and read again.
 
         Nearly all of a list is known: of that only versions are compared, and nothing is encoded
-        anew.
+        again.
         """
         known = self._of(listing.kind)
         if version < known.listed.get(listing.namespace, 0):
@@ -295,7 +295,7 @@ class ObjectCache:
                 del known.slots[slot]
 
     def _forget(self, known: _Kind, namespace: str) -> None:
-        """Versions have begun anew: what is known says nothing about what is now."""
+        """Versions have begun again: what is known says nothing about what is now."""
         for name in [name for name in known.objects if namespace in ("", name[0])]:
             self._drop(known, known.objects[name])
         known.gone.clear()

@@ -43,7 +43,7 @@ LONG_LIST_OBJECTS = 1000
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 30.0
 FORBIDDEN = 403
 STEADY_S = 60.0
-"""A watch that held for so long begins its back-off anew."""
+"""A watch that held for so long begins its back-off again."""
 SHOWN_S = 1.0
 """The list that a watch begins with is over when nothing more of it has come for so long."""
 OPENED_S = 10.0

@@ -190,7 +190,7 @@ async def _delete_record(world: World, resource: TopicNamespace, store: ClusterS
             mark = await store.reader.get(changes)
             seen = mark.mod_revision if mark is not None else 0
             await _require_empty(world, store, name, seen)
-        # An entry that is made meanwhile changes the mark; a bundle that is taken meanwhile
+        # An entry that is made concurrently changes the mark; a bundle that is taken concurrently
         # compares the namespace.
         unchanged = (
             Compare(key, "mod", "=", item.mod_revision),

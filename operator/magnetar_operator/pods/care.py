@@ -70,7 +70,7 @@ def roll_of(
 async def restart(
     world: World, owner: CustomResource, pods: Sequence[Manifest], roll: RollPlan
 ) -> None:
-    """Delete the one pod whose turn it is: SIGTERM makes it hand over what it has. Raises
+    """Delete the one pod whose turn it is: SIGTERM makes it transfer what it has. Raises
     KubernetesError."""
     for pod in pods:
         if broker_pods.name_of(pod) == roll.restart and await world.api.delete(pod):

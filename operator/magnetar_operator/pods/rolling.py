@@ -65,7 +65,7 @@ def plan_roll(
 ) -> RollPlan:
     """The next restart. `revision` is the StatefulSet's update revision ("" = not known yet);
     `what` the pods are, in the plural; `awaits` is what a healthy pod waits for ("" = nothing),
-    because it could not hand over what it has, nor its successor begin. A sick one hands nothing
+    because it could not transfer what it has, nor its successor begin. A sick one hands nothing
     over in any case, and only by its restart a bad template is replaced by a good one."""
     ordered = sorted(pods, key=lambda pod: names.ordinal_of(pod.name))
     outdated = [

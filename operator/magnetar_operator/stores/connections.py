@@ -158,7 +158,7 @@ class ClusterStore:
             self._answered(self._reads)
 
     def _recovered(self) -> None:
-        """Who was refused a record while the store was away looks again."""
+        """Who was refused a record while the store was unavailable looks again."""
         for namespace, name in self.claims:
             self._owned_changed(f"{namespace}/{name}")
 
@@ -294,7 +294,7 @@ class ClusterStore:
         passes.count_effect()
 
     def forget_term(self) -> None:
-        """The next write begins a term anew."""
+        """The next write begins a term again."""
         self._election = None
 
     async def _guard(self) -> Compare:
@@ -354,7 +354,7 @@ class Stores:
         self, cluster: Cluster, endpoints: Sequence[str], tls: TlsMaterial | None = None
     ) -> ClusterStore:
         """The store of `cluster` behind `endpoints` (host:port); connects when first used, and
-        anew when it comes to TLS or has another secret."""
+        again when it comes to TLS or has another secret."""
         key = tuple(endpoints)
         before, self._used[cluster] = self._used.get(cluster, key), key
         if before != key:

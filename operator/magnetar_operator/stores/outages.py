@@ -1,9 +1,10 @@
 """A metadata store that does not answer.
 
 Owns: which errors mean that, since when and why, when who waits for the end looks again, who may
-ask meanwhile, and the error that says so. Imports: magnetar.errors. Pure: who asks the store tells
-the time. Invariants: who looks again does so ever more seldom, and only one now and then waits for
-an answer, so that thousands of resources of one store that is away leave the workers to the others.
+ask concurrently, and the error that says so. Imports: magnetar.errors. Pure: who asks the store
+tells the time. Invariants: who looks again does so ever more seldom, and only one now and then
+waits for an answer, so that thousands of resources of one store that is away leave the workers to
+the others.
 """
 
 from __future__ import annotations

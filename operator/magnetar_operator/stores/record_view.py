@@ -139,7 +139,7 @@ class RecordView:
                     self._take(event)
 
     def _load(self, found: RangeResult) -> None:
-        """Everything as of one revision. Younger records are our own writes meanwhile, unless
+        """Everything as of one revision. Younger records are our own writes concurrently, unless
         the store itself has gone back in time."""
         before, self._records = self._records, {item.key: item for item in found.items}
         first, went_back = self._loaded_at == 0, found.revision < self._loaded_at

@@ -195,7 +195,8 @@ def test_epochs_rise_over_a_restore_although_records_are_lost(backend: Backend) 
 def test_a_life_that_has_not_looked_into_its_log_leaves_the_last_word_alone(
     backend: Backend,
 ) -> None:
-    """The number of open transactions that the life before reported is not replaced by a guess."""
+    """The number of open transactions that the incarnation before reported is not replaced by a
+    guess."""
 
     async def scenario(store: PatientStore) -> None:
         first, second = claim(store, backend, 0, "a"), claim(store, backend, 0, "b")

@@ -178,7 +178,7 @@ class Operator:
             elif not upkeep.is_idle:
                 await keep_up(self.admin, seen, upkeep)
         except StoreError:
-            return plan, upkeep  # too early for etcd, or no answer: the next look decides anew
+            return plan, upkeep  # too early for etcd, or no answer: the next look decides again
         if plan.step is not None:
             self.steps.append(plan.step)
         return plan, upkeep

@@ -1,5 +1,5 @@
-"""The life of a managed etcd with real etcd processes: grow, replace, restart, shrink and heal
-under writes; nothing acknowledged is lost."""
+"""The incarnation of a managed etcd with real etcd processes: grow, replace, restart, shrink and
+heal under writes; nothing acknowledged is lost."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(
     tmp_path: Path, keyring: Keyring
 ) -> None:
     """Registers, leads, serves, writes checkpoints and drains; its certificate is renewed
-    meanwhile."""
+    concurrently."""
     pod = Pod(tmp_path, keyring)
     mounted = keyring[names.BROKER_USER]
     broker = ServerProcess(

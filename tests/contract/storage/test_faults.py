@@ -54,7 +54,7 @@ async def bad_disk(directory: Path) -> AsyncIterator[tuple[FaultyVolume, LogWrit
 
 
 async def all_read(volume: FaultyVolume) -> dict[int, RecordPlace]:
-    """What a taker finds."""
+    """What a new owner finds."""
     volume.faults = VolumeFaults()
     await fence(volume, INCARNATION)
     return await read_numbers(volume, None)
@@ -68,7 +68,7 @@ async def all_read(volume: FaultyVolume) -> dict[int, RecordPlace]:
 def test_a_file_that_fails_is_left_and_everything_goes_into_the_next(
     tmp_path: Path, faults: VolumeFaults
 ) -> None:
-    """No producer hears of it; the failed file ends, for everybody, where its acknowledged part
+    """No producer learns of it; the failed file ends, for everybody, where its acknowledged part
     does; it is never written again."""
 
     async def scenario() -> None:
@@ -157,7 +157,7 @@ def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_afte
     tmp_path: Path,
 ) -> None:
     """A block that finds no space in the next file either waits: nothing is acknowledged
-    meanwhile, nothing is lost, nothing comes twice."""
+    concurrently, nothing is lost, nothing comes twice."""
 
     async def scenario() -> None:
         inner, failures = PosixVolume(tmp_path), Failures()
@@ -238,7 +238,7 @@ FAULTS = st.builds(
 def test_whatever_the_disk_does_what_was_acknowledged_is_read_back(
     seed: int, weather: list[VolumeFaults]
 ) -> None:
-    """In virtual time, under changing weather, with a taker at the end: everything acknowledged
+    """In virtual time, under changing weather, with a new owner at the end: everything acknowledged
     lies where it was said to."""
     done: dict[int, RecordPlace] = {}
 
@@ -256,7 +256,7 @@ def test_whatever_the_disk_does_what_was_acknowledged_is_read_back(
                 await asyncio.sleep(0.01)
         volume.faults = VolumeFaults()
         await asyncio.sleep(1.0)
-        taker = world.outsider("taker").volume
+        taker = world.outsider("new owner").volume
         sealed = await fence(taker, INCARNATION)
         read = await read_numbers(taker, None)
         assert done.items() <= read.items()

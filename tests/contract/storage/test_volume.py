@@ -23,7 +23,7 @@ CLAIM = "claims/a"
 
 
 async def end(volume: Volume) -> None:
-    """What a taker does first."""
+    """What a new owner does first."""
     await volume.remove(CLAIM)
     await volume.end_log(LOGS)
 

@@ -19,8 +19,8 @@ START_MAX_S = 1_000_000.0
 
 
 class SimClock:
-    """The `Clock` of one life of a node. `skew_max_s` bounds the wall clock's error, `drift_max`
-    the relative error of all speeds."""
+    """The `Clock` of one incarnation of a node. `skew_max_s` bounds the wall clock's error,
+    `drift_max` the relative error of all speeds."""
 
     def __init__(
         self, loop: SimLoop, node: Node, skew_max_s: float = 0.0, drift_max: float = 0.0

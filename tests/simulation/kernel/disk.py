@@ -14,7 +14,7 @@ flush that *started* after it. Injected:
 - a failed write leaves any prefix of itself; a failed flush leaves its writes readable until the
   power fails, never to be made
   durable by a later flush (as Linux marks the pages clean);
-- flushes may be slow, by orders of magnitude, and the disk may hang: no flush ends meanwhile, on
+- flushes may be slow, by orders of magnitude, and the disk may hang: no flush ends concurrently, on
   any node;
 - it may be full: nothing new gets space, except out of its reserve, and a write into space that was
   promised may end half-way. Excluded, because there is one copy and none would survive it: flipped

@@ -265,7 +265,7 @@ class Fabric:
     def _establish(
         self, near: SimTransport, factory: Callable[[], P], answer: asyncio.Future[P]
     ) -> None:
-        if answer.done():  # the caller gave up meanwhile
+        if answer.done():  # the caller gave up concurrently
             near.abort()
             return
         protocol = factory()

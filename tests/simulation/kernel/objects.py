@@ -3,13 +3,13 @@
 Owns: `ObjectServer` (the one service of the world) and `SimObjects`, each node's `ObjectClient`.
 Imports: asyncio, random (seeded), the ports of objects, the loop.
 
-Fault model: requests take time and are carried out whatever happens meanwhile to the process that
-sent them; a request or its answer is lost, and the caller learns of it after `object_timeout_s`; a
-request is slow, or carried out *after* its caller gave up; a put is refused with a conflict that
-decides nothing; for as long as a scenario says everything is refused; an object is deleted from
-outside, and perhaps brought back. Excluded: a service that shows old objects or overwrites under a
-condition: the start-up probe is for those. Invariant: what the service carries out, it carries out
-at one instant of the kernel.
+Fault model: requests take time and are carried out whatever happens concurrently to the process
+that sent them; a request or its answer is lost, and the caller learns of it after
+`object_timeout_s`; a request is slow, or carried out *after* its caller gave up; a put is refused
+with a conflict that decides nothing; for as long as a scenario says everything is refused; an
+object is deleted from outside, and perhaps brought back. Excluded: a service that shows old objects
+or overwrites under a condition: the start-up probe is for those. Invariant: what the service
+carries out, it carries out at one instant of the kernel.
 """
 
 from __future__ import annotations

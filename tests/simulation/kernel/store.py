@@ -68,7 +68,7 @@ class StoreServer:
         )
 
     def set_available(self, available: bool) -> None:
-        """Begin or end an outage. Nothing changes meanwhile; leases that nobody could renew in
+        """Begin or end an outage. Nothing changes concurrently; leases that nobody could renew in
         time end with it, all at once."""
         self.loop.record(STORE_HOST, "available" if available else "unavailable")
         self.available = available

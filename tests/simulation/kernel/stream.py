@@ -142,7 +142,7 @@ class SimTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
     def abandoned(self, farewell: str) -> None:
-        """The process died: its kernel sends FIN or RST; bytes that it had not handed over are
+        """The process died: its kernel sends FIN or RST; bytes that it had not transferred are
         gone."""
         self._lost = self._closing = True
         self._waiting.clear()

@@ -80,7 +80,7 @@ class SimVolume:
             raise FileNotFoundError(name)
         await self._step()
         if name.endswith(LOG_SUFFIX) and self._disk.names.get(name) is not inode:
-            raise FileNotFoundError(name)  # deleted or set aside meanwhile
+            raise FileNotFoundError(name)  # deleted or set aside concurrently
         if self._strikes(self._weather.faults.read_error_probability):
             self._loop.record(self._node.name, "read error", name, offset)
             raise StorageError(f"read of {name} at {offset} failed: EIO; replace the disk")

@@ -21,9 +21,9 @@ note.
         history.check(deduplicated=True)
 
 Invariants: a node runs as long as its main coroutine: when that returns the process is gone, as
-after exit; a new life gets a new Environment and keeps nothing but the disk, the store and its
-name; a crash runs no `finally` and no `except`; after the world is closed nothing of it runs. Not
-modelled: processor time (a step takes none), memory limits, suspended machines.
+after exit; a new incarnation gets a new Environment and keeps nothing but the disk, the store and
+its name; a crash runs no `finally` and no `except`; after the world is closed nothing of it runs.
+Not modelled: processor time (a step takes none), memory limits, suspended machines.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REPORTED_EVENTS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The ports of one life of a node."""
+    """The ports of one incarnation of a node."""
 
     name: str
     life: int
@@ -212,13 +212,13 @@ class World:
             self._die(self._places[name], machine=False)
 
     def _crash_life(self, node: Node) -> None:
-        """As `crash`, of that life; outsiders are nobody's to end."""
+        """As `crash`, of that incarnation; outsiders are nobody's to end."""
         place = self._places.get(node.name)
         if place is not None and place.node is node:
             self.crash(node.name)
 
     def restart(self, name: str) -> None:
-        """Start a new life of a node (killing the current one if there is one)."""
+        """Start a new incarnation of a node (killing the current one if there is one)."""
         self.crash(name)
         place = self._places[name]
         place.node, place.environment = self._new_life(name, place.node.life + 1)

@@ -123,7 +123,7 @@ class CoordinatorClient:
 async def transact(
     ledger: Ledger, participants: tuple[Participant, ...], environment: Environment
 ) -> None:
-    """Begin transactions and end them in every way there is, for ever; now and then ask about an
+    """Begin transactions and end them in every way there is, permanently; now and then ask about an
     old one."""
     client, clock = CoordinatorClient(environment, ledger), environment.clock
     while True:

@@ -34,7 +34,7 @@ from tests.simulation.scenarios.tracer_cluster import PORT, Cluster, SimulatedUs
 
 NUMBERS = 2
 COORDINATORS = ("main-coordinator-0", "main-coordinator-1", "spare-coordinator-1")
-"""The last one stands for a pod that was made anew while nobody knew whether the one before
+"""The last one stands for a pod that was made again while nobody knew whether the one before
 still runs: two want the same number."""
 LOG_FILE_BYTES = 16 << 10
 CHECKPOINT_BYTES = 2 << 10
@@ -83,7 +83,7 @@ class CoordinatorCluster(Cluster):
         return self
 
     def start_all(self) -> None:
-        """The first life of every broker and coordinator; returns when every number has been
+        """The first incarnation of every broker and coordinator; returns when every number has been
         announced."""
         self.start_brokers()
         self._tell_limit(NUMBERS)

@@ -137,7 +137,7 @@ class Ledger:
             found = unfinished.pop(least)
             if missing := self.missing(found):
                 self._broken(
-                    f"the low watermark is {low_watermark}, and {missing} have not heard of "
+                    f"the low watermark is {low_watermark}, and {missing} have not learned of "
                     f"{found.txn}"
                 )
 
@@ -154,7 +154,7 @@ class Ledger:
     # --- the end ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every transaction has one outcome, and all of its participants have heard of it.
+        """Every transaction has one outcome, and all of its participants have learned of it.
         Raises PromiseBroken."""
         if self._violations:
             raise PromiseBroken("\n".join(self._violations))

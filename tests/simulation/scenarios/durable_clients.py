@@ -47,7 +47,7 @@ def number_of(payload: bytes) -> int:
 
 
 async def produce_once(history: History, topic: str, environment: Environment) -> None:
-    """Publish under one name for ever, in many lives: each goes on behind what the broker
+    """Publish under one name permanently, in many lives: each goes on behind what the broker
     remembers, and resends what it does not."""
     client, name = client_of(environment), f"{environment.name}-once"
     following = 0
@@ -129,7 +129,7 @@ async def produce_by_force(history: History, topic: str, environment: Environmen
 
 
 async def produce_keyed(history: History, topic: str, environment: Environment) -> None:
-    """Numbered messages whose keys follow from the number, one entry each, for ever."""
+    """Numbered messages whose keys follow from the number, one entry each, permanently."""
     await _produce(history, topic, environment, lambda _number: None)
 
 
@@ -208,7 +208,7 @@ class Sharing:
     deliveries: int = 0
 
     async def consume(self, environment: Environment) -> None:
-        """Receive, acknowledge or give back, in short sessions, for ever."""
+        """Receive, acknowledge or give back, in short sessions, permanently."""
         client = client_of(environment)
         while True:
             session = self.history.session(environment.name, "subscription", self.topic)

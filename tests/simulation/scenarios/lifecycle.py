@@ -1,4 +1,4 @@
-"""The life of messages and topics on a bad day.
+"""The incarnation of messages and topics on a bad day.
 
 Owns: the scenario `run(seed)`. The faults, moves and stops of the tracer over what the durable
 scenario leaves out: messages in chunks (whole, at whoever gets their last part), a time to live

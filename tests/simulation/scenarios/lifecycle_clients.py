@@ -1,10 +1,10 @@
 """The clients of the life cycle scenario.
 
-Owns: one kind of client per promise about the life of messages and topics: messages in chunks,
-messages that expire, a topic whose producers are held at its quota, topics that are terminated
-under their producers, and one without storage. Imports: the kernel's history, the other scenarios'
-clients, magnetar.client. Invariants: as the tracer's; what a payload should be follows from
-producer and number alone.
+Owns: one kind of client per promise about the incarnation of messages and topics: messages in
+chunks, messages that expire, a topic whose producers are held at its quota, topics that are
+terminated under their producers, and one without storage. Imports: the kernel's history, the other
+scenarios' clients, magnetar.client. Invariants: as the tracer's; what a payload should be follows
+from producer and number alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def produce(
     told: Callable[[str, int], None] = lambda _name, _number: None,
 ) -> None:
     """Publish numbered messages of a size that follows from the number, once somebody has
-    subscribed; `told` hears of each before it is sent."""
+    subscribed; `told` learns of each before it is sent."""
     client = client_of(environment)
     await until_done(environment, lambda: subscribe_once(client, topic))
     name = f"{environment.name}-{environment.life}"
@@ -136,7 +136,7 @@ async def share_chunks(client: Client, topic: str, environment: Environment) -> 
 async def acknowledge_all(
     history: History, topic: str, environment: Environment, *, pause_s: float
 ) -> None:
-    """Receive and acknowledge everything, in short sessions with pauses between them, for ever;
+    """Receive and acknowledge everything, in short sessions with pauses between them, permanently;
     a consumer that is cancelled leaves."""
     async with client_of(environment) as client:
         while True:
@@ -295,7 +295,7 @@ class Loose:
     arrived: int = 0
 
     async def produce(self, environment: Environment) -> None:
-        """Publish for ever; whether anybody gets it does not matter."""
+        """Publish permanently; whether anybody gets it does not matter."""
         client = client_of(environment)
         name, number = f"{environment.name}-{environment.life}", 0
         producer = await until_done(
@@ -310,7 +310,7 @@ class Loose:
             await asyncio.sleep(environment.clock.uniform(0.05, 0.4))
 
     async def consume(self, environment: Environment) -> None:
-        """Receive for ever."""
+        """Receive permanently."""
         client = client_of(environment)
         while True:
             try:

@@ -2,9 +2,9 @@
 
 Owns: the jumps; a topic that is used now and then, and is to be deleted only after it was unused
 for `UNUSED_S`; `Witness`, which notes by the world's own time what brokers expire and delete.
-Imports: the kernel, the tracer's cluster and clients, the life of topics in the broker. Invariants:
-a witness changes nothing that it sees; what it holds against a broker follows from virtual time
-alone, which no clock in the world shows.
+Imports: the kernel, the tracer's cluster and clients, the incarnation of topics in the broker.
+Invariants: a witness changes nothing that it sees; what it holds against a broker follows from
+virtual time alone, which no clock in the world shows.
 """
 
 from __future__ import annotations

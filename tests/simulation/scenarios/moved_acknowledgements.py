@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 MOVES, BURST_MESSAGES = 8, 16
 HANDLED_S = 0.002
 FLUSH_S = (0.02, 0.1)
-"""What lies between freeze and hand-over takes some time."""
+"""What lies between freeze and transfer takes some time."""
 
 
 def run(bug: str, seed: int) -> dict[str, int]:
@@ -120,7 +120,7 @@ async def _produce(story: Story, stopping: asyncio.Event) -> None:
 
 
 def consumers_leave_behind_release(patch: Patch) -> None:
-    """Consumers are told when the bundle has been handed over; what they acknowledge between the
+    """Consumers are told when the bundle has been transferred; what they acknowledge between the
     freeze and that is dropped."""
 
     async def nothing(_bundle: OwnedBundle, _successor: Any) -> None:

@@ -73,7 +73,7 @@ def no_look_at_the_claim(patch: Patch) -> None:
 
 
 def length_before_fence(patch: Patch) -> None:
-    """The taker reads and seals the lengths first, and removes the claim then."""
+    """The new owner reads and seals the lengths first, and removes the claim then."""
 
     async def fence(
         volume: Volume, incarnation: str, _known: Mapping[int, int]

@@ -51,7 +51,7 @@ def answered_before_the_flush(patch: Patch) -> None:
 
 
 def log_is_not_replayed(patch: Patch) -> None:
-    """A new life knows what the checkpoint says, not what the log says."""
+    """A new incarnation knows what the checkpoint says, not what the log says."""
 
     async def nothing(
         _volume: Volume, _tcid: int, _chain: Sequence[LogRange]
@@ -100,7 +100,7 @@ def _change_state(patch: Patch, change: Callable[[CoordinatorState], Coordinator
 
 
 def nothing_is_carried_on(patch: Patch) -> None:
-    """What a life before has decided is driven by nobody."""
+    """What an incarnation before has decided is driven by nobody."""
     recovered = CoordinatorCore.recovered
 
     def idle(core: CoordinatorCore, now_ms: int) -> list[Drive]:
@@ -111,7 +111,7 @@ def nothing_is_carried_on(patch: Patch) -> None:
 
 
 def timeouts_end_with_the_life(patch: Patch) -> None:
-    """What a life before has begun never times out."""
+    """What an incarnation before has begun never times out."""
     recovered = CoordinatorCore.recovered
 
     def patient(core: CoordinatorCore, now_ms: int) -> list[Drive]:
@@ -123,7 +123,7 @@ def timeouts_end_with_the_life(patch: Patch) -> None:
 
 
 def lives_begin_at_the_walls_time(patch: Patch) -> None:
-    """A wall clock that was set wrong between two lives decides what is overdue."""
+    """A wall clock that was set wrong between two incarnations decides what is overdue."""
     begin = Transactions.begin
 
     def misled(found: Transactions) -> None:
@@ -169,7 +169,7 @@ def the_watermark_is_the_highest_ended(patch: Patch) -> None:
 
 
 def what_has_ended_takes_more(patch: Patch) -> None:
-    """A participant may join while the end is carried out, and never hears of it."""
+    """A participant may join while the end is carried out, and never learns of it."""
     joined = CoordinatorCore._joined
 
     def lax(core: CoordinatorCore, event: JoinRequested) -> Write:
@@ -186,7 +186,7 @@ def what_has_ended_takes_more(patch: Patch) -> None:
 
 
 def a_former_life_is_not_fenced(patch: Patch) -> None:
-    """Who takes a number reads the log of the life before, and does not end it."""
+    """Who takes a number reads the log of the incarnation before, and does not end it."""
 
     async def length(
         volume: Volume, incarnation: str, _known: Mapping[int, int]

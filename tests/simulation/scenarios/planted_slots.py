@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 
 def no_fence_where_the_next_file_begins(patch: Patch) -> None:
-    """A taker ends the files that there are, not those that are about to be."""
+    """A new owner ends the files that there are, not those that are about to be."""
     fence = SlotVolume._fence
 
     async def careless(
@@ -33,7 +33,7 @@ def no_fence_where_the_next_file_begins(patch: Patch) -> None:
 
 
 def no_fence_where_a_file_goes_on(patch: Patch) -> None:
-    """A taker keeps new files from appearing and leaves the present ones open."""
+    """A new owner keeps new files from appearing and leaves the present ones open."""
     fence = SlotVolume._fence
 
     async def careless(
@@ -77,7 +77,7 @@ def holes_are_not_looked_for(patch: Patch) -> None:
 
 
 def a_fence_goes_into_the_first_free_slot(patch: Patch) -> None:
-    """A taker puts its fence where the first slot is missing."""
+    """A new owner puts its fence where the first slot is missing."""
 
     async def first(
         _volume: SlotVolume,

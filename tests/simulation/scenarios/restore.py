@@ -128,10 +128,10 @@ def _lose_store(cluster: Cluster, chance: random.Random, snapshot: Any) -> None:
 
 
 async def _bring_back(cluster: Cluster, way: str, copy: bytes) -> None:
-    """The administrator's part; brokers come and go meanwhile, and are refused or ended."""
+    """The administrator's part; brokers come and go concurrently, and are refused or ended."""
     for number in range(RESTORE_TRIES_MAX):
         try:
-            # A power loss may take the machine that the command runs on: then nothing is heard of
+            # A power loss may take the machine that the command runs on: then nothing is learned of
             # it any more.
             async with asyncio.timeout(RESTORE_TIMEOUT_S):
                 await _restore(cluster.outsider(f"administrator-{number}"), way, copy)
@@ -151,7 +151,7 @@ async def _restore(environment: Environment, way: str, copy: bytes) -> None:
     elif way == "kept copy":
         found = await newest_backup(environment.volume)
         backup = found[0] if found is not None else None
-    # Forced: some brokers live on, registered or not.
+    # Forced: some brokers continue, registered or not.
     await restore_store(
         environment.store,
         environment.volume,

@@ -29,7 +29,7 @@ SLOW_ONE_IN_BITS = 3
 def scripted_participants(
     cluster: CoordinatorCluster, ledger: Ledger, gone: frozenset[Participant]
 ) -> None:
-    """For brokers of this cluster, from their next life on. `gone` do not exist."""
+    """For brokers of this cluster, from their next incarnation on. `gone` do not exist."""
     made = BrokerService.__init__
 
     def make(service: BrokerService, *ports: Any) -> None:

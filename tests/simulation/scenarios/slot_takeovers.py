@@ -1,13 +1,13 @@
 """Owners of logs on slots that are fenced at any moment, asleep or not.
 
 Owns: the scenario `run(seed)`. One owner process appends to one incarnation's log after another, in
-files so small that it rolls all the time; a taker fences it, reads what it finds and, every other
-time, deletes the files as the collector does; before that the owner is put to sleep at any step, in
-the middle of a request, too, and afterwards it goes on. At times the service refuses everything for
-long, or a slot is deleted from outside and brought back after a taker has met the hole. Imports:
-the kernel, storage. Invariants: what an owner ever acknowledged, its taker has read; every owner
-learns that it is over, and none ends because the service refuses for a while; no taker passes over
-a hole, or puts anything there.
+files so small that it rolls all the time; a new owner fences it, reads what it finds and, every
+other time, deletes the files as the collector does; before that the owner is put to sleep at any
+step, in the middle of a request, too, and afterwards it goes on. At times the service refuses
+everything for long, or a slot is deleted from outside and brought back after a new owner has met
+the hole. Imports: the kernel, storage. Invariants: what an owner ever acknowledged, its new owner
+has read; every owner learns that it is over, and none ends because the service refuses for a while;
+no new owner passes over a hole, or puts anything there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ THROTTLED_S = (5.0, 20.0)
 
 
 class Takeovers:
-    """What owners acknowledged, and takers read, by incarnation."""
+    """What owners acknowledged, and new owners read, by incarnation."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, set[int]] = {}
@@ -110,8 +110,8 @@ class Takeovers:
         for _ in range(IN_FLIGHT):
             append()
         while not over.done():
-            # As a broker does: a taker may have to run after an owner that is awake and busy, until
-            # this.
+            # As a broker does: a new owner may have to run after an owner that is awake and busy,
+            # until this.
             await asyncio.wait([over], timeout=CLAIM_CHECK_S)
             with contextlib.suppress(StorageError):
                 await writer.check_claim()
@@ -141,7 +141,7 @@ class Takeovers:
         return [file.number for file in sealed], found
 
     async def meet_hole(self, world: World, volume: Volume, incarnation: str) -> None:
-        """Delete a slot below another one, have a taker meet that, and bring the slot back."""
+        """Delete a slot below another one, have a new owner meet that, and bring the slot back."""
         objects = world.objects.objects
         slots = sorted(
             key
@@ -167,9 +167,9 @@ class Takeovers:
                 continue
             if objects.get(key) == gone:
                 return  # a late request of its owner has put it there again
-            raise AssertionError(f"{key} was missing, and its taker has not found that out")
+            raise AssertionError(f"{key} was missing, and its new owner has not found that out")
         assert objects.get(key, gone) == gone, (
-            f"something was put at {key}, which its taker has not found"
+            f"something was put at {key}, which its new owner has not found"
         )
         objects[key] = gone
         self.counts["hole"] += 1
@@ -228,10 +228,10 @@ class Takeovers:
             self.counts["takeover"] += 1
 
     def check(self, incarnation: str) -> None:
-        """Raises AssertionError if it acknowledged what its taker has not read."""
+        """Raises AssertionError if it acknowledged what its new owner has not read."""
         lost = self.acknowledged.get(incarnation, set()) - self.read[incarnation]
         assert not lost, (
-            f"{incarnation} acknowledged {sorted(lost)[:10]}, which its taker has not found"
+            f"{incarnation} acknowledged {sorted(lost)[:10]}, which its new owner has not found"
         )
 
 
@@ -241,7 +241,7 @@ def run(seed: int, faults: Faults = FAULTS) -> dict[str, int]:
     takeovers = Takeovers()
     with World(seed, faults, slots=True) as world:
         world.node("owner", takeovers.own)
-        world.complete(takeovers.trouble(world, world.outsider("taker")), RUN_S_MAX)
+        world.complete(takeovers.trouble(world, world.outsider("new owner")), RUN_S_MAX)
         for incarnation in takeovers.read:
             takeovers.check(incarnation)
         takeovers.counts["acknowledged"] = sum(map(len, takeovers.acknowledged.values()))

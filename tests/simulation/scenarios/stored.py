@@ -3,7 +3,7 @@
 Owns: `missing_files`: every file that a bundle's record or manifest names and the volume does not
 have, as violations of invariant 1. Imports: the kernel, the tracer's cluster, the formats of
 records and manifests; none of the collector's decisions, which it judges. Invariant: a file counts
-as missing only if what names it still does afterwards: brokers may be at work meanwhile.
+as missing only if what names it still does afterwards: brokers may be at work concurrently.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def taken_away_and_given_back_unseen(seed: int) -> dict[str, int]:
 
 
 def the_answer_to_owned_is_lost_and_a_move_is_requested(seed: int) -> dict[str, int]:
-    """The new owner does not hear that it owns; meanwhile the leader has asked it to release."""
+    """The new owner does not hear that it owns; concurrently the leader has asked it to release."""
     with Story(seed) as story:
         former = story.owner
         taker, third = story.others(former)
@@ -302,7 +302,7 @@ def long_chain_moved_at_once_after_a_takeover(seed: int) -> dict[str, int]:
 
 
 def source_dies_before_it_seals(seed: int) -> dict[str, int]:
-    """It handed over its only bundle and never comes back: its last file is in the chain, and
+    """It transferred its only bundle and never comes back: its last file is in the chain, and
     nobody has a reason to fence it."""
     with Story(seed) as story:
         cluster, former = story.cluster, story.owner

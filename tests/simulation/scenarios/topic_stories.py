@@ -1,5 +1,5 @@
-"""Scripted trouble in the life of topics: deleted, created again and trimmed while brokers die and
-bundles move.
+"""Scripted trouble in the incarnation of topics: deleted, created again and trimmed while brokers
+die and bundles move.
 
 Owns: these stories. Imports: the stories' cluster and client. Each is told on a topic beside the
 one that `Story.ends_well` checks.
@@ -123,7 +123,7 @@ def deleted_while_its_owner_dies(seed: int) -> dict[str, int]:
 
 
 def created_again_at_once_and_taken_over(seed: int) -> dict[str, int]:
-    """Two lives of a name in one term, then a death: the log tells them apart, and so do the
+    """Two incarnations of a name in one term, then a death: the log tells them apart, and so do the
     ids."""
     with Story(seed) as story:
         topic = Beside(story)

@@ -1,10 +1,10 @@
 """A toy of the log's fence: proof that the kernel finds what it is for, and an example of a
 scenario.
 
-Owns: an owner that appends and acknowledges, a taker that removes the claim, reads and seals; and
-the broken variants: an owner that never looks for its claim or looks before it writes, a taker that
-reads before it removes. Imports: the kernel. Invariant checked: every record that was acknowledged,
-at any time, lies within what the taker sealed.
+Owns: an owner that appends and acknowledges, a new owner that removes the claim, reads and seals;
+and the broken variants: an owner that never looks for its claim or looks before it writes, a new
+owner that reads before it removes. Imports: the kernel. Invariant checked: every record that was
+acknowledged, at any time, lies within what the new owner sealed.
 """
 
 from __future__ import annotations
@@ -106,16 +106,16 @@ async def take_over(
     when: float,
     removes_first: bool,
 ) -> None:
-    """Start the taker at `when`, or as soon after as there is something to take, and stop it for
-    a while on its way."""
+    """Start the new owner at `when`, or as soon after as there is something to take, and stop it
+    for a while on its way."""
     await asyncio.sleep(when)
     while not acknowledged.registered:
         await asyncio.sleep(0.001)
-    world.node("taker", lambda environment: take(environment, acknowledged, removes_first))
+    world.node("new owner", lambda environment: take(environment, acknowledged, removes_first))
     await asyncio.sleep(chance.uniform(0.0, 0.0005))  # a read and a removal take less than this
-    world.pause("taker")
+    world.pause("new owner")
     await asyncio.sleep(chance.uniform(0.0, 0.02))
-    world.resume("taker")
+    world.resume("new owner")
 
 
 def play(seed: int, *, look: Look = Look.AFTER_FLUSH, removes_first: bool = True) -> None:
@@ -134,7 +134,7 @@ def play(seed: int, *, look: Look = Look.AFTER_FLUSH, removes_first: bool = True
             world.at(start + chance.uniform(0.0, 0.05), world.resume, "owner")
         world.script(take_over(world, acknowledged, chance, takeover, removes_first))
         world.run(1.0)
-        assert acknowledged.sealed is not None, "the taker did not seal"
+        assert acknowledged.sealed is not None, "the new owner did not seal"
         lost = set(acknowledged.records) - set(acknowledged.sealed)
         assert not lost, f"records {sorted(lost)[:5]} were acknowledged but lie beyond the seal"
 

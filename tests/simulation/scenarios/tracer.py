@@ -1,7 +1,7 @@
 """Three real brokers and their clients on a bad day.
 
 Owns: the scenario `run(seed)`. Brokers crash, pause, lose power, leases, store and network;
-meanwhile bundles are moved, brokers are stopped gracefully and cordoned, files roll, chains are
+concurrently bundles are moved, brokers are stopped gracefully and cordoned, files roll, chains are
 shortened, topics are created. Then everything heals: within two leases (and some slack) every topic
 must take a message again (invariant 9); all topics are read back and invariants 1 to 4 are checked,
 with receipts by incarnation. Imports: the kernel, the tracer's cluster and clients.

@@ -65,7 +65,7 @@ def entry_of(message: Message) -> LogEntry:
 
 
 async def produce(history: History, topic: str, environment: Environment) -> None:
-    """Publish numbered messages, a few at a time, for ever."""
+    """Publish numbered messages, a few at a time, permanently."""
     client = client_of(environment)
     name = f"{environment.name}-{environment.life}"
     producer = await until_done(

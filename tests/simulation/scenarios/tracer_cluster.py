@@ -168,8 +168,8 @@ class Cluster(World):
         super().close()
 
     def start_brokers(self) -> None:
-        """The first life of each. What the tracer publishes is kept for ever, so that it can be
-        read back."""
+        """The first incarnation of each. What the tracer publishes is kept permanently, so that
+        it can be read back."""
         self.make_namespaces({"default": {"retention_policies": FOR_EVER}}, DEFAULT_BUNDLES)
         for name in BROKERS:
             self.node(name, self.run_broker, restarts=True, tolerated=(MagnetarError, OSError))

@@ -141,7 +141,7 @@ class Route:
 
 
 async def feed(history: History, topic: str, environment: Environment) -> None:
-    """Publish numbered messages, some of them in batches, for ever."""
+    """Publish numbered messages, some of them in batches, permanently."""
     client, clock = RecordingClient(history, environment), environment.clock
     name = f"{environment.name}-{environment.life}"
     batching = Batching() if clock.random_bits(1) else None
@@ -218,7 +218,8 @@ async def read_along(history: History, topics: Sequence[str], environment: Envir
 
 @dataclass(slots=True)
 class Reached:
-    """How far a subscription is acknowledged cumulatively, by all lives of its only consumer."""
+    """How far a subscription is acknowledged cumulatively, by all incarnations of its only
+    consumer."""
 
     done: MessageId | None = None
     """Everything up to it was acknowledged in a transaction that took place."""

@@ -5,7 +5,7 @@ Owns: the scenario `run(seed)`. Movers consume (by subscriptions of all types), 
 produce in transactions, some of it delayed or in chunks, some of it from a topic whose messages
 expire, over three brokers and two coordinators that crash (at any append above all), pause, lose
 power, leases, store and network, while bundles move and split, logs roll, chains are shortened,
-topics are trimmed, and clients end without a word and begin anew. Then everything heals, every
+topics are trimmed, and clients end silently and begin again. Then everything heals, every
 transaction ends, all is read back, and the history of it is judged: no anomaly. Imports: the
 kernel, the cluster with coordinators, the clients of transactions, dev.histories.
 """
@@ -247,7 +247,7 @@ def _finish(cluster: CoordinatorCluster, history: History) -> None:
             break
         cluster.run(LOOK_S)
     try:
-        # A number whose life has ended meanwhile tells nothing: what it has open is not over.
+        # A number whose life has ended concurrently tells nothing: what it has open is not over.
         cluster.run_until(lambda: not cluster.unready() and not cluster.open_transactions(), END_S)
     except TimeoutError as error:
         late.append(error)

@@ -104,7 +104,7 @@ def test_a_wall_clock_that_jumps_decides_nothing(
     play(tmp_path, script, topic_check_s=1000.0)
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["handed over", "crash"])
+@pytest.mark.parametrize("crash", [False, True], ids=["transferred", "crash"])
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["log", "checkpoint"])
 def test_ages_go_on_in_the_next_incarnation(
     tmp_path: Path, clocks: Clocks, crash: bool, checkpoint: bool

@@ -1,4 +1,4 @@
-"""What a process does between two lives."""
+"""What a process does between two incarnations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from magnetar.hosting.settings import BrokerSettings
 
 
 def test_a_store_that_stays_away_for_an_hour_is_still_waited_for() -> None:
-    """The pause grows up to its bound and stays there, however often a life has failed in a row."""
+    """The pause grows up to its bound and stays there, however often an incarnation has failed
+    in a row."""
     options = ProcessOptions(
         "b", Path(), EMBEDDED, "127.0.0.1", "127.0.0.1", 0, 0, BrokerSettings()
     )

@@ -137,7 +137,7 @@ def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(
 
 
 def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The condition names the gravest; the others are not hidden behind it."""
+    """The condition names the most serious; the others are not hidden behind it."""
     troubles = [
         {"reason": "EtcdNoQuorum", "message": "one of three", "since": "2026-01-01T00:00:00Z"},
         {

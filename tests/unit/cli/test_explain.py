@@ -158,7 +158,7 @@ FACTS: dict[str, Any] = {
         ],
     },
     "jobs": [],
-    "takers": {"first": "broker-2", "all": ["broker-2", "broker-3"]},
+    "new owners": {"first": "broker-2", "all": ["broker-2", "broker-3"]},
     "lease_s": 4.0,
     "now_ms": 1_300_000,
 }
@@ -235,7 +235,7 @@ def test_the_whole_explanation() -> None:
     [
         ("lookup", "Nobody had it when a client looked up a topic of it"),
         ("broker-7.0a is gone", "broker-7 had it and died"),
-        ("spread over brokers", "evens out the number of bundles: broker-0"),
+        ("spread over brokers", "balances the number of bundles: broker-0"),
         ("unload requested", "Somebody had it unloaded from broker-0"),
         ("broker stops", "Broker-0 shut down"),
         ("scale-down: magnetar-operator", "Broker-0 was drained (scale-down: magnetar-operator)"),
@@ -313,7 +313,7 @@ def test_what_is_said_of_every_state(changes: dict[str, Any], expected: str) -> 
 def test_what_would_happen() -> None:
     """Nobody to take it, a dead owner, no owner at all, an end of the log that only the owner
     knows."""
-    nobody = {"takers": {"first": "", "all": []}}
+    nobody = {"new owners": {"first": "", "all": []}}
     assert "No other broker takes bundles now" in words(**nobody)["if_owner_died"]
     assert (
         "cannot be served before one comes"

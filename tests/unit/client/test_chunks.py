@@ -71,7 +71,7 @@ def test_a_large_message_is_cut_sent_and_put_together() -> None:
 
 def test_all_chunks_are_acknowledged_again_after_a_refusal() -> None:
     """An application that tries once more acknowledges the whole message: earlier chunks alone
-    would be delivered for ever, for nothing."""
+    would be delivered permanently, for nothing."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         producer = await client.create_producer("t", chunking=True)
@@ -225,7 +225,7 @@ def chunk_of(uuid: str, number: int, count: int = 3) -> Chunk:
 
 
 def test_chunks_that_are_in_the_log_twice_are_not_left_behind() -> None:
-    """A producer heard of the first chunk, not of the others, and sent those again: behind the
+    """A producer learned of the first chunk, not of the others, and sent those again: behind the
     whole message, or before it was whole."""
     assembler = Assembler()
     numbers = [0, 1, 1, 2, 1, 2]
@@ -285,7 +285,7 @@ def test_empty_chunks_count_as_well() -> None:
 
 
 def test_repeated_chunks_are_acknowledged_unless_they_come_again() -> None:
-    """Else the mark-delete would stay before them for ever."""
+    """Else the mark-delete would stay before them permanently."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         producer = await client.create_producer("t", chunking=True)

@@ -153,7 +153,7 @@ def test_all_chunks_of_a_dead_letter_are_acknowledged_again_after_a_refusal() ->
 
 
 def test_a_batch_that_was_acknowledged_whole_is_so_again_after_a_refusal() -> None:
-    """A broker without acknowledgements of parts would keep it for ever."""
+    """A broker without acknowledgements of parts would keep it permanently."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         refuse_ack(broker, 2)

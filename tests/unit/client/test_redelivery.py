@@ -74,7 +74,7 @@ def redelivered(broker: ScriptedBroker) -> list[list[int]]:
 
 
 def test_negative_acknowledgements_come_back_after_delays_of_their_own() -> None:
-    """A message refused often waits longer; one acknowledged meanwhile does not come."""
+    """A message refused often waits longer; one acknowledged concurrently does not come."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         backoff = RedeliveryBackoff(0.02, 600, 100)
@@ -256,7 +256,7 @@ def test_of_a_batch_for_the_last_time_all_that_is_not_acknowledged_in_time_is_a_
 
 
 def test_a_dead_letter_of_a_batch_that_cannot_be_published_is_tried_again() -> None:
-    """It is neither acknowledged nor forgotten meanwhile."""
+    """It is neither acknowledged nor forgotten concurrently."""
 
     async def scenario(broker: ScriptedBroker, client: Client) -> None:
         refusals = [1, 2]

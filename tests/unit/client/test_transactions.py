@@ -129,7 +129,7 @@ def test_batches_hold_messages_of_one_transaction() -> None:
 
 
 def test_concurrent_sends_keep_their_order_while_the_partition_is_registered() -> None:
-    """The registration is slow; sends that come meanwhile and right after it leave in the order
+    """The registration is slow; sends that come concurrently and right after it leave in the order
     of the calls."""
 
     async def scenario(broker: ScriptedBroker, _: ScriptedCoordinator, client: Client) -> None:

@@ -68,7 +68,7 @@ def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_the_course_of_a_transaction(tmp_path: Path) -> None:
-    """Its participants hear of the decision before the client does; the end can be asked for
+    """Its participants learn of the decision before the client does; the end can be asked for
     again, its opposite is told the outcome."""
 
     async def scenario() -> None:
@@ -184,7 +184,7 @@ def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) 
         ),
         (keys.namespace(OF_LOST.namespace_name), NamespaceRecord((0, 1 << 31), {}).encode()),
     ],
-    ids=["a topic is entered", "bundles are recorded", "it was put back meanwhile"],
+    ids=["a topic is entered", "bundles are recorded", "it was put back concurrently"],
 )
 def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(
     tmp_path: Path, key: str, value: bytes
@@ -282,8 +282,8 @@ def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path)
 
 
 def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(tmp_path: Path) -> None:
-    """Not left to its own timeout: the next life knows what was decided. On connections that go
-    on, as a standalone server's do."""
+    """Not left to its own timeout: the next incarnation knows what was decided. On connections
+    that go on, as a standalone server's do."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -387,8 +387,8 @@ def test_an_unforeseen_error_in_background_work_ends_no_life(
 def test_a_wall_clock_that_jumps_ends_nothing_and_forgets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
-    """Between two lives: what is open stays open, outcomes stay known, and administrators read
-    ages that passed."""
+    """Between two incarnations: what is open stays open, outcomes stay known, and administrators
+    read ages that passed."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

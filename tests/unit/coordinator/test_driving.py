@@ -63,8 +63,8 @@ class Topics:
 async def driving(
     directory: Path, topics: Topics, store: MemoryStore | None = None, name: str = "life"
 ) -> AsyncIterator[Transactions]:
-    """A life that has begun, and that nothing ends but its end here; over the same `store` the
-    next one."""
+    """An incarnation that has begun, and that nothing ends but its end here; over the same
+    `store` the next one."""
     settings, failures = replace(SETTINGS, transaction_end_patience_s=0), list[str]()
     async with volume_in(directory) as volume:
         life = await begin_life(store or MemoryStore(CLOCK), volume, name)
@@ -138,8 +138,8 @@ def test_participants_that_do_not_answer_are_so_many_at_most(tmp_path: Path) -> 
 
 
 def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) -> None:
-    """Hundreds of decisions that nobody heard of: the next life tells a few in each turn of its
-    loop."""
+    """Hundreds of decisions that nobody learned of: the next incarnation tells a few in each
+    turn of its loop."""
 
     async def scenario() -> None:
         store, deaf, topics = MemoryStore(CLOCK), Topics(), Topics()

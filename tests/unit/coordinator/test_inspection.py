@@ -53,7 +53,7 @@ def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: Path) -
 
 def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
     """A participant is silent, so the abort waits; the life fails, and whoever asked is told
-    instead of waiting for ever."""
+    instead of waiting permanently."""
 
     async def scenario() -> None:
         async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (

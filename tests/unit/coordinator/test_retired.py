@@ -85,7 +85,7 @@ def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_th
     tmp_path: Path,
 ) -> None:
     """Also while what the number has left stays in memory: else participants that ask would be
-    told for ever that the end is under way."""
+    told permanently that the end is under way."""
 
     async def scenario() -> None:
         store, clock = MemoryStore(CLOCK), SetForward()

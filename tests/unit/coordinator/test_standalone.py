@@ -1,5 +1,5 @@
 """The coordinator of a standalone server begins when it is asked for the first time; it may fail
-at that, and the server may stop meanwhile."""
+at that, and the server may stop concurrently."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def slots_in(directory: Path) -> AsyncIterator[SlotVolume]:
 def test_a_life_that_dies_loses_nothing_that_was_told(
     tmp_path: Path, volume_of: Callable[[Path], AbstractAsyncContextManager[Volume]]
 ) -> None:
-    """The next life fences it, knows every transaction and outcome, and gives new sequences
+    """The next incarnation fences it, knows every transaction and outcome, and gives new sequences
     only; where files are appended to, and on slots."""
 
     async def scenario() -> None:
@@ -117,7 +117,7 @@ def test_a_former_life_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
 
 
 def test_a_planned_end_loses_not_even_what_nobody_waited_for(tmp_path: Path) -> None:
-    """ENDED records are held back; a log that closes writes them."""
+    """ENDED records are deferred; a log that closes writes them."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -173,8 +173,8 @@ def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path
 def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that cannot be synced does not end a life whose log and record are in order
-    (simulation seed 11 of coordinators)."""
+    """A directory that cannot be synced does not end an incarnation whose log and record are in
+    order (simulation seed 11 of coordinators)."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -249,7 +249,7 @@ def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
-    """It would begin with less than was told: a life whose epoch storage has seen does not
+    """It would begin with less than was told: an incarnation whose epoch storage has seen does not
     begin."""
 
     async def scenario() -> None:
@@ -345,8 +345,8 @@ def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
-    """What was decided and does not fit is never followed by anything: the next life begins with
-    what is durable."""
+    """What was decided and does not fit is never followed by anything: the next incarnation
+    begins with what is durable."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

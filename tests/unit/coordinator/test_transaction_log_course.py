@@ -110,7 +110,7 @@ class Course:
             self.life,
             lambda request: EndRequested(request, least, action, Caller(), CLOCK.wall_ms()),
         )
-        del self.open[least]  # durable: the client hears of it after its patience at the latest
+        del self.open[least]  # durable: the client learns of it after its patience at the latest
         self.ended[least] = action
 
     async def carry_out(self) -> None:
@@ -126,7 +126,7 @@ class Course:
     # --- lives ------------------------------------------------------------------------------------
 
     async def next_life(self) -> Life:
-        """A life that answers; perhaps after some that died on the way to it."""
+        """An incarnation that answers; perhaps after some that died on the way to it."""
         while self.random.random() < 0.2:
             self.lives += 1
             if self.random.random() < 0.5:
@@ -165,7 +165,8 @@ class Course:
         self.life = await self.next_life()
 
     async def wake_former(self) -> None:
-        """A former life begins a transaction, or writes a checkpoint: neither has any effect."""
+        """A former incarnation begins a transaction, or writes a checkpoint: neither has any
+        effect."""
         if not self.former:
             return
         life = self.former.pop()

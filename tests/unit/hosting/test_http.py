@@ -186,7 +186,7 @@ def test_a_connection_that_is_kept_alive_is_answered_again(monkeypatch: pytest.M
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     """However many chunks it has, a turn of the loop looks at so many bytes at most; pieces that
-    come meanwhile keep their order."""
+    come concurrently keep their order."""
     looked_at: list[int] = []
     receive = H11Protocol.data_received
 

@@ -160,7 +160,7 @@ def test_a_store_whose_restore_was_not_finished_is_refused(tmp_path: Path) -> No
 
 
 def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path) -> None:
-    """Even when its revision was raised, as etcd's restore does: it has not heard of the copy."""
+    """Even when its revision was raised, as etcd's restore does: it has not learned of the copy."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await join_cluster(store, volume, CLOCK)

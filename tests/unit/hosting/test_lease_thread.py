@@ -21,7 +21,7 @@ CLOCK = SystemClock()
 
 
 class World:
-    """A keeper whose store lives on its thread's loop."""
+    """A keeper whose store continues its thread's loop."""
 
     def __init__(self, ttl_s: float, stall_max_s: float) -> None:
         self.lost: list[tuple[str, threading.Thread]] = []

@@ -103,7 +103,7 @@ def test_changes_of_one_revision_are_announced_together() -> None:
 
 
 def test_an_outage_freezes_the_view_and_loses_nothing() -> None:
-    """While the store is away the last state stays; afterwards everything is caught up,
+    """While the store is unavailable the last state stays; afterwards everything is caught up,
     deletions included."""
 
     async def scenario(world: World) -> None:
@@ -122,7 +122,7 @@ def test_an_outage_freezes_the_view_and_loses_nothing() -> None:
 
 def test_a_compaction_during_an_outage_makes_it_list_again() -> None:
     """The missed revisions are gone from the store: the view lists, and tells what vanished
-    meanwhile."""
+    concurrently."""
 
     async def scenario(world: World) -> None:
         await world.store.put("cordons/gone", value("1"))

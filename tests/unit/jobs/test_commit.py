@@ -38,7 +38,7 @@ COMPACTED = Compacted(1, (3, 9), ())
 
 
 def test_a_bundle_that_was_split_under_the_job_is_planned_again() -> None:
-    """Its manifest is gone and would begin anew, though nothing that the plan reads was listed
+    """Its manifest is gone and would begin again, though nothing that the plan reads was listed
     in it; a later one of the same bundle will do."""
     plan = CompactionPlan(
         BUNDLE, TOPIC, (), COMPACTED.horizon, True, 0, BEFORE_ALL, None, manifest_generation=4

@@ -26,7 +26,7 @@ def history() -> History:
 
 def test_deletion_is_decided_on_the_payload_not_on_the_entry_size(history: History) -> None:
     """#25817: the entry of an empty message has some 50 bytes of metadata; a size of the whole
-    would keep the tombstone for ever."""
+    would keep the tombstone permanently."""
     entry = history.single("k", b"").data
     assert len(entry) > 20
     assert examine(entry).messages == (Message(0, b"k", False),)

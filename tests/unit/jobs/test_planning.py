@@ -146,8 +146,8 @@ def test_a_term_that_begins_while_the_plan_is_made_is_left_to_the_next_one(
 
 
 def test_a_key_alone_brings_nothing_in(topic: StoredTopic, history: History) -> None:
-    """Of an earlier life of its namespace, say: no term of the bundle as it is now has written
-    that file."""
+    """Of an earlier incarnation of its namespace, say: no term of the bundle as it is now has
+    written that file."""
     topic.write([history.single("a", b"1")], listed="keys")
     history.roll()
     topic.write([history.single("b", b"2")], listed="chain")
@@ -216,8 +216,8 @@ async def divide_namespace(topic: StoredTopic) -> None:
 
 
 def test_a_bundle_of_a_namespace_that_was_made_again_has_nothing_yet(topic: StoredTopic) -> None:
-    """Its record still says that its life before is over: nobody has asked for it since, and a
-    run over it has nothing to do."""
+    """Its record still says that its incarnation before is over: nobody has asked for it since,
+    and a run over it has nothing to do."""
     before = BundleRecord(BundleState.DELETED, 7, reason="its namespace was deleted")
     topic.run(topic.store.put(keys.bundle(topic.bundle), before.encode()))
     found = planned(topic)

@@ -218,7 +218,7 @@ def test_a_job_waits_for_what_it_has_rolled(
 
 def test_a_topic_that_uses_transactions_no_more_is_compacted_as_any_other(tmp_path: Path) -> None:
     """Once no file has a sidecar's entries nothing bounds a plan, and it goes up to what was
-    sealed last, without a word of the broker."""
+    sealed last, silently of the broker."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path, **QUICK) as broker, open_peer(broker) as peer:

@@ -81,7 +81,7 @@ def test_a_complete_cluster_is_ready() -> None:
 def test_ready_names_what_is_missing() -> None:
     """A problem outranks progress; progress outranks silence."""
     draining = ScalePlan(
-        2, reason=Reason.DRAINING, message="main-broker-1 has 3 bundles left to hand over"
+        2, reason=Reason.DRAINING, message="main-broker-1 has 3 bundles left to transfer"
     )
     found = findings(Observed({}, (ready_pod(0), ready_pod(1)), STATE), scale=draining)
     assert (found["Ready"].reason, found["Available"].holds) == (Reason.DRAINING, True)
@@ -95,7 +95,7 @@ def test_ready_names_what_is_missing() -> None:
 
 
 def test_a_silent_store_degrades_only_a_cluster_that_has_worked() -> None:
-    observed = Observed({}, (ready_pod(0),), None, "etcd is away")
+    observed = Observed({}, (ready_pod(0),), None, "etcd is unavailable")
     assert findings(observed)["Progressing"].reason is Reason.STORE_STARTING
     worked = cluster(replicas=1).model_copy(
         update={"status": derive(cluster(), Observed({}, (), STATE), RollPlan(), ())}

@@ -1,4 +1,4 @@
-"""The rule by which the leader evens out bundles, by example."""
+"""The rule by which the leader balances bundles, by example."""
 
 from __future__ import annotations
 

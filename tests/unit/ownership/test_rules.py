@@ -63,7 +63,7 @@ def test_a_release_to_nobody_frees_the_bundle() -> None:
 
 
 def test_an_override_keeps_the_range_open_until_the_taker_has_sealed_it() -> None:
-    """The taker must bring the sealed end, even if the first taker died too."""
+    """The new owner must bring the sealed end, even if the first new owner died too."""
     first = rules.override(owned_by(A), B, owner_is_dead=True, reason="a is gone")
     second = rules.override(first, C, owner_is_dead=True, reason="b is gone")
     assert (second.incarnation, second.source, second.chain[-1].end) == (C, A, None)

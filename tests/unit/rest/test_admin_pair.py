@@ -1,5 +1,5 @@
 """REST of two brokers that ask each other: what concerns bundles of both, and bundles that move
-meanwhile."""
+concurrently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULT = NamespaceName("public", "default")
 
 
 class Pair:
-    """Two brokers with their REST on real ports; nobody evens out bundles."""
+    """Two brokers with their REST on real ports; nobody balances bundles."""
 
     def __init__(
         self, brokers: list[Broker], ports: list[BrokerAdminPort], store: MemoryStore
@@ -204,7 +204,7 @@ def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
 def test_who_asks_for_the_leader_waits_for_the_election(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While there is none, and while the one there is, is not in sight yet; not for ever."""
+    """While there is none, and while the one there is, is not in sight yet; not permanently."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as two:

@@ -203,7 +203,7 @@ def test_a_mark_goes_when_the_store_is_back(
                 )
                 if unmarks and failed < 2:
                     failed += 1
-                    raise StoreUnavailable("the store is away")
+                    raise StoreUnavailable("the store is unavailable")
                 return await transact(compares, operations)
 
             port.listed = come
@@ -240,7 +240,8 @@ def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> No
 
 
 def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_path: Path) -> None:
-    """What was published there meanwhile is kept; once nobody uses it any more the topic goes."""
+    """What was published there concurrently is kept; once nobody uses it any more the topic
+    goes."""
 
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
@@ -349,8 +350,8 @@ def test_no_topic_is_born_into_a_namespace_that_is_gone(
 def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store was away when it was created, and it has been in use since then: its clients are
-    sent away."""
+    """The store was unavailable when it was created, and it has been in use since then: its
+    clients are sent away."""
     monkeypatch.setattr(topic_registry, "REGISTRATION_WAIT_S", 0.05)
 
     async def scenario() -> None:
@@ -367,7 +368,7 @@ def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(
                 compares: Sequence[Compare], operations: Sequence[Operation]
             ) -> TxnResult:
                 if enters(operations):
-                    raise StoreUnavailable("the store is away")
+                    raise StoreUnavailable("the store is unavailable")
                 return await transact(compares, operations)
 
             monkeypatch.setattr(broker.context.store, "transact", away)

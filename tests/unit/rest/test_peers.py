@@ -86,7 +86,7 @@ def test_a_refusal_keeps_its_status_and_reason(
 
 def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
     """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is
-    one that sends us in circles asked for ever."""
+    one that sends us in circles asked permanently."""
     visited = 0
 
     async def main() -> None:

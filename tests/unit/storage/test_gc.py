@@ -248,7 +248,7 @@ def test_a_file_that_is_given_up_is_never_needed_again(
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_everything_goes_once_it_is_covered_and_rewritten(steps: list[tuple[object, ...]]) -> None:
-    """No file is kept for ever: after a roll, a checkpoint and a rewriting of each bundle every
+    """No file is kept permanently: after a roll, a checkpoint and a rewriting of each bundle every
     sealed file is given up."""
     cluster = played(steps)
     cluster.checkpoint_all()

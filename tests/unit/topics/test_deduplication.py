@@ -66,7 +66,7 @@ def test_those_that_have_been_away_longest_are_forgotten_first() -> None:
 
 
 def test_a_checkpoint_and_the_log_after_it_bring_it_back() -> None:
-    """Chunks before the last do not count; a name that begins anew in the log begins anew in
+    """Chunks before the last do not count; a name that begins again in the log begins again in
     memory."""
     known = Deduplication()
     for name, sequence in (("a", 3), ("b", 5)):
@@ -194,7 +194,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(overlap=st.integers(0, 5), lost=st.integers(0, 10))
     def crash(self, overlap: int, lost: int) -> None:
-        """Some of what was on its way is durable without anybody having heard of it. Replay may
+        """Some of what was on its way is durable without anybody having learned of it. Replay may
         begin before the checkpoint's moment."""
         self.log += self.flying[: max(0, len(self.flying) - lost)]
         self.flying.clear()

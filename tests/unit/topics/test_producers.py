@@ -135,7 +135,7 @@ def test_every_exclusive_grant_raises_the_epoch_and_a_return_keeps_it() -> None:
 
 def test_those_that_wait_get_their_turn_in_order() -> None:
     """The first at once if the topic is free; each leaves its place to the next; nobody shares
-    meanwhile."""
+    concurrently."""
     producers = registry(producer("a", WAIT))
     assert producers.add(producer("b", WAIT)) is None
     assert producers.add(producer("c", WAIT)) is None

@@ -4,8 +4,8 @@ Owns: what REST sees of brokers: who there is, what they serve, their settings, 
 and the health check. Imports: metadata, client, names, errors. Source: Pulsar's health check
 publishes to a topic of the broker's own and reads it back. Invariants: a health check ends within
 `HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other
-broker, and so says nothing of others; one runs at a time, and callers meanwhile get its result; its
-topics are in a system namespace, and are deleted as any unused topic is.
+broker, and so says nothing of others; one runs at a time, and callers concurrently get its result;
+its topics are in a system namespace, and are deleted as any unused topic is.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class BrokerAdministration(TenantAdministration):
                         await _publish_and_read(broker, client, topic)
         except (MagnetarError, OSError, TimeoutError) as error:
             if bundle and bundle not in broker.ownership.owned:
-                return  # it moved meanwhile, and the rest was well
+                return  # it moved concurrently, and the rest was well
             raise ServiceNotReady(
                 f"the broker is not healthy: it could not {step} "
                 f"({error or f'no answer in {HEALTH_S:.0f} s'})"

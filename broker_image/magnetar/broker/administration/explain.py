@@ -67,7 +67,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         facts["recovery"] = self._recovery(record, facts["owned"], sealed)
         facts["log_files"] = await self._log_files(name, record, manifest, sealed)
         facts["jobs"] = await self._jobs(name)
-        facts["takers"] = self._takers(record)
+        facts["new owners"] = self._takers(record)
         facts["lease_s"] = self._broker.context.settings.lease_ttl_s
         facts["now_ms"] = self._broker.context.clock.wall_ms()
         return {**facts, **explain_in_words(facts)}

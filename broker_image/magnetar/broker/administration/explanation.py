@@ -132,7 +132,9 @@ def _state(facts: Facts) -> str:
     if state == "Assigning":
         damage = facts["owned"]["damage"] if facts["owned"] is not None else []
         held_up = (
-            f" It cannot, so far: {damage[0]['error']}." if damage else " Clients wait meanwhile."
+            f" It cannot, so far: {damage[0]['error']}."
+            if damage
+            else " Clients wait concurrently."
         )
         return (
             f"{who} is taking it over: it seals the former owner's log and reads what the bundle "
@@ -140,9 +142,7 @@ def _state(facts: Facts) -> str:
         )
     if state == "Releasing":
         successor = _broker_of(record["destination"]) or "whoever is least loaded"
-        return (
-            f"{who} is handing it over to {successor}, which ends {term}. Clients wait meanwhile."
-        )
+        return f"{who} is handing it over to {successor}, which ends {term}. Clients wait concurrently."
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
     if state == "Deleted":
@@ -219,7 +219,7 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
     known = {
         "lookup": f"Nobody had it when a client looked up a topic of it, and {owner} was the least "
         "loaded broker then.",
-        "spread over brokers": f"The leader evens out the number of bundles: {before} had two or "
+        "spread over brokers": f"The leader balances the number of bundles: {before} had two or "
         f"more above {owner}.",
         "unload requested": f"Somebody had it unloaded from {before}, and {owner} was chosen or "
         "the least loaded.",
@@ -244,7 +244,7 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
 
 
 def _if_owner_died(facts: Facts) -> list[str]:
-    owner, takers, recovery = facts["owner"], facts["takers"], facts["recovery"]
+    owner, takers, recovery = facts["owner"], facts["new owners"], facts["recovery"]
     if owner is None:
         if not takers["all"]:
             return [

@@ -229,7 +229,7 @@ def _pairs(pairs: Iterable[api.KeyValue]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """Text of a client, which protobuf hands over as bytes if it is not UTF-8."""
+    """Text of a client, which protobuf transfers as bytes if it is not UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

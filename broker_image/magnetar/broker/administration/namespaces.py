@@ -184,7 +184,7 @@ class NamespaceAdministration(TopicAdministration):
         """The revision of the last change of a namespace's entries, and partitions by topic
         entered, 0 for one that is not partitioned."""
         store = self._broker.context.store
-        # before the entries: what comes meanwhile is not in it
+        # before the entries: what comes concurrently is not in it
         change = await store.get(keys.topic_changes(name))
         items = (await store.range(keys.partitioned_topics_in(name))).items
         found = ((entered_topic(item.key.removeprefix(keys.TOPICS)), item.value) for item in items)
@@ -218,7 +218,7 @@ class NamespaceAdministration(TopicAdministration):
         await self._change_namespace(name, release)
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
-        """Have all bundles of a namespace handed over by whoever serves them, but those that
+        """Have all bundles of a namespace transferred by whoever serves them, but those that
         `destination` has already."""
         record = await self._namespace_record(name)
         await self._unload_each(bundles_of(name, record.boundaries), destination)

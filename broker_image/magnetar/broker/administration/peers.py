@@ -4,8 +4,8 @@ Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, 
 an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has
 no HTTP client otherwise. Invariants: one request per connection, which the peer closes; an answer
 is bounded in size and time; a refusal keeps its reason and its status; a bundle that moves
-meanwhile is followed to its owner, but only to a registered broker: nobody else ever sees a token
-of the cluster's.
+concurrently is followed to its owner, but only to a registered broker: nobody else ever sees a
+token of the cluster's.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             await self._unload_each(bundles, destination)
 
     async def _unload_each(self, bundles: Iterable[BundleName], destination: str) -> None:
-        """Have bundles handed over, whoever serves them, but those that `destination` has
+        """Have bundles transferred, whoever serves them, but those that `destination` has
         already; the first failure, when all have been tried."""
         # refuse it once, and before anything moves
         target = self._destination(destination) if destination else ""
@@ -285,7 +285,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             raise failed
 
     async def _unload_anywhere(self, bundle: BundleName, destination: str, target: str) -> None:
-        """Have a bundle handed over by whoever serves it; nothing if nobody does, or `target`,
+        """Have a bundle transferred by whoever serves it; nothing if nobody does, or `target`,
         the incarnation of `destination`."""
         viewed, owner = self._broker.views.bundles.get(str(bundle)), self._owner_of(str(bundle))
         if owner is None or (viewed is not None and viewed.record.incarnation == target):

@@ -76,7 +76,7 @@ class Assigner:
         await outcome(task)
 
     def _assigned(self, name: str, task: asyncio.Task[None]) -> None:
-        """Who asked gets the error, and nobody is missed whose client has left meanwhile."""
+        """Who asked gets the error, and nobody is missed whose client has left concurrently."""
         self._assigning.pop(name, None)
         if not task.cancelled():
             task.exception()
@@ -227,7 +227,7 @@ class Assigner:
 
     async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
         """Write Releasing for somebody's bundle, for its owner to act on; a record that has
-        changed meanwhile is left alone."""
+        changed concurrently is left alone."""
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.OWNED:
             return

@@ -206,7 +206,7 @@ class OwnedBundle:
         return await asyncio.shield(creating)
 
     def _created(self, name: str, task: asyncio.Task[TopicHost]) -> None:
-        """Who asked gets the error, and nobody is missed whose client has left meanwhile."""
+        """Who asked gets the error, and nobody is missed whose client has left concurrently."""
         self._creating.pop(name, None)
         if not task.cancelled():
             task.exception()
@@ -277,7 +277,7 @@ class OwnedBundle:
         """Whether a topic has a compacted view, as of a moment ago: jobs commit beside us. Raises
         StoreError, StorageError.
 
-        That of an earlier life of its name, all of whose entries are gone, is none.
+        That of an earlier incarnation of its name, all of whose entries are gone, is none.
         """
         now = self.context.clock.monotonic()
         if self.catalog.compacted(str(topic.name)) is None and now >= self._manifest_due:
@@ -478,7 +478,7 @@ class OwnedBundle:
             if host is None or (
                 host.created_at is not None and host.created_at >= (position.file, position.offset)
             ):
-                continue  # it was deleted meanwhile, behind `position`, or created there
+                continue  # it was deleted concurrently, behind `position`, or created there
             for _ in encoder.add_in_pieces(name, host.to_state()):
                 if encoder.size - paused_at >= CHECKPOINT_SLICE_BYTES:
                     paused_at = encoder.size

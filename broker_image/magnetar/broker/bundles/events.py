@@ -2,7 +2,7 @@
 
 Owns: `BundleEvents`: one event per bundle that somebody waits for. Imports: asyncio. Invariants:
 whoever takes the event of a bundle before looking at its state misses no change; a change of one
-bundle wakes nobody who waits for another, so that thousands who are parked while hundreds of
+bundle wakes nobody who waits for another, so that thousands who are buffered while hundreds of
 bundles change hands cost each of them two or three wake-ups.
 """
 

@@ -1,6 +1,6 @@
 """The leader's work.
 
-Owns: keeping every bundle owned, ending what is stuck, evening out bundles. Imports: balance,
+Owns: keeping every bundle owned, ending what is stuck, rebalancing bundles. Imports: balance,
 metadata election, storage fencing. Invariants: an act of the leader is guarded by its term, so a
 leader that has been replaced changes nothing; the leader only writes what any broker would be
 allowed to write, so a wrong decision costs a move, never data.
@@ -225,7 +225,7 @@ class Leader:
         return held
 
     async def _unstick(self, guard: Compare) -> None:
-        """Bundles that live brokers have been handing over for too long."""
+        """Bundles that live brokers have been transferring for too long."""
         records = {
             name: (viewed.record, viewed.mod_revision)
             for name, viewed in self._views.bundles.items.items()

@@ -2,7 +2,7 @@
 
 Owns: `Liveness`: a handshake with a broker before clients are sent to it. Imports: clock, network,
 wire. A broker that was killed stays registered until its lease ends. A client that is sent to it
-meanwhile is refused and comes back after a back-off that has grown to seconds by then; one whose
+concurrently is refused and comes back after a back-off that has grown to seconds by then; one whose
 look-up waits here goes straight to the new owner. Invariants: it delays answers and decides
 nothing: while an owner is registered and silent, look-ups wait at most `silence_s_max`; one
 handshake per broker is under way at a time, and one that succeeded holds for a moment.
@@ -26,7 +26,7 @@ from magnetar.wire.commands import PROTOCOL_VERSION
 ANSWERED_HOLDS_S = 0.2
 HANDSHAKE_S = 0.5
 GRACE_S = 1.0
-"""A lease that has ended is heard of within this time."""
+"""A lease that has ended is learned of within this time."""
 RECEIVE_BYTES = 4096
 
 

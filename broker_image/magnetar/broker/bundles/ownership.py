@@ -1,8 +1,8 @@
 """Who serves which bundle.
 
-Owns: this broker's part in the life of bundle records: resolving owners, assigning unowned bundles,
-acquiring, releasing, parking requests meanwhile. Imports: balance (transition rules, placement),
-metadata, storage (fencing). Source: transition rule of PIP-192, hand-over of PIP-307.
+Owns: this broker's part in the incarnation of bundle records: resolving owners, assigning unowned
+bundles, acquiring, releasing, parking requests concurrently. Imports: balance (transition rules,
+placement), metadata, storage (fencing). Source: transition rule of PIP-192, transfer of PIP-307.
 
 Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while
 our claim stands; every acquisition passes through an Assigning record whose revision is the epoch;
@@ -135,11 +135,11 @@ class Ownership:
         return bundle_of(name, record.boundaries, topic.hash)
 
     async def owner_of(self, topic: TopicName) -> IncarnationRecord:
-        """As `resolve`, for the bundle of a topic, however often that is split meanwhile."""
+        """As `resolve`, for the bundle of a topic, however often that is split concurrently."""
         return await self._of_topic(topic, self.resolve)
 
     async def serving_topic(self, topic: TopicName) -> OwnedBundle:
-        """As `serving`, for the bundle of a topic, however often that is split meanwhile."""
+        """As `serving`, for the bundle of a topic, however often that is split concurrently."""
         return await self._of_topic(topic, self.serving)
 
     async def _of_topic(self, topic: TopicName, ask: Callable[[BundleName], Awaitable[T]]) -> T:
@@ -176,7 +176,7 @@ class Ownership:
     def _settled(self, name: str, task: asyncio.Task[None]) -> None:
         self._resolving.pop(name, None)
         if not task.cancelled():
-            # told to who asked, and missed by nobody whose client has left meanwhile
+            # told to who asked, and missed by nobody whose client has left concurrently
             task.exception()
 
     async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
@@ -437,7 +437,7 @@ class Ownership:
         self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0
     ) -> None:
         """Ask for a planned move of a bundle we own, as `Releaser.request`. Returns when it is
-        handed over."""
+        transferred."""
         await self._releaser.request(name, destination, reason, pinned_until_ms)
 
     async def pin(self, name: str, until_ms: int) -> None:

@@ -59,7 +59,7 @@ class Releaser:
 
     async def request(self, name: str, destination: str, reason: str, pinned_until_ms: int) -> None:
         """Ask for a planned move; `destination` "" lets the release choose. Returns when the bundle
-        is handed over.
+        is transferred.
 
         Raises NotOwner if it is not ours, DestinationRefused. A move to nowhere (no other broker)
         frees the bundle cleanly.

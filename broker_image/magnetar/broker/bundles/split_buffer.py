@@ -1,8 +1,8 @@
 """What waits while a bundle is divided.
 
 Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came
-between the freeze of a bundle and the beginning of its children. Imports: ports. Invariants:
-what is parked of one producer stays in order, and nothing of it is stored behind something that was
+between the freeze of a bundle and the beginning of its children. Imports: ports. Invariants: what
+is buffered of one producer stays in order, and nothing of it is stored behind something that was
 dropped: a producer that sends more than fits is sent away once what it sent before is on its way;
 what comes from a session that has ended, or is told so, is dropped, as its client sends it again.
 """
@@ -61,7 +61,7 @@ class SplitBuffer:
         self._sends.append(BufferedRun(session, copy))
 
     def confirmation(self, subscription: ServedSubscription, confirmed: Callable[[], None]) -> None:
-        """An acknowledgement that the subscription knows of, and its client wants to hear of
+        """An acknowledgement that the subscription knows of, and its client wants to learn of
         once it is durable."""
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))

@@ -6,10 +6,10 @@ Owns: a split, from the request to the children in service at the same broker. I
 The owner writes Splitting, prepares the children's manifests while it serves, freezes the bundle,
 ends its term by RELEASE, and commits one transaction: the parent is Deleted, the children are
 Owned, the namespace has their boundaries, and their manifests are current. The topics stay in
-memory with their clients; what these send meanwhile waits. The pause is a flush and a
+memory with their clients; what these send concurrently waits. The pause is a flush and a
 compare-and-swap. Invariants: either nothing of a split is in the store but the Splitting record, or
 all of it; after RELEASE the parent's term is over whatever the store says: a split that turns out
-to be impossible then leaves the bundle free, to be assigned anew; children begin with every topic
+to be impossible then leaves the bundle free, to be assigned again; children begin with every topic
 and log range that their parent had; a child lists every file of its parent's list that has entries
 of it, and no other that could be looked into: whoever notes a file for the collector notes the
 bundles with entries in it, and nobody else keeps it.
@@ -64,8 +64,8 @@ PLANS_FAILED_MAX = 3
 """Times that the children's manifests cannot be written before a split is called off: the bundle
 waits for it."""
 GONE = frozenset({BundleState.DELETED, BundleState.FREE})
-"""States in which a record of a range, left from an earlier life of its namespace, makes room
-for a child."""
+"""States in which a record of a range, left from an earlier incarnation of its namespace, makes
+room for a child."""
 
 
 Make = Callable[[BundleName, LedgerIds, RecoveredBundle], OwnedBundle]
@@ -73,7 +73,7 @@ Make = Callable[[BundleName, LedgerIds, RecoveredBundle], OwnedBundle]
 
 
 class SplitRefused(NotAllowed):
-    """The bundle cannot be divided so: the namespace, or what is left of its earlier life,
+    """The bundle cannot be divided so: the namespace, or what is left of its earlier incarnation,
     forbids it."""
 
 
@@ -400,7 +400,7 @@ class Splitter:
         self._views.namespaces.observe(str(bundle.namespace), plan.namespace.encode(), revision)
         self._views.bundles.observe(str(bundle), deleted.encode(), revision)
 
-    # --- outcomes that we did not hear of ---------------------------------------------------------
+    # --- outcomes that we did not learn of --------------------------------------------------------
 
     async def _done_before_if_known(
         self,
@@ -477,7 +477,8 @@ class Splitter:
         await shares.find(manifest.level0)
         children = []
         for name in wanted:
-            left = await store.get(keys.manifest(name))  # of an earlier life of the namespace
+            # of an earlier incarnation of the namespace
+            left = await store.get(keys.manifest(name))
             generation = 1 + (
                 ManifestPointer.decode(left.value).generation if left is not None else 0
             )
@@ -527,7 +528,7 @@ class Splitter:
             item = found.get(keys.bundle(child))
             if item is not None and BundleRecord.decode(item.value).state not in GONE:
                 raise SplitRefused(
-                    f"bundle {child} is still there, from an earlier life of its namespace; choose "
+                    f"bundle {child} is still there, from an earlier incarnation of its namespace; choose "
                     "other boundaries"
                 )
             revisions[child] = item.mod_revision if item is not None else 0

@@ -85,7 +85,7 @@ def _take(
     refused, or None."""
     session = consumer_of(connection, ack.consumer_id)
     if session is None:
-        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes anew waits
+        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes again waits
         # for its whole operation timeout.
         return (
             WireCode.CONSUMER_NOT_FOUND,

@@ -3,7 +3,8 @@
 Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the
 answer. Imports: wire, topics, errors. Invariants: SUCCESS of SUBSCRIBE leaves before the first
 MESSAGE, and after its cursor is durable and the claim was found: a former owner gives nobody who
-comes the state of its time; a request that its client has closed meanwhile leaves nothing behind.
+comes the state of its time; a request that its client has closed concurrently leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Consuming:
         still.
 
         Also when another request wrote it: a subscription that is just being created is not there
-        yet, and a client that hears of its SEEK after the first messages behind it throws those
+        yet, and a client that learns of its SEEK after the first messages behind it throws those
         away.
         """
         log = self._context.log
@@ -257,7 +258,7 @@ class Consuming:
 
 async def _look_for_compaction(topic: TopicHost) -> None:
     """Jobs commit beside us: a reader of the compacted view gets the newest one, or the one we
-    know while the store is away."""
+    know while the store is unavailable."""
     try:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:

@@ -67,7 +67,7 @@ class Partitioning:
     async def check_creation(self, topic: TopicName) -> None:
         """Refuse a name that cannot be a topic of its own. Raises NotAllowed, NamespaceNotFound,
         StoreError."""
-        # A plain topic is created while the store is away, too: its owner has the log.
+        # A plain topic is created while the store is unavailable, too: its owner has the log.
         known = self._registry.entry(topic)
         partitions = (
             await self.count(topic.base)

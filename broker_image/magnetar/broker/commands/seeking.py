@@ -1,7 +1,7 @@
 """Moving a subscription to another position.
 
 Owns: SEEK by id and by time, the reset of a subscription. Imports: wire, topics. Invariants:
-consumers are sent away before the cursor moves and the cursor is durable before anybody hears of
+consumers are sent away before the cursor moves and the cursor is durable before anybody learns of
 it; a reader's subscription outlives the moment in which its consumer comes back.
 """
 

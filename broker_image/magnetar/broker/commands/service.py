@@ -167,7 +167,7 @@ class BrokerService:
     async def _guarded(
         self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any
     ) -> None:
-        """Answer a command whose sender may have it answered; a right that was lost meanwhile
+        """Answer a command whose sender may have it answered; a right that was lost concurrently
         takes back what it gave."""
         version = guard.version
         await guard.check(connection, kind, body)

@@ -1,9 +1,9 @@
 """Producers and consumers of one connection.
 
 Owns: `ProducerSession` and `ConsumerSession`: what binds a client's numeric id on a connection to a
-topic or a subscription. Imports: ports, wire builders, transactions. Invariants: a session belongs to one connection and one topic; a
-closed session sends nothing more; a producer's answers leave in the order of its SENDs, errors
-among them.
+topic or a subscription. Imports: ports, wire builders, transactions. Invariants: a session belongs
+to one connection and one topic; a closed session sends nothing more; a producer's answers leave in
+the order of its SENDs, errors among them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
 connection, again and again."""
 DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
 """Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with
-NotAllowed or TopicTerminated: it hears of nothing any more. At any other code they come back and
+NotAllowed or TopicTerminated: it learns of nothing any more. At any other code they come back and
 send the same again."""
 WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 """Refusals that the same SEND may not meet the next time."""
@@ -158,7 +158,7 @@ class ProducerSession:
         have to wait for long.
 
         Every client takes an error that is not about the message itself for a reason to connect
-        anew and send again.
+        again and send again.
         """
         self.topic.count_refused(len(run))
         for last in run.tops:
@@ -169,7 +169,7 @@ class ProducerSession:
     def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
         """Refuse a SEND for what it says, behind the answers to those before it.
 
-        Whoever would be deaf afterwards, or send the same for ever, is closed instead, with all
+        Whoever would be deaf afterwards, or send the same permanently, is closed instead, with all
         SENDs behind it, and is told `text` when it comes back.
         """
         self.topic.count_refused(1)

@@ -67,7 +67,7 @@ class WatchedList:
             )
         except LimitExceeded as error:
             # Its watchers would miss topics from now on; a client that loses its connection lists
-            # and watches anew.
+            # and watches again.
             log.warning(
                 "watcher.pattern_too_costly", namespace=str(self.namespace), error=str(error)
             )

@@ -93,7 +93,7 @@ class Ending:
         """What `look` finds. Raises TopicNotFound and SubscriptionNotFound only if that is durable
         and our claim was there after we were asked.
 
-        What is not in memory may be at a successor that we have not heard of, or come back with a
+        What is not in memory may be at a successor that we have not learned of, or come back with a
         crash before its deletion is durable. Raises StorageError, and as `look`.
         """
         try:

@@ -138,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         for step in steps:
             try:
                 step()
-            except Exception:  # none of the others may stay behind: an exclusive one would keep its successor out for ever
+            except Exception:  # none of the others may stay behind: an exclusive one would keep its successor out permanently
                 log.exception("connection.session_not_dropped", peer=self.peer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -299,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.listens:
             self._transport.resume_reading()
-            # and what came meanwhile counts as heard, though it is yet to be read
+            # and what came concurrently counts as heard, though it is yet to be read
             self.buffer_updated(0)
 
     def _collect_send(

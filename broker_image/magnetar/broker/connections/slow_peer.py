@@ -36,7 +36,7 @@ class SlowPeer:
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
         self.holds = False
-        """Whether reading is held back until the peer has read."""
+        """Whether reading is deferred until the peer has read."""
 
     def begin(self) -> None:
         """The write buffer is full."""

@@ -241,7 +241,7 @@ class BundleCatalog:
         self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]
     ) -> F:
         """What `once` finds of an entry; it is asked again if files have been rewritten
-        meanwhile. Raises StorageError."""
+        concurrently. Raises StorageError."""
         for attempt in (1, 2):
             try:
                 found = await once()
@@ -500,8 +500,8 @@ class BundleCatalog:
 
         def edit(manifest: Manifest) -> Manifest | None:
             if manifest.generation < known:
-                # Split meanwhile, or the store is lost: a restore would take what is written on top
-                # for what was committed.
+                # Split concurrently, or the store is lost: a restore would take what is written on
+                # top for what was committed.
                 raise StoreError(
                     f"manifest of {self._bundle}: the store has forgotten generation {known}"
                 )

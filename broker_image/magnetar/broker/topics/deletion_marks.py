@@ -2,7 +2,7 @@
 
 Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports:
 metadata, names, errors. Invariant: a mark of this incarnation's does not outlive the deletion that
-made it for longer than the store is away: it would hold up whoever creates topics in that
+made it for longer than the store is unavailable: it would hold up whoever creates topics in that
 namespace.
 """
 
@@ -54,8 +54,8 @@ class DeletionMarks:
             await self.look()
 
     async def look(self) -> None:
-        """Take back the marks of deletions that have ended: the store was away when they did, or
-        has marked what it gave no answer about."""
+        """Take back the marks of deletions that have ended: the store was unavailable when they
+        did, or has marked what it gave no answer about."""
         items = self._views.namespaces.items.items()
         left = [
             name for name, viewed in items if viewed.record.deleting == self._context.incarnation

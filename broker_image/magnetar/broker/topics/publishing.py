@@ -230,7 +230,7 @@ class Publishing:
         if known is None and topic.last_sequence_in_transactions(name) is None:
             return NOTHING
         # Of what is still on its way nobody may say that it is there; and a producer that begins
-        # behind an id of the past would number anew what its successor holds for duplicates.
+        # behind an id of the past would number again what its successor holds for duplicates.
         log = topic.context.log
         await (log.confirm() if known is None or known.settled(name) else log.barrier())
         sent = topic.last_sequence_in_transactions(name)
@@ -259,7 +259,7 @@ class Publishing:
             _session(succession.granted.producer).grant(succession.granted)
 
     def _inform(self, grant: Grant) -> None:
-        """Whoever had to make room hears of it."""
+        """Whoever had to make room learns of it."""
         for closed in grant.closed:
             if (
                 closed.connection is grant.producer.connection

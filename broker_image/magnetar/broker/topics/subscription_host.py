@@ -322,8 +322,8 @@ class SubscriptionHost:
         told = error if foreseen else StorageError(f"a delivery failed: {error!r}")
         names = {"topic": str(self.topic.name), "subscription": self.core.name, "error": str(told)}
         if isinstance(error, StoreError):
-            # The file is gone, and the store is away that knows the manifest with the one in its
-            # place. Nothing is damaged.
+            # The file is gone, and the store is unavailable that knows the manifest with the one in
+            # its place. Nothing is damaged.
             log.warning("subscription.read_delayed", **names)
             await asyncio.sleep(READ_RETRY_S)
             return True

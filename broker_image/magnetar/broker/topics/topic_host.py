@@ -185,7 +185,7 @@ class TopicHost:
 
     @property
     def terminated(self) -> bool:
-        """Whether the topic takes no more messages, for ever."""
+        """Whether the topic takes no more messages, permanently."""
         return TERMINATED in self.core.properties
 
     @property

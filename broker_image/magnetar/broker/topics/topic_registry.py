@@ -41,8 +41,8 @@ Listener = Callable[[NamespaceName, list[str]], None]
 
 PLAIN_TOPIC = PartitionedTopicRecord(partitions=0, properties={}).encode()
 REGISTRATION_WAIT_S = 5.0
-"""A creation waits this long for its entry; while the store is away it is answered without one,
-which follows."""
+"""A creation waits this long for its entry; while the store is unavailable it is answered
+without one, which follows."""
 CATCH_UP_WAIT_S = 2.0
 RETRY_S = 0.2
 WRITES_PARALLEL_MAX = 64
@@ -141,7 +141,7 @@ class TopicRegistry:
 
     async def catch_up(self, namespace: NamespaceName) -> None:
         """Wait until the mirror shows every change answered so far; not for long, and not at all
-        while the store is away."""
+        while the store is unavailable."""
         try:
             item = await self._context.store.get(keys.topic_changes(namespace))
         except StoreError as error:
@@ -204,10 +204,10 @@ class TopicRegistry:
 
     async def add(self, owned: ServedBundle, name: TopicName) -> None:
         """A topic of a bundle served here has come to be; when this returns every broker lists it,
-        unless the store is away.
+        unless the store is unavailable.
 
-        Raises NamespaceNotFound if its namespace was deleted meanwhile: the topic has been deleted
-        again. If the store was away, that follows.
+        Raises NamespaceNotFound if its namespace was deleted concurrently: the topic has been
+        deleted again. If the store was unavailable, that follows.
         """
         if await self._want(owned, name, Wish.BORN) is False:
             raise NamespaceNotFound(

@@ -75,7 +75,7 @@ class MetadataBackups:
         return report
 
     async def _inform(self, report: BackupReportRecord) -> None:
-        """Say it in the store, where the operator looks; a store that does not answer hears of
+        """Say it in the store, where the operator looks; a store that does not answer learns of
         it next time."""
         with contextlib.suppress(StoreError):
             await self._context.store.put(keys.BACKUP_REPORT, report.encode())

@@ -1,4 +1,4 @@
-"""What becomes due in the life of topics.
+"""What becomes due in the incarnation of topics.
 
 Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog
 quotas, deletion of topics and subscriptions that nobody uses; and the same on demand. Imports:
@@ -298,7 +298,8 @@ class TopicExpiry:
         try:
             await work(topic, now_ms)
         except (ServiceNotReady, StoreError):
-            return  # it is leaving, or the store is away: whoever has it next looks at it again
+            # it is leaving, or the store is unavailable: whoever has it next looks at it again
+            return
         except (StorageError, MagnetarError, FileNotFoundError) as error:
             log.error(
                 "topic.work_failed", topic=str(topic.name), work=work.__name__, error=str(error)

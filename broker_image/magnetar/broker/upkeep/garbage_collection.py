@@ -322,7 +322,7 @@ class GarbageCollector:
                     CorruptData(f"{name} is missing; restore it from a backup", file=name),
                     bundle,
                 )
-            return None  # or superseded meanwhile: the next round sees the one after it
+            return None  # or superseded concurrently: the next round sees the one after it
         except StorageError as error:
             self._note(MANIFEST, bundle, error, bundle)
             return None

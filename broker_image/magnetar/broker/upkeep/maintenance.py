@@ -78,7 +78,7 @@ class Maintenance:
         try:
             await work(*arguments)  # type: ignore[misc]
         except Fenced:
-            return  # the broker hears of it from its log
+            return  # the broker learns of it from its log
         except (MagnetarError, FileNotFoundError) as error:
             log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
         except Exception as error:

@@ -107,7 +107,7 @@ class ManifestCompactor:
         forget_runs(bundle)
         manifest = bundle.catalog.manifest
         if manifest.covered is not None and manifest.covered[0] > bundle.epoch:
-            return None  # our term is over, and we have not heard of it yet
+            return None  # our term is over, and we have not learned of it yet
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)
         self._forget_unlisted(str(bundle.name), manifest)
@@ -154,7 +154,7 @@ class ManifestCompactor:
         }
 
     async def _note_damage(self, bundle: OwnedBundle, name: str, error: CorruptData) -> None:
-        """Unless the file is gone because a commit of ours that we have not heard of has
+        """Unless the file is gone because a commit of ours that we have not learned of has
         replaced it. Raises StoreError, StorageError."""
         await bundle.catalog.refresh()
         if name not in _listed(bundle.catalog.manifest):

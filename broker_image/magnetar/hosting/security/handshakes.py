@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 REFRESH = b"PulsarAuthRefresh"
 REFRESH_LEAD_S = 60.0
-"""How long before its end a token is asked for anew; half of what is left if that is less."""
+"""How long before its end a token is asked for again; half of what is left if that is less."""
 REFRESH_LEFT_S_MIN = 1.0
 """With less left than this nobody is asked again."""
 TIMER_S_MAX = 86_400.0
@@ -49,7 +49,7 @@ class Handshakes:
         self._authenticator.source.forget(self._source_changed)
 
     def _source_changed(self) -> None:
-        """Whoever was let in by other keys or rules connects anew, and shows what is good now."""
+        """Whoever was let in by other keys or rules connects again, and shows what is good now."""
         before, now = self._followed, self._authenticator.source.current
         self._followed = now
         rules, keys = (
@@ -94,7 +94,7 @@ class Handshakes:
             )
             if found.role != before.role:
                 raise AuthenticationFailed(
-                    "Principal cannot change during an authentication refresh; connect anew"
+                    "Principal cannot change during an authentication refresh; connect again"
                 )
         except MagnetarError as error:
             self._refuse(connection, error)
@@ -161,7 +161,7 @@ class Handshakes:
             commands.error(
                 NO_REQUEST,
                 WireCode.AUTHENTICATION,
-                "The token of this connection has expired; connect anew",
+                "The token of this connection has expired; connect again",
             )
         )
         connection.close()

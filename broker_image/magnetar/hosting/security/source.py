@@ -51,7 +51,7 @@ class LoadedSecurity:
 
 
 class SecuritySource:
-    """The newest document that was sound; `changed` listeners hear of each."""
+    """The newest document that was sound; `changed` listeners learn of each."""
 
     def __init__(self, file: Path, clock: Clock, *, alone: bool) -> None:
         """Read everything. `alone`: no other process needs the internal key, so it may be left
@@ -77,7 +77,7 @@ class SecuritySource:
         self._listeners = [known for known in self._listeners if known != listener]
 
     async def follow(self) -> None:
-        """Read again, for ever."""
+        """Read again, permanently."""
 
         def take(found: tuple[LoadedSecurity, Contents]) -> None:
             before, (self.current, self._contents) = self._contents, found

@@ -43,7 +43,7 @@ RANGE_PAGE_KEYS = 1000
 RANGE_RESTARTS_MAX = 3
 MISSING_GUESSES_MAX = 8
 """Rounds of a transaction that compares values of keys which others keep creating and deleting
-meanwhile."""
+concurrently."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 0.5
 WATCH_SILENCE_S = 2.0
 """A watch that has heard nothing for this long asks for its progress; as long again without an

@@ -172,7 +172,7 @@ class Channels:
         except asyncio.CancelledError:
             # gRPC reports the end of its channel (closed with us, or replaced by one with new
             # certificates) like this too: only a cancelled task may see it, any other would end by
-            # it without a word.
+            # it silently.
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             self.raise_if_closed()
@@ -273,7 +273,7 @@ class Channels:
         await self._member(address).channel.channel_ready()
 
     def _member(self, address: str) -> Member:
-        """The member with its channel; a channel that is down is made anew when its certificates
+        """The member with its channel; a channel that is down is made again when its certificates
         have been replaced."""
         member = self._members.get(address)
         try:

@@ -4,7 +4,7 @@ Owns: removing a claim, and sealing what its incarnation has written. Imports: e
 names, seals, recovery. Invariants: the claim is gone durably, and the log ended where that takes
 more, before any length is read, so whatever its owner acknowledged was on storage before and lies
 below the length found; a length is published only after everything below it is durable; any number
-of takers and a live former owner may do this at once, again and again, with the same outcome; a
+of new owners and a live former owner may do this at once, again and again, with the same outcome; a
 file that is shorter than it is known to have been is neither fenced nor sealed, so that what is
 missing may be brought back.
 """
@@ -45,9 +45,9 @@ async def fence(
 
     The incarnation must have opened its log, as whatever is registered or owns a bundle has: one
     that creates its claim later is not fenced. A former owner may still create a file; nothing in
-    it is ever acknowledged, but a later call lists it too: of several takers of one bundle, the one
-    whose record is committed decides where its log ends. `known`: lengths by number that files are
-    known to have had, durably. Raises StorageError, after which nothing is known and it must be
+    it is ever acknowledged, but a later call lists it too: of several new owners of one bundle, the
+    one whose record is committed decides where its log ends. `known`: lengths by number that files
+    are known to have had, durably. Raises StorageError, after which nothing is known and it must be
     called again; CorruptData, also if an open file is shorter than that or has holes: then it is
     left as it is.
     """
@@ -120,8 +120,8 @@ async def lost_file(volume: Volume, incarnation: str, sealed: Sequence[SealedFil
     if none is known of.
 
     It is for whoever needs the log to its end: of a log that nobody needs the collector deletes
-    files in any order. Raises StorageError, also if a former owner began that file meanwhile: fence
-    again.
+    files in any order. Raises StorageError, also if a former owner began that file concurrently:
+    fence again.
     """
     last = await read_whole_seal(volume, incarnation, sealed[-1].number) if sealed else None
     if last is None or not last.followed:

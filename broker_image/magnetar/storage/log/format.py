@@ -4,8 +4,8 @@ Owns: the bytes of a log. Imports: errors, crc32c, arrays, record_framing, trans
 A file is a header page of 4096 bytes, then blocks back to back, then zeros. A block is one group
 commit: a header of 40 bytes, then records. A record is a header of 8 bytes, then its payload. All
 numbers are little-endian. Invariants: a block's CRC-32C is seeded with the incarnation and the
-file's number and covers its own offset, so bytes of another place, or of an earlier life of the
-file, never pass; entry bytes are those the client sent; released versions are never edited.
+file's number and covers its own offset, so bytes of another place, or of an earlier incarnation of
+the file, never pass; entry bytes are those the client sent; released versions are never edited.
 """
 
 from __future__ import annotations

@@ -254,8 +254,9 @@ async def scan_durable(
     live, as far as they are durable for certain.
 
     Of a file that is not sealed that is all but the last block: a writer starts none before the one
-    before is on stable storage, and what it could not flush is the last one for ever. Ends without
-    an error where nothing more can be said; damage is for recovery to name. Raises StorageError.
+    before is on stable storage, and what it could not flush is the last one permanently. Ends
+    without an error where nothing more can be said; damage is for recovery to name. Raises
+    StorageError.
     """
     numbers = [
         number for number in await list_log_files(volume, incarnation) if number >= start.file

@@ -52,15 +52,16 @@ async def publish_seal(
     """Seal the file at `length` unless it is sealed already; the length that holds from now on.
     Raises Fenced, StorageError.
 
-    `followed`: the next file is there. Only its owner knows; takers of the log say nothing of it.
+    `followed`: the next file is there. Only its owner knows; new owners of the log say nothing of
+    it.
     """
     document = _document(incarnation, number, length, FOLLOWED if followed else "")
     if await volume.put_if_absent(names.sealed(incarnation, number), document):
         return length
     adopted = await read_seal(volume, incarnation, number)
     if adopted is None:
-        # Sealed by a taker, and collected with its file since: whoever still wants to seal it has
-        # slept through that.
+        # Sealed by a new owner, and collected with its file since: whoever still wants to seal it
+        # has slept through that.
         raise Fenced(
             f"the seal of {names.log_file(incarnation, number)} is gone again: the file was taken "
             "over and deleted"

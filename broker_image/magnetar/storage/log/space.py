@@ -77,7 +77,7 @@ class Space:
     async def until_there_is_room(
         self, attempt: Callable[[], Awaitable[T]], gives_up: Callable[[], bool]
     ) -> T:
-        """Try until there is space: `stalled` meanwhile, with nothing acknowledged and nothing
+        """Try until there is space: `stalled` concurrently, with nothing acknowledged and nothing
         lost. Raises any other StorageError."""
         while True:
             try:

@@ -7,7 +7,7 @@ under way at a time; a failed write or flush is never tried again in its file: t
 abandoned, sealed where the acknowledged part ends, and the same records go into the next one; if
 that fails too, or the claim is gone, nothing is acknowledged any more; while no space is left, not
 even of the reserve, everything waits (`space`); a file is sealed only where all of it was
-acknowledged, so every length that a taker can find covers every receipt.
+acknowledged, so every length that a new owner can find covers every receipt.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class LogWriter:
         call began.
 
         Also while there is no space, or a flush hangs: what is told was durable before, so only the
-        look matters. A former owner that has not heard of its end would tell the past. Raises
+        look matters. A former owner that has not learned of its end would tell the past. Raises
         Fenced or StorageError.
         """
         if self.space.stalled is None and not self.hangs:
@@ -537,7 +537,7 @@ class LogWriter:
 
     def _seal_later(self, file: LogFile, *, followed: bool) -> None:
         """Seal a finished file in the background, after those before it; appends go on
-        meanwhile."""
+        concurrently."""
         self._sealing = self._task(self._seal(file, self._sealing, followed=followed), "log seal")
 
     async def _seal(
@@ -547,7 +547,7 @@ class LogWriter:
             await asyncio.wait([before])
         await file.handle.close()
         if self._failure is not None:
-            return  # the taker seals; what it finds covers all that we acknowledged
+            return  # the new owner seals; what it finds covers all that we acknowledged
         epochs = await finish_file(
             self._volume,
             self.incarnation,

@@ -3,12 +3,12 @@
 Owns: the reading of their checkpoints, and the records of their numbers that follow from these.
 Imports: storage formats, names, metadata records.
 
-Why it loses nothing. A life writes a checkpoint of all that the lives before it, which it has
-fenced, have acknowledged, before it answers anything; from then on its own log since its newest
-checkpoint has the rest. So the newest checkpoint of a number, and the log that it names from there
-on, hold all that anybody was told, whatever the store's record said last. Invariant: a number that
-had transactions never begins anew: without its checkpoint or log there is a problem for somebody to
-look at.
+Why it loses nothing. An incarnation writes a checkpoint of all that the incarnations before it,
+which it has fenced, have acknowledged, before it answers anything; from then on its own log since
+its newest checkpoint has the rest. So the newest checkpoint of a number, and the log that it names
+from there on, hold all that anybody was told, whatever the store's record said last. Invariant: a
+number that had transactions never begins again: without its checkpoint or log there is a problem
+for somebody to look at.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ async def fence_all(volume: Volume) -> dict[str, list[SealedFile]]:
 
 async def read_sealed(volume: Volume, files: Files) -> None:
     """Read into `files` all that is sealed already. Brokers may serve, and delete files,
-    meanwhile. Raises StorageError."""
+    concurrently. Raises StorageError."""
     for name in await volume.list(names.LOGS):
         number, incarnation = names.sealed_number(name), name.split("/")[1]
         if number is None:

@@ -11,7 +11,7 @@ and a chain that hold all that was acknowledged, whatever the store's record sai
 without a copy has acknowledged nothing. Whatever a backup says of a bundle is at most as new,
 unless the bundle has no copy of that term: then nothing came of the term.
 
-Invariants: a bundle is never begun anew while anything says that it had contents; of two bundles
+Invariants: a bundle is never begun again while anything says that it had contents; of two bundles
 that overlap one is chosen by rules that hold in every history, and the other is named; what is
 missing is a problem that somebody has to look at, never a gap.
 """
@@ -304,7 +304,7 @@ def _live(candidates: Mapping[str, Chosen], result: RebuiltStore) -> dict[str, C
         why = (
             "of a split that was not finished"
             if unfinished
-            else "of an earlier life of its namespace"
+            else "of an earlier incarnation of its namespace"
         )
         result.bundles[loser] = f"left out for {winner}: {why}"
         del found[loser]

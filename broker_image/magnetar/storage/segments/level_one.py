@@ -239,7 +239,7 @@ class LevelOneRewrite:
                 continue
             if not set(taken.epochs) <= set(entry.epochs):
                 return None
-            # A later term may have been listed with the same file meanwhile: of that we have
+            # A later term may have been listed with the same file concurrently: of that we have
             # rewritten nothing.
             epochs = tuple(epoch for epoch in entry.epochs if epoch not in taken.epochs)
             if epochs:

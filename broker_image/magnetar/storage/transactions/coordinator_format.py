@@ -2,7 +2,7 @@
 
 Owns: the bytes of COORDINATOR records, and of the object that holds a coordinator's state as of a
 log position. Imports: errors, metadata records, transactions' records, log format. Pure. The
-payload of a record is the epoch of the life that wrote it (u64, as in every record), the
+payload of a record is the epoch of the incarnation that wrote it (u64, as in every record), the
 coordinator's number (u16), the version and the operation (u8 each), then the operation's own
 fields. All numbers are little-endian. Invariants: what is encoded reads back; another version is
 refused, never guessed at; released versions are never edited.
@@ -56,7 +56,7 @@ class Operation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEntry:
-    """A record of a coordinator's log, by the life of this epoch."""
+    """A record of a coordinator's log, by the incarnation of this epoch."""
 
     epoch: int
     tcid: int
@@ -157,7 +157,7 @@ def _text(payload: bytes, at: int, length: int) -> str:
 @dataclass(frozen=True, slots=True)
 class CoordinatorCheckpoint:
     """A coordinator's state that holds everything before `position` in the log of `incarnation`,
-    the life of `epoch`, perhaps more."""
+    the incarnation of `epoch`, perhaps more."""
 
     tcid: int
     epoch: int

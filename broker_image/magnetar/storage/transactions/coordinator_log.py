@@ -1,8 +1,8 @@
 """Reading a transaction coordinator's log back.
 
 Owns: the walk over a coordinator's recovery chain, and its checkpoints as objects. Imports: errors,
-metadata records, storage formats, fencing. Invariants: a former life is fenced before the length of
-its log is read; what is missing or damaged is named, never skipped.
+metadata records, storage formats, fencing. Invariants: a former incarnation is fenced before the
+length of its log is read; what is missing or damaged is named, never skipped.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from magnetar.transactions.records import Change, CoordinatorState
 
 
 async def write_checkpoint(volume: Volume, checkpoint: CoordinatorCheckpoint, sequence: int) -> str:
-    """Write the `sequence`-th checkpoint of this life; its object's name. Raises StorageError,
-    also if that one exists."""
+    """Write the `sequence`-th checkpoint of this incarnation; its object's name. Raises
+    StorageError, also if that one exists."""
     name = names.coordinator_checkpoint(checkpoint.tcid, checkpoint.epoch, sequence)
     pieces = []
     for piece in checkpoint_pieces(checkpoint):

@@ -24,7 +24,7 @@ from magnetar.storage.volumes.volume import Buffer
 T = TypeVar("T")
 
 OUTAGE_S_MAX = 60.0
-"""How long requests are repeated. An owner may wait as long as it likes, since a taker's fence
+"""How long requests are repeated. An owner may wait as long as it likes, since a new owner's fence
 takes the key that its put wants; but if it alone cannot reach the service, only its end lets
 another broker serve its bundles."""
 PAUSE_FIRST_S = 0.05

@@ -107,7 +107,7 @@ class PosixVolume:
             )
         except OSError as error:
             os.close(descriptor)
-            # An owner that slept meanwhile finds its file fenced, sealed and collected.
+            # An owner that slept concurrently finds its file fenced, sealed and collected.
             raise StorageError(
                 f"log {name} is gone while it was created ({error.strerror}); start with a new "
                 "incarnation"
@@ -250,7 +250,7 @@ class PosixVolume:
             descriptor = os.open(aside, os.O_RDWR | os.O_CLOEXEC)
             linked = False
             try:
-                # while it is nobody's log: a taker that finds one shortens it
+                # while it is nobody's log: a new owner that finds one shortens it
                 capacity = os.fstat(descriptor).st_size
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)
@@ -407,7 +407,7 @@ class PosixVolume:
 
 def _check_name(descriptor: int, path: str) -> None:
     """Of a log file, after it was read: it still has its name. Else it was set aside, and what
-    was read may be of its next life."""
+    was read may be of its next incarnation."""
     if path.endswith(LOG_SUFFIX) and os.stat(path).st_ino != os.fstat(descriptor).st_ino:
         raise FileNotFoundError(errno.ENOENT, "the log file was set aside while it was read", path)
 
@@ -435,7 +435,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def files_below(directory: str, left_out: str) -> Iterator[str]:
-    """Paths of all files below a directory; what vanishes meanwhile is left out."""
+    """Paths of all files below a directory; what vanishes concurrently is left out."""
     try:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,10 @@
 """A volume on a store of whole objects: log files are runs of numbered slots.
 
 Owns: `SlotVolume` and `SlotLogHandle`. Imports: asyncio, clock, errors, objects, slot_cache,
-slot_format, seals, names. An append puts the next slot of its file. A taker puts a fence into the
-slot that would come next, so that the append which finds the slot taken knows that it is over: no
-receipt needs another look. One append is under way per log (window 1 in the file's header), so one
-fence ends a file. Invariants: slot n+1 is put only after slot n is known to be there; the first
+slot_format, seals, names. An append puts the next slot of its file. A new owner puts a fence into
+the slot that would come next, so that the append which finds the slot taken knows that it is over:
+no receipt needs another look. One append is under way per log (window 1 in the file's header), so
+one fence ends a file. Invariants: slot n+1 is put only after slot n is known to be there; the first
 fence goes to where the next *file* would begin, again and again until it holds, and only then do
 the files that can exist get theirs, and only then is a length read; fences are never deleted,
 whatever happens to the slots before them, so that an owner that slept through the clean-up finds
@@ -140,7 +140,7 @@ class SlotVolume:
     # --- the interface ----------------------------------------------------------------------------
 
     async def create_log(self, name: str, capacity: int, header: bytes) -> SlotLogHandle:
-        """As `Volume.create_log`; nothing is reserved. Raises Fenced if a taker has ended this
+        """As `Volume.create_log`; nothing is reserved. Raises Fenced if a new owner has ended this
         incarnation's log."""
         assert header, f"log {name} begins with a header"
         assert len(header) <= capacity, (name, len(header), capacity)
@@ -182,7 +182,7 @@ class SlotVolume:
         try:
             read = await asyncio.gather(*(self._read_part(name, *part) for part in parts))
         except FileNotFoundError:
-            self._maps.pop(name, None)  # collected meanwhile
+            self._maps.pop(name, None)  # collected concurrently
             raise
         return read[0] if len(read) == 1 else b"".join(read)
 
@@ -424,11 +424,11 @@ class SlotVolume:
             raise FileNotFoundError(name)
         if length is not None and fresh.end < length:
             if await self._header_of(name, 0) is None:
-                raise FileNotFoundError(name)  # collected meanwhile, the first slot first
+                raise FileNotFoundError(name)  # collected concurrently, the first slot first
             raise _missing(name, [len(fresh.ends)], fresh.end, "the file is sealed behind it")
         current = self._maps.get(name)
         if current is not None and current.end >= fresh.end:
-            fresh = current  # its own writer went on meanwhile
+            fresh = current  # its own writer went on concurrently
         fresh.final |= final
         self._maps[name] = fresh
         while len(self._maps) > MAPS_MAX:
@@ -468,7 +468,7 @@ class SlotLogHandle:
         return len(self._map.ends) >= SLOTS_MAX
 
     async def append(self, offset: int, buffers: Sequence[Buffer], claim: str) -> None:
-        """As `LogHandle.append`. The slot that is free is the look at the claim: a taker would
+        """As `LogHandle.append`. The slot that is free is the look at the claim: a new owner would
         have put its fence there."""
         del claim
         size = sum(map(len, buffers))

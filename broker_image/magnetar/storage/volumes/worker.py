@@ -64,7 +64,7 @@ class Worker:
                 Exception
             ) as raised:  # whatever it is, it belongs to whoever waits for the future
                 error = raised
-            # A loop that was closed meanwhile has nobody left who waits.
+            # A loop that was closed concurrently has nobody left who waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_finish, future, result, error)
             del job, call, arguments, future, result, error

@@ -305,7 +305,7 @@ class Dispatcher(Protocol):
         """A transaction lets go of the entries [start, end), or of messages of theirs: they are
         delivered again.
 
-        What a consumer holds of them meanwhile is given back first.
+        What a consumer holds of them concurrently is given back first.
         """
         ...
 

@@ -38,7 +38,7 @@ class ChunkAssignments:
         return len(self._consumers)
 
     def consumer_of(self, chunk: ChunkTrait) -> Consumer | None:
-        """Who must get this chunk; None if anybody may. A first chunk begins the message anew
+        """Who must get this chunk; None if anybody may. A first chunk begins the message again
         (it is delivered again)."""
         return self._consumers.get(_key(chunk)) if chunk.id > 0 else None
 

@@ -3,9 +3,9 @@
 Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions
 hold taken out. Imports: cursor, intervals. Pure. Source: PIP-31 (PENDING_ACK: not delivered, not
 redelivered; a normal acknowledgement of it is dropped; only the transaction's end changes it).
-Invariants: an entry is hidden if it is withheld as a whole, or if each message of it is withheld or
+Invariants: an entry is hidden if it is deferred as a whole, or if each message of it is deferred or
 acknowledged; what the view shows is what the cursor shows less that. A subscription has a view
-while something is withheld: all others pay nothing.
+while something is deferred: all others pay nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from magnetar.topics.intervals import IntervalSet, known_within
 
 class DeliveryView:
     """A cursor as dispatch sees it: entries by ordinal, messages of a batch as masks (bit 1 =
-    withheld)."""
+    deferred)."""
 
     __slots__ = (
         "_cursor",
@@ -52,13 +52,13 @@ class DeliveryView:
 
     @property
     def deferred_entries(self) -> int:
-        """How many entries are withheld, wholly or partly."""
+        """How many entries are deferred, wholly or partly."""
         return self.entries.size + len(self.messages)
 
     # --- what changes it --------------------------------------------------------------------------
 
     def defer(self, start: int, end: int) -> None:
-        """Take out the entries [start, end), also those of which messages were withheld."""
+        """Take out the entries [start, end), also those of which messages were deferred."""
         for ordinal in known_within(self.messages, start, end):
             self.release_messages(ordinal, self.messages[ordinal])
         self.entries.add(start, end)
@@ -121,7 +121,7 @@ class DeliveryView:
         self, ranges: Iterable[tuple[int, int]], partial: Iterable[tuple[int, int]]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Of a normal acknowledgement (as `Subscription.acknowledge` takes it) what is not
-        withheld."""
+        deferred."""
         cursor, entries, messages = self._cursor, self.entries, self.messages
         free: list[tuple[int, int]] = []
         masks = [
@@ -183,7 +183,7 @@ class DeliveryView:
 
     @property
     def acknowledged_end(self) -> int:
-        """One more than the greatest ordinal that is acknowledged or withheld, wholly or partly
+        """One more than the greatest ordinal that is acknowledged or deferred, wholly or partly
         (or was partly, lately)."""
         self._refresh()
         last = self._messages_end if self.messages else 0

@@ -54,7 +54,7 @@ class DelayedEntries:
 
     @property
     def size(self) -> int:
-        """How many entries wait, those acknowledged meanwhile included."""
+        """How many entries wait, those acknowledged concurrently included."""
         return self._far.size + sum(ordinals.size for ordinals, _ in self._ticks.values())
 
     def must_wait(self, deliver_at_ms: int, now_ms: int, *, again: bool) -> bool:

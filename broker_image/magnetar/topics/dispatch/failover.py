@@ -132,7 +132,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
         return told
 
     def _may_notify(self, consumer: Consumer) -> bool:
-        """The active consumer hears of it when its turn begins; a newcomer that stands by hears
+        """The active consumer learns of it when its turn begins; a newcomer that stands by hears
         that at once."""
         return not self._changing or consumer is not self._active
 

@@ -7,9 +7,10 @@ ABORTED   (END_TXN ABORT, or the timeout; likewise) Invariants: every answer, al
 nothing, is behind the changes that it depends on; a decision is taken once; END_TXN with the same
 action succeeds however often it comes, with the other one it is told the outcome, until that is
 forgotten; a sequence is given once; a transaction leaves the low watermark behind only when all its
-participants have ended it. Times are milliseconds that the number's lives saw pass: a life goes on
-where the records of those before it end (`seen_ms`), so that no wall clock that was set wrong
-meanwhile ends a transaction early or keeps one open. Only the first life begins at the wall's time.
+participants have ended it. Times are milliseconds that the number's lives saw pass: an incarnation
+goes on where the records of those before it end (`seen_ms`), so that no wall clock that was set
+wrong concurrently ends a transaction early or keeps one open. Only the first incarnation begins at
+the wall's time.
 """
 
 from __future__ import annotations

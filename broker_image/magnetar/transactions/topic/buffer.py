@@ -87,7 +87,7 @@ class TransactionBuffer:
         Raises NotAllowed if the transaction takes nothing more: it was aborted, or its end is so
         long ago that nothing is known of it, or too many are open here, or too many that have ended
         are remembered. (Of the protocol's errors this one fails the send; others make clients
-        reconnect and send it again for ever.)
+        reconnect and send it again permanently.)
         """
         outcome = self._outcome(txn)
         if outcome is Outcome.ABORTED:
@@ -162,7 +162,7 @@ class TransactionBuffer:
         """The highest sequence id that a producer of this name has used in any transaction
         remembered here; -1 for none.
 
-        A producer that is made anew under its name must begin above it, or its first entries pass
+        A producer that is made again under its name must begin above it, or its first entries pass
         for repetitions.
         """
         known = [transaction.producers for transaction in self._open.values()]
@@ -258,7 +258,7 @@ class TransactionBuffer:
         """What to write when the coordinator has said, after `to_inquire` named it, that the
         transaction has not begun.
 
-        None if something was sent in it since, a repetition even: it may have begun meanwhile.
+        None if something was sent in it since, a repetition even: it may have begun concurrently.
         Inquire again, then.
         """
         known = self._open.get(txn)
@@ -418,7 +418,7 @@ class TransactionBuffer:
     def _apply_commit(self, change: Commit, known: ConfirmedPart | None) -> None:
         entries = known.entries if known is not None else 0
         last = (change.marker[0], change.marker[1] + change.count - 1)
-        # else of an earlier life of the topic, whose state this is not
+        # else of an earlier incarnation of the topic, whose state this is not
         if change.count != entries and last >= self._trimmed_to:
             raise CorruptData(
                 f"topic {self.topic}: the marker of transaction {change.txn} names {change.count} "

@@ -420,8 +420,8 @@ class PendingAcks:
         """As `end`, when the coordinator has said, after `to_inquire` named it, that the
         transaction has not begun.
 
-        None if something was acknowledged in it since, once more even: it may have begun meanwhile.
-        Inquire again, then.
+        None if something was acknowledged in it since, once more even: it may have begun
+        concurrently. Inquire again, then.
         """
         if txn not in self._unchanged:
             return None, False

@@ -1,4 +1,4 @@
-"""An owner that was fenced and has not heard of it, with nothing to write: nobody who comes to
+"""An owner that was fenced and has not learned of it, with nothing to write: nobody who comes to
 it is told the past."""
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_a_broker_that_answers_is_named_and_asked_once_by_all() -> None:
 
 
 def test_a_silent_broker_is_not_named_until_its_lease_would_be_over() -> None:
-    """Suspended, or cut off from us alone: look-ups wait, but not for ever; once it answers
+    """Suspended, or cut off from us alone: look-ups wait, but not permanently; once it answers
     again it is named again."""
 
     async def scenario() -> None:

@@ -172,7 +172,7 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the same time and later; a fence that failed is tried again."""
-    calls, failures = [], [OSError("the volume is away")]
+    calls, failures = [], [OSError("the volume is unavailable")]
 
     async def counted(
         volume: Volume, incarnation: str, _known: Mapping[int, int]
@@ -199,7 +199,7 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(
 
 
 def test_of_a_live_log_only_what_is_durable_for_certain_is_read(tmp_path: Path) -> None:
-    """The last block is held back: its owner may not have flushed it, and may write it again
+    """The last block is deferred: its owner may not have flushed it, and may write it again
     elsewhere. The rest follows with the next read."""
 
     async def script(volume: PosixVolume) -> None:

@@ -144,7 +144,7 @@ def test_properties_of_a_topic_survive_moves(tmp_path: Path) -> None:
         async with pair(tmp_path, **LOADED) as cluster:
             name, topic = str(await cluster.bundle()), TopicName.parse(TOPIC)
             for broker in (cluster.first, cluster.second):
-                # who evens out bundles would move this one as well, between any two steps
+                # who balances bundles would move this one as well, between any two steps
                 await broker.leader.stop()
             for number in range(4):
                 owner = await cluster.owner()
@@ -244,7 +244,7 @@ def test_an_outage_of_the_store_does_not_end_a_broker_whose_files_roll(tmp_path:
 def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(
     tmp_path: Path,
 ) -> None:
-    """It does not use up its drain time-out when nobody can take what it hands over; nothing
+    """It does not use up its drain time-out when nobody can take what it transfers; nothing
     acknowledged is lost by that."""
 
     async def scenario() -> None:
@@ -265,7 +265,7 @@ def test_a_broker_that_stops_without_its_store_leaves_its_bundles_to_a_takeover(
 
 @pytest.mark.slow
 def test_a_store_that_fails_during_recovery_delays_it(tmp_path: Path) -> None:
-    """The taker loads a manifest from the store: without it the bundle stays Assigning, and is
+    """The new owner loads a manifest from the store: without it the bundle stays Assigning, and is
     taken when the store is back."""
 
     async def scenario() -> None:

@@ -149,7 +149,7 @@ def test_what_recovery_has_replayed_counts_until_our_own_checkpoint() -> None:
 def test_checkpoints_are_never_asked_for_more_often_than_every_half_bound(
     records_max: int, outcomes: list[tuple[bool, int]]
 ) -> None:
-    """Whether they succeed, and however much is written meanwhile; where all succeed, no more
+    """Whether they succeed, and however much is written concurrently; where all succeed, no more
     than that is behind beyond the bound."""
     asked = Asked(records_max)
     last, longest = 0, max(meanwhile for _, meanwhile in outcomes)

@@ -35,7 +35,7 @@ def test_requests_are_refused_beyond_their_bytes_and_their_number() -> None:
 def test_of_a_producer_that_is_closed_for_a_refused_send_nothing_behind_that_goes_on(
     tmp_path: Path,
 ) -> None:
-    """The Go client fails what it has not heard of: it must not be stored. Before the refused
+    """The Go client fails what it has not learned of: it must not be stored. Before the refused
     SEND there is one whose receipt is not out yet."""
 
     async def scenario() -> None:

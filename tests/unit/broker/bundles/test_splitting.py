@@ -349,7 +349,7 @@ def test_a_policy_that_is_set_during_a_split_stays(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_changes_during_a_split_leaves_the_bundle_free(tmp_path: Path) -> None:
-    """It was made anew, with other bundles. The broker lives on, and if the bundle is one again
+    """It was made again, with other bundles. The broker continues, and if the bundle is one again
     everything is in it."""
 
     async def scenario() -> None:
@@ -417,7 +417,7 @@ def test_a_broker_with_an_old_view_finds_the_children(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_is_made_anew_may_have_its_old_bundles(tmp_path: Path) -> None:
-    """What had been split in its earlier life is a bundle again."""
+    """What had been split in its earlier incarnation is a bundle again."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster:

@@ -1,4 +1,4 @@
-"""The leader evens out bundles whatever else does not get on, and leaves what a person has
+"""The leader balances bundles whatever else does not get on, and leaves what a person has
 moved."""
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
             assert refused == []
             following = await publish(peer, sequence_id=1)
             refused.append(LimitExceeded("no room again"))
-            # who waits for it hears of it then
+            # who waits for it learns of it then
             assert not (await acknowledge(peer, following)).HasField("error")
         assert refused == []
         assert [host.core.cursor.backlog for host in topic.subscriptions.values()] == [0, 1]

@@ -287,7 +287,7 @@ def test_fencing_puts_everybody_out_and_is_never_undone(tmp_path: Path) -> None:
                 WireCode.PRODUCER_FENCED
             ]
             peer.write(requests.send(1, 5, entry(b"late")))
-            assert await peer.is_quiet(), "what was on its way is dropped without a word"
+            assert await peer.is_quiet(), "what was on its way is dropped silently"
             for mode in (EXCLUSIVE, WAIT, FENCING):
                 refused = await ask(
                     peer, 1, producer_access_mode=mode, topic_epoch=held.topic_epoch

@@ -205,7 +205,7 @@ def test_seek_into_a_batch_delivers_what_the_ack_set_leaves(tmp_path: Path) -> N
 def test_seek_with_several_consumers_disconnects_all_and_forgets_redeliveries(
     tmp_path: Path,
 ) -> None:
-    """Shared: everybody comes back with 0 permits; counts begin anew."""
+    """Shared: everybody comes back with 0 permits; counts begin again."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -347,7 +347,7 @@ def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> No
 
 
 def test_nothing_is_delivered_while_a_seek_looks_for_its_place(tmp_path: Path) -> None:
-    """A SEEK by time reads the log; a client may take what goes out meanwhile for what follows
+    """A SEEK by time reads the log; a client may take what goes out concurrently for what follows
     the SEEK."""
 
     async def script(broker: Broker, peer: Peer) -> None:

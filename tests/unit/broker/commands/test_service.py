@@ -370,14 +370,14 @@ def test_last_message_id_tells_empty_plain_and_batched_apart(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
-    """A LOOKUP that is parked (nobody may take the bundle) is overtaken by the requests behind
+    """A LOOKUP that is buffered (nobody may take the bundle) is overtaken by the requests behind
     it, and refused in the end."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         # this broker believes that nobody serves: nothing can be assigned
         broker.views.incarnations.items.clear()
         peer.write(
-            command_frame("lookup", topic="persistent://pulsar/system/parked", request_id=50)
+            command_frame("lookup", topic="persistent://pulsar/system/buffered", request_id=50)
         )
         peer.write(command_frame("partitioned_metadata", topic=TOPIC, request_id=51))
         assert (
@@ -393,7 +393,7 @@ def test_a_slow_request_does_not_hold_up_later_ones(tmp_path: Path) -> None:
 
 
 def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_path: Path) -> None:
-    """Publishers and whoever says something meanwhile are read no further, and answered
+    """Publishers and whoever says something concurrently are read no further, and answered
     afterwards."""
 
     async def script(broker: Broker, peer: Peer) -> None:

@@ -171,7 +171,7 @@ def test_topics_are_created_while_the_store_is_away_and_listed_when_it_is_back(
 
             async def refused(*_arguments: object) -> None:
                 away.set()
-                raise StoreUnavailable("the store is away")
+                raise StoreUnavailable("the store is unavailable")
 
             working = store.transact
             store.transact = refused  # type: ignore[method-assign, assignment]  # a real store, unplugged

@@ -324,7 +324,7 @@ def test_an_aborted_connection_sends_nothing() -> None:
 
 
 def test_a_silent_peer_is_asked_and_then_dropped() -> None:
-    """PING after one interval without a word, the end after another."""
+    """PING after one interval silently, the end after another."""
 
     async def scenario() -> None:
         line = Line()
@@ -503,7 +503,7 @@ def test_a_peer_is_not_read_while_the_disk_is_behind() -> None:
 
 
 def test_a_peer_that_is_not_read_is_not_taken_for_dead() -> None:
-    """However long the disk is behind; what it said meanwhile counts when it is read again, and
+    """However long the disk is behind; what it said concurrently counts when it is read again, and
     from then on it has to speak."""
 
     async def scenario() -> None:

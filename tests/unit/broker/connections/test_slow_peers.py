@@ -68,7 +68,7 @@ def test_a_flood_of_questions_without_reading_ends_the_connection_alone(tmp_path
 
 def test_large_lists_wait_until_the_peer_reads(tmp_path: Path) -> None:
     """Who asks for three thousand lists and reads late gets all of them, and they do not pile up
-    meanwhile."""
+    concurrently."""
 
     async def scenario() -> None:
         async with connected_peer(tmp_path, write_buffer_bytes_max=LIMIT) as (broker, peer):

@@ -1,5 +1,5 @@
 """Sealed data of a bundle as consumers get it: level-0 files, and compacted views written by
-hand over what a real broker published."""
+transfer what a real broker published."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_an_entry_that_no_file_holds_is_an_error_and_never_a_gap(tmp_path: Path)
 
 
 def test_nothing_is_written_over_a_store_that_has_forgotten_the_manifest(tmp_path: Path) -> None:
-    """A lost store that begins anew: a manifest made of what it says would look like the newest
+    """A lost store that begins again: a manifest made of what it says would look like the newest
     one to a restore, and lack older files."""
 
     async def scenario() -> None:
@@ -317,7 +317,7 @@ def test_what_was_truncated_is_not_the_last_message_of_a_later_view(tmp_path: Pa
     """A view is made of the one before, so it keeps what its topic has dropped since: a reader is
     not told to wait for that.
 
-    Made anew behind a tombstone, it has nothing but that; of what was published after the
+    Made again behind a tombstone, it has nothing but that; of what was published after the
     truncation it has the last again.
     """
 

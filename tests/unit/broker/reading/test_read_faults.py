@@ -2,7 +2,7 @@
 somebody brings it back.
 
 What needs the file is told as damage and tried again, everything else is served, and nothing is
-lost, skipped or given up meanwhile.
+lost, skipped or given up concurrently.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def numbers(count: int) -> list[bytes]:
 @pytest.mark.parametrize("place", PLACES)
 def test_deliveries_wait_for_the_file(tmp_path: Path, place: str, kind: str) -> None:
     """A reader gets every entry once and in order, however often reads fail; whoever publishes
-    meanwhile is served."""
+    concurrently is served."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)
@@ -287,7 +287,7 @@ def test_rewriting_waits_for_the_file(
     [("first", "missing"), *itertools.product(("first", "last", "all"), ("error", "three reads"))],
 )
 def test_recovery_waits_for_the_file(tmp_path: Path, which: str, kind: str) -> None:
-    """A taker that cannot read what a dead broker left serves nothing of the bundle, says why,
+    """A new owner that cannot read what a dead broker left serves nothing of the bundle, says why,
     tries again, and then has every entry.
 
     That the last file of a log is gone altogether is seen by nobody, if its owner had not come to

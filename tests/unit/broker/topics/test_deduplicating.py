@@ -112,7 +112,8 @@ async def count(broker: Broker) -> int:
 
 @asynccontextmanager
 async def incarnation(directory: Path, store: MemoryStore) -> AsyncIterator[tuple[Broker, Peer]]:
-    """The next life of a broker with small log files, and a peer that has looked the topic up."""
+    """The next incarnation of a broker with small log files, and a peer that has looked the
+    topic up."""
     async with (
         running_broker(directory, store=store, **SMALL_FILES) as broker,
         open_peer(broker) as peer,

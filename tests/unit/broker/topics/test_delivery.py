@@ -288,7 +288,7 @@ def test_cumulative_into_a_batch(tmp_path: Path) -> None:
 
 
 def test_the_last_message_id_of_a_trimmed_topic(tmp_path: Path) -> None:
-    """An id of what is gone would have a reader wait for it for ever."""
+    """An id of what is gone would have a reader wait for it permanently."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -474,7 +474,7 @@ def test_consumer_statistics(tmp_path: Path) -> None:
 
 
 def test_unsubscribe_with_others_attached(tmp_path: Path) -> None:
-    """Refused; with force they are sent away, and the name begins anew."""
+    """Refused; with force they are sent away, and the name begins again."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()

@@ -23,7 +23,7 @@ async def set_policies(broker: Broker, policies: dict[str, Any]) -> None:
 
 
 def test_a_consumer_at_its_limit_goes_on_at_half_of_it(tmp_path: Path) -> None:
-    """What it asks for meanwhile is banked; a policy that lifts the limit acts at once."""
+    """What it asks for concurrently is banked; a policy that lifts the limit acts at once."""
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()

@@ -51,7 +51,7 @@ async def subscribe(
 
 
 def test_messages_go_to_whoever_has_permits_and_are_gone(tmp_path: Path) -> None:
-    """Without a consumer, without permits, and beyond them messages are lost without a word;
+    """Without a consumer, without permits, and beyond them messages are lost silently;
     receipts say 0:0 all the same."""
 
     async def scenario() -> None:

@@ -75,7 +75,7 @@ def test_an_end_that_cannot_be_written_is_none(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_an_end_may_leave(tmp_path: Path) -> None:
-    """It takes place all the same, producers and consumers hear of it, and the next one who asks
+    """It takes place all the same, producers and consumers learn of it, and the next one who asks
     is told where it is."""
 
     async def script(broker: Broker, peer: Peer) -> None:

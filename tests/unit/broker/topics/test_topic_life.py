@@ -1,4 +1,4 @@
-"""The life of topics over a real broker: what ends them, what they drop, and what of it a
+"""The incarnation of topics over a real broker: what ends them, what they drop, and what of it a
 restart or a crash in the middle leaves."""
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_what_is_needed_again_while_a_compacted_view_is_looked_for_stays(
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_terminated_topic_stays_so(tmp_path: Path, crash: bool) -> None:
     """The last id is answered (twice the same), publishing ends with TopicTerminated, also in
-    the next life."""
+    the next incarnation."""
 
     async def script(lives: Lives) -> None:
         async with lives.one(crash=crash) as life:
@@ -187,7 +187,7 @@ def test_a_deleted_topic_is_gone_and_its_ids_are_never_given_again(
     tmp_path: Path, crash: bool
 ) -> None:
     """Not while it has clients, unless by force; created again it begins empty, behind every id
-    it ever had, in this life and the next."""
+    it ever had, in this incarnation and the next."""
 
     async def script(lives: Lives) -> None:
         seen: list[tuple[int, int]] = []
@@ -415,8 +415,8 @@ def test_eviction_moves_the_slowest_subscription_on(tmp_path: Path) -> None:
 
 
 def test_a_compacted_topic_keeps_its_entries_until_its_name_begins_again(tmp_path: Path) -> None:
-    """Readers of the view find it by the entries' places; what was compacted in an earlier life
-    of the name holds nothing back."""
+    """Readers of the view find it by the entries' places; what was compacted in an earlier
+    incarnation of the name holds nothing back."""
 
     async def script(lives: Lives) -> None:
         async with lives.one() as life:

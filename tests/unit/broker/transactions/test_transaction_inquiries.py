@@ -115,7 +115,7 @@ def test_whoever_was_not_registered_asks_and_hears_of_the_end_or_that_there_is_n
             await send_in(peer, unknown, b"unknown", 1)
             await asyncio.sleep(0.06)
             await inquiries.look()
-            assert buffer.is_open(unknown), "its coordinator is away"
+            assert buffer.is_open(unknown), "its coordinator is unavailable"
             async with (
                 running_coordinator(tmp_path / "b", store) as coordinator,
                 transaction_peer(coordinator) as client,

@@ -48,7 +48,7 @@ FAILOVER, KEY_SHARED = api.CommandSubscribe.Failover, api.CommandSubscribe.Key_S
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
 def test_an_abort_delivers_again_and_a_commit_acknowledges(tmp_path: Path, kind: int) -> None:
-    """On every type; meanwhile nobody gets what is held, whoever asks for it, and nobody else
+    """On every type; concurrently nobody gets what is held, whoever asks for it, and nobody else
     acknowledges it."""
 
     async def script(broker: Broker, peer: Peer) -> None:

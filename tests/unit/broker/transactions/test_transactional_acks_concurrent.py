@@ -45,7 +45,7 @@ from tests.support.brokers import Peer, Type, command_frame, open_peer
 from tests.support.deliveries import SHARED, acknowledge, play, publish, received, seek
 from tests.support.transacting import ended, send_in
 
-# --- what others do meanwhile ---------------------------------------------------------------------
+# --- what others do concurrently ------------------------------------------------------------------
 
 
 def test_a_consumer_that_leaves_takes_nothing_of_its_transaction_along(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_
 
 
 def test_unsubscribing_forgets_what_was_held(tmp_path: Path) -> None:
-    """The subscription is gone with it; another one of the same name has a life of its own,
+    """The subscription is gone with it; another one of the same name has an incarnation of its own,
     before and after a restart."""
 
     async def script(lives: Lives) -> None:
@@ -273,7 +273,7 @@ def test_an_orphan_of_another_coordinator_keeps_that_ones_watermark(tmp_path: Pa
     play(tmp_path, script)
 
 
-# --- later lives ----------------------------------------------------------------------------------
+# --- later incarnations ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "while", "after"])
@@ -420,7 +420,7 @@ def test_a_split_holds_acknowledgements_back_and_loses_none(tmp_path: Path) -> N
 
 
 def test_a_move_takes_what_is_held_along(tmp_path: Path) -> None:
-    """A planned end hands the bundle over; the next life has read what the record says,
+    """A planned end hands the bundle over; the next incarnation has read what the record says,
     checkpoint and all."""
 
     async def script(lives: Lives) -> None:

@@ -124,7 +124,7 @@ def test_moves_back_and_forth_keep_an_open_transaction(tmp_path: Path) -> None:
 
 def test_sends_of_a_transaction_wait_for_the_end_of_a_split(tmp_path: Path) -> None:
     """They get receipts of the child's sidecar, and commit with what was sent to the parent; a
-    taker finds all of it."""
+    new owner finds all of it."""
 
     async def scenario() -> None:
         async with pair(tmp_path) as cluster, open_peer(cluster.first) as peer:

@@ -62,7 +62,7 @@ async def receive(peer: Peer, count: int) -> list[bytes]:
 
 
 def test_nothing_is_seen_before_the_commit_and_then_all_of_it_in_order(tmp_path: Path) -> None:
-    """Ordinary messages meanwhile are delivered at once; ids follow them, and receipts had named
+    """Ordinary messages concurrently are delivered at once; ids follow them, and receipts had named
     the sidecar."""
 
     async def scenario() -> None:
@@ -169,7 +169,7 @@ def test_repetitions_are_stored_once(tmp_path: Path) -> None:
                 await other.lookup()
                 peer.writer.close()
                 created = await other.ask("producer", topic=TOPIC, producer_id=7, producer_name="p")
-                # until the broker has heard of the end of the first one
+                # until the broker has learned of the end of the first one
                 while created.type != Type.PRODUCER_SUCCESS:
                     created = await other.ask(
                         "producer", topic=TOPIC, producer_id=7, producer_name="p"
@@ -503,7 +503,7 @@ def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_al
     tmp_path: Path,
 ) -> None:
     """As with ordinary SENDs: TopicTerminated for what is new, a receipt for what is there. Any
-    code but that and NotAllowed would make clients send again for ever.
+    code but that and NotAllowed would make clients send again permanently.
     """
 
     async def scenario() -> None:
@@ -530,8 +530,8 @@ def test_a_terminated_topic_ends_the_producer_and_what_a_policy_refuses_fails_al
 def test_open_and_committed_transactions_survive_whatever_happens_to_files_and_broker(
     tmp_path: Path,
 ) -> None:
-    """Sealed files, checkpoints, rewriting, collection and a new life: in every order the same
-    entries are there, and an open one can commit."""
+    """Sealed files, checkpoints, rewriting, collection and a new incarnation: in every order the
+    same entries are there, and an open one can commit."""
 
     async def scenario() -> None:
         store = MemoryStore(CLOCK)

@@ -353,7 +353,7 @@ def test_nothing_is_left_of_a_deleted_namespace(tmp_path: Path) -> None:
 
 
 def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_path: Path) -> None:
-    """Everything of the earlier life goes though the bundle has the same name; the next one
+    """Everything of the earlier incarnation goes though the bundle has the same name; the next one
     begins with no manifest, and reads what it wrote."""
 
     async def scenario() -> None:
@@ -372,7 +372,7 @@ def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_p
             await noted(broker, 2)
             owned = broker.ownership.owned[str(bundle)]
             assert [file.file for file in owned.catalog.manifest.level0].count(0) == 0
-            assert owned.catalog.manifest.generation == generation, "it began anew"
+            assert owned.catalog.manifest.generation == generation, "it began again"
             for _ in range(3):
                 await broker.maintenance.round()
             left = set(await left_of(broker, bundle))
@@ -397,7 +397,7 @@ def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_p
 
 def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_path: Path) -> None:
     """A former owner that stood still while it listed its files: neither when the bundle is
-    over, nor in a next life of it."""
+    over, nor in a next incarnation of it."""
 
     async def scenario() -> None:
         async with with_namespace(tmp_path) as (port, broker, peer):

@@ -480,7 +480,7 @@ def test_a_bundle_does_not_wait_for_the_damage_of_another_in_the_same_file(
 
 @pytest.mark.slow
 def test_a_file_that_is_listed_no_more_is_not_taken_for_missing(tmp_path: Path) -> None:
-    """A broker that has not heard of its own commit goes on with the manifest before it, whose
+    """A broker that has not learned of its own commit goes on with the manifest before it, whose
     files are gone: it looks for a newer one."""
 
     async def scenario() -> None:

@@ -141,7 +141,7 @@ def test_a_restore_for_which_message_ids_have_no_room_is_refused(tmp_path: Path)
 
 def test_a_problem_is_named_and_nothing_is_written_unless_forced(tmp_path: Path) -> None:
     """With the log gone the bundle stays named in the store: its owner will name the file,
-    instead of beginning anew."""
+    instead of beginning again."""
 
     async def scenario() -> None:
         lost, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)

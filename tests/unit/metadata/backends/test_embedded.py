@@ -119,7 +119,7 @@ def test_a_crash_while_the_journal_is_replaced_loses_nothing(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_journal_stays_short(tmp_path: Path) -> None:
-    """Overwriting one key for ever keeps the file near its limit, through restarts, and loses
+    """Overwriting one key permanently keeps the file near its limit, through restarts, and loses
     nothing."""
     for turn in range(3):
 

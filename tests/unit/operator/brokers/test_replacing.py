@@ -96,7 +96,7 @@ def test_a_request_that_is_taken_back_lifts_its_cordon_and_no_persons() -> None:
 
 
 def test_scaling_comes_first() -> None:
-    """The cordon is lifted meanwhile, so that never two brokers drain at once; unless it is the
+    """The cordon is lifted concurrently, so that never two brokers drain at once; unless it is the
     broker that is removed."""
     plan = plan_replace(request(0), fleet(3, {name(0): 1}, {name(0): OURS}), pods(3), True)
     assert (plan.uncordon, plan.cordon, plan.delete, plan.reason) == ((name(0),), "", "", None)

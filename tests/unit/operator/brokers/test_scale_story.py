@@ -115,7 +115,7 @@ def test_a_scale_down_is_told_from_the_wish_to_the_end() -> None:
     ]
     assert stage.told() == []
     stage.bundles = {name(0): 6, name(1): 7, name(2): 7}
-    assert stage.told() == ["Draining: main-broker-2 has 7 of 12 bundles left to hand over"]
+    assert stage.told() == ["Draining: main-broker-2 has 7 of 12 bundles left to transfer"]
     stage.bundles = {name(0): 7, name(1): 7, name(2): 6}
     assert stage.told() == []
     stage.bundles = {name(0): 10, name(1): 10}

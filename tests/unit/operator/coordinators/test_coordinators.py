@@ -79,7 +79,7 @@ def test_more_coordinators_are_made_at_once_and_the_limit_follows() -> None:
     assert (more.replicas, more.record) == (3, CoordinatorSetRecord(3, 1, "shop/tx"))
     assert plan_coordinators(3, fleet(3, state(3, 3, *[record(SERVING)] * 3))) == CoordinatorPlan(3)
     assert plan_coordinators(2, fleet(None, None)).replicas == 2, (
-        "children are made while the store is away, too"
+        "children are made while the store is unavailable, too"
     )
 
 
@@ -311,7 +311,7 @@ def test_ready_says_what_is_missing() -> None:
 
 def test_the_status_names_number_life_and_open_transactions() -> None:
     """A number whose holder is another pod's life is not this pod's; what was known stays while
-    the store is away."""
+    the store is unavailable."""
     claim = CoordinatorClaimRecord(
         "tx-coordinator-1.00", 4, "tx-coordinator-1", "pulsar://x:1", "http://x:2", 1, "v"
     )

@@ -1,4 +1,4 @@
-"""Certificates of the managed etcd: that they verify, and when they are made anew."""
+"""Certificates of the managed etcd: that they verify, and when they are made again."""
 
 from __future__ import annotations
 

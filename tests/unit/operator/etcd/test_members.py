@@ -78,7 +78,7 @@ def test_volumes_of_an_earlier_life_are_started_and_not_begun_anew() -> None:
 
 def test_a_set_that_is_gone_is_made_again_with_as_many_pods_as_there_are_volumes() -> None:
     """Fewer would be no quorum of its members, and nobody could say how many there are to be;
-    none of them begins anew."""
+    none of them begins again."""
     plan = plan_members(EtcdView(3, claims=frozenset({0, 1, 2}), known=True))
     assert (plan.replicas, plan.admission.ordinal, plan.step, plan.reason) == (
         3,

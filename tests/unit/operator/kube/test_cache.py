@@ -1,4 +1,4 @@
-"""The cache of watched objects: whatever order they are heard of in, the newest is known and
+"""The cache of watched objects: whatever order they are learned of in, the newest is known and
 each piece of news is told once."""
 
 from __future__ import annotations

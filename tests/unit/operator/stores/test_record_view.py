@@ -105,7 +105,7 @@ def test_a_refused_write_has_the_record_read_until_it_is_known_again() -> None:
 
 def test_what_a_gap_hid_is_told_and_a_store_from_a_backup_is_believed() -> None:
     """Reading all again after a lost watch; then once more of a store whose revisions have begun
-    anew."""
+    again."""
     told: list[tuple[str, bytes | None, bytes | None]] = []
     view = RecordView(
         MemoryStore(SystemClock()),

@@ -1,4 +1,4 @@
-"""Takeover: whatever was acknowledged is below the seal; takers agree; torn tails are cut and
+"""Takeover: whatever was acknowledged is below the seal; new owners agree; torn tails are cut and
 damage is not."""
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_fencing_is_idempotent_and_takers_agree(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
-    """Rolling and sealing go on while takers fence: all that was acknowledged is read, every
+    """Rolling and sealing go on while new owners fence: all that was acknowledged is read, every
     file has one length that all adopt."""
 
     async def script(volume: PosixVolume) -> None:
@@ -196,8 +196,8 @@ def test_takers_race_with_a_live_writer(tmp_path: Path, seed: int) -> None:
                 break
         taken = await asyncio.gather(*takers)
         await writer.close()
-        # A file that the writer created after one taker had looked is found by a later one; nothing
-        # in it was acknowledged.
+        # A file that the writer created after one new owner had looked is found by a later one;
+        # nothing in it was acknowledged.
         most = max(taken, key=len)
         final = [
             SealedFile(file.number, await read_seal(volume, INCARNATION, file.number) or 0)
@@ -220,7 +220,7 @@ def test_fencing_somebody_who_never_was_is_harmless(tmp_path: Path) -> None:
 
 
 def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path: Path) -> None:
-    """It slept through its own end: between its attempt and its look the taker's seal went with
+    """It slept through its own end: between its attempt and its look the new owner's seal went with
     the file."""
 
     async def script(volume: PosixVolume) -> None:
@@ -240,7 +240,7 @@ def test_whoever_seals_a_file_that_was_taken_over_and_deleted_is_fenced(tmp_path
 
 
 def test_a_file_that_was_begun_and_is_gone_is_known_by_the_seal_before_it(tmp_path: Path) -> None:
-    """Its owner has said so. A file that a taker has sealed, or its owner at its end, is the
+    """Its owner has said so. A file that a new owner has sealed, or its owner at its end, is the
     last one as far as anybody knows."""
 
     async def script(volume: PosixVolume) -> None:

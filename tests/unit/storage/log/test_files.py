@@ -1,5 +1,5 @@
-"""Log files made of dead ones: what an earlier life left in them is never taken for anything,
-and what cannot be recycled is created anew."""
+"""Log files made of dead ones: what an earlier incarnation left in them is never taken for
+anything, and what cannot be recycled is created again."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_recycled_is_created_anew(tmp_path: Path, lost: bool) -> 
 def test_a_read_during_which_the_file_is_set_aside_finds_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, length: int
 ) -> None:
-    """What it has in its hands may be of the file's next life: it never gets out."""
+    """What it has in its hands may be of the file's next incarnation: it never gets out."""
     name, spare = names.log_file(INCARNATION, 0), names.spare(INCARNATION, 0)
 
     async def script(volume: PosixVolume) -> None:

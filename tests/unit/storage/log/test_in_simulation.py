@@ -2,7 +2,7 @@
 then a power loss.
 
 The disk tears writes, fails flushes and keeps what a failed flush left readable (see the kernel's
-fault model), so a taker meets bytes that were never flushed.
+fault model), so a new owner meets bytes that were never flushed.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def lost_records(seed: int) -> tuple[set[int], Story]:
             world.pause("owner")
         elif fate == "dead":
             world.crash("owner")
-        takers = [world.outsider(f"taker-{number}") for number in range(2)]
+        takers = [world.outsider(f"new owner-{number}") for number in range(2)]
         sealed = [world.complete(fence_patiently(taker.volume), within_s=60.0) for taker in takers]
         first, second = ([file for file in files if file.number > story.dead] for files in sealed)
         assert first == second[: len(first)]
@@ -157,7 +157,7 @@ def check_seeds(seeds: int = SEEDS) -> None:
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_read_after_any_takeover() -> None:
-    """Whatever the owner's state, two takers agree, nothing acknowledged is missing, and what
+    """Whatever the owner's state, two new owners agree, nothing acknowledged is missing, and what
     they sealed survives a power loss."""
     check_seeds()
 
@@ -166,7 +166,8 @@ def test_what_was_acknowledged_is_read_after_any_takeover() -> None:
 def test_files_with_one_start_for_their_checksums_show_what_earlier_files_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The broken variant of recycling: a scan takes the blocks of an earlier life for its own."""
+    """The broken variant of recycling: a scan takes the blocks of an earlier incarnation for its
+    own."""
     for module in (log_files, recovery):
         monkeypatch.setattr(
             module, "block_seed", lambda incarnation, _number: crc32c(incarnation.encode())
@@ -195,7 +196,7 @@ def test_an_owner_that_looks_for_its_claim_before_it_writes_loses_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broken variant of the order: a claim found before the flush says nothing about what
-    the taker reads."""
+    the new owner reads."""
     look_for_claim, append = SimVolume.look_for_claim, SimVolume.append
 
     async def look_then_append(

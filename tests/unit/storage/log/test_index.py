@@ -105,7 +105,7 @@ def test_the_order_in_which_runs_come_says_nothing() -> None:
 
 
 def test_putting_an_index_together_takes_no_step_per_run() -> None:
-    """A file of tiny runs has hundreds of thousands, and the loop stands still meanwhile: each
+    """A file of tiny runs has hundreds of thousands, and the loop stands still concurrently: each
     was laid out when it came."""
 
     def steps(runs: int) -> int:

@@ -84,7 +84,7 @@ def run_gated(directory: Path, script: Any) -> None:
 
 def test_everything_of_one_iteration_joins_one_flush(tmp_path: Path) -> None:
     """Group commit without linger: one flush for what was appended before it started, one for
-    what came meanwhile."""
+    what came concurrently."""
 
     async def script(volume: GatedVolume) -> None:
         async with open_writer(volume) as writer:
@@ -201,7 +201,7 @@ def test_roll_goes_on_in_the_next_file(tmp_path: Path) -> None:
 def test_after_a_failure_nothing_is_acknowledged_any_more(
     tmp_path: Path, failure: StorageError, appends: int, seal: int | None
 ) -> None:
-    """Neither what was under way, nor what waited, nor what comes later; the owner hears of it
+    """Neither what was under way, nor what waited, nor what comes later; the owner learns of it
     once.
 
     After a failed flush the same records are tried once more, in a file of their own; after a lost
@@ -231,7 +231,7 @@ def test_after_a_failure_nothing_is_acknowledged_any_more(
         await writer.close()
         assert (done, failures, volume.appended, writer.fenced) == ({}, [failure], appends, True)
         assert await read_seal(volume, INCARNATION, 0) == seal, (
-            "a file that was not abandoned is sealed by the taker"
+            "a file that was not abandoned is sealed by the new owner"
         )
 
     run_gated(tmp_path, script)

@@ -556,7 +556,7 @@ def test_a_child_without_its_sibling_has_acknowledged_nothing() -> None:
 def test_a_bundle_of_an_earlier_life_of_its_namespace_makes_room() -> None:
     result = rebuild(facts_of(whole=owned(5), a=owned(9)), None, 1, 1)
     assert living(result) == {A}
-    assert "earlier life" in result.bundles[WHOLE]
+    assert "earlier incarnation" in result.bundles[WHOLE]
 
 
 def backup_of(*, revision: int, **items: bytes) -> Backup:

@@ -72,7 +72,7 @@ def test_dead_files_go_and_old_or_mostly_dead_ones_are_rewritten() -> None:
 
 
 def test_a_round_is_bounded_but_takes_at_least_one_file() -> None:
-    """The oldest first, so that none waits for ever."""
+    """The oldest first, so that none waits permanently."""
     states = [state(number, 100, (10 - number) * HOUR_MS) for number in range(5)]
     assert choose(states, NOW_MS, HOUR_MS, 0.5, bytes_max=250).rewrite == (file(0), file(1))
     assert choose(states, NOW_MS, HOUR_MS, 0.5, bytes_max=10).rewrite == (file(0),)
@@ -189,7 +189,7 @@ def test_a_file_that_was_rewritten_in_part_stays_and_must_still_be_there() -> No
     assert applied.topic(TOPIC).level1 == (segment("new", 0, 9),)
     assert change.apply(dataclasses.replace(LISTED, level0=(file(1),))) is None
     assert change.apply(dataclasses.replace(LISTED, level0=(file(0, 7), file(1)))) is None
-    assert change.apply(applied) is None, "another owner has done the same meanwhile"
+    assert change.apply(applied) is None, "another owner has done the same concurrently"
 
 
 def test_how_far_a_topic_is_complete_never_goes_back_and_goes_with_the_topic() -> None:
@@ -380,7 +380,7 @@ def test_golden_run_block() -> None:
 
 
 def test_whoever_judges_by_an_earlier_term_changes_nothing() -> None:
-    """A former owner that has not heard of its end takes what its successor wrote for trimmed:
+    """A former owner that has not learned of its end takes what its successor wrote for trimmed:
     its round is refused."""
     file = LevelZero("i.1", 0, 4096, (7,))
     manifest = Manifest("public/default/0x00000000_0xffffffff", 1, level0=(file,), covered=(7, 1))

@@ -171,7 +171,7 @@ def test_a_file_whose_creation_was_never_answered_is_taken_up() -> None:
 
 
 def test_an_owner_that_creates_a_file_in_the_same_moment_is_fenced_in_that_file() -> None:
-    """The taker's fence finds the slot taken, and goes on until no further file can appear."""
+    """The new owner's fence finds the slot taken, and goes on until no further file can appear."""
 
     async def script(service: MemoryService) -> None:
         owner, taker = volume_over(service), volume_over(service)

@@ -1,5 +1,5 @@
 """Messages in chunks on a Shared subscription: one consumer gets all of one, in order, whatever
-happens meanwhile."""
+happens concurrently."""
 
 from __future__ import annotations
 

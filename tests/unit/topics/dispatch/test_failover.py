@@ -294,7 +294,7 @@ class Course:
         if request is None:
             return
         deliveries = self.subscription.dispatch(request.first, [1] * request.entries)
-        assert deliveries, "a read that leads to nothing would be repeated for ever"
+        assert deliveries, "a read that leads to nothing would be repeated permanently"
         cursor = self.subscription.cursor
         for delivery in deliveries:
             handle = delivery.consumer

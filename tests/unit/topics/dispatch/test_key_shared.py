@@ -239,7 +239,7 @@ class Clock:
 
 
 def test_delayed_entries_wait_for_their_time_and_hold_nobody_up() -> None:
-    """Later entries of the same key go out meanwhile; when the time comes the owner of that
+    """Later entries of the same key go out concurrently; when the time comes the owner of that
     moment gets them."""
     traits = [
         EntryTraits(LOW, 60_000),

@@ -151,7 +151,7 @@ def test_a_transaction_without_participants_ends_with_its_decision() -> None:
 
 
 def test_patience_answers_while_participants_are_away() -> None:
-    """The caller hears of the decision; the end goes on, and nobody is answered twice."""
+    """The caller learns of the decision; the end goes on, and nobody is answered twice."""
     found = core()
     least = begin(found, A)
     end(found, least, COMMIT)
@@ -357,7 +357,7 @@ def test_limits_are_named() -> None:
 def test_one_role_or_address_leaves_transactions_for_others(
     limit: str, named: dict[str, str], setting: str
 ) -> None:
-    """Its share counts what has not ended; the others begin theirs meanwhile."""
+    """Its share counts what has not ended; the others begin theirs concurrently."""
 
     def ask(**who: str) -> Write:
         [write] = found.handle(NewRequested("r", MINUTE, **{"principal": "", "now_ms": 0, **who}))  # type: ignore[arg-type]
@@ -429,7 +429,7 @@ def test_recovery_carries_on() -> None:
 
 def test_a_life_goes_on_at_the_time_where_the_records_end() -> None:
     """In the log or in a checkpoint: deadlines and outcomes stand to it as they stood to the
-    time of the life before."""
+    time of the incarnation before."""
     found = core()
     found.apply(Opened(0, 100, 1_000, ""))
     found.apply(Opened(1, 100, 1_040, ""))

@@ -1,5 +1,5 @@
 """Pending acknowledgements: every rule of conflicts by name, limits, fences, and entries that
-are dropped meanwhile."""
+are dropped concurrently."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_pending_is_not_delivered_until_an_abort() -> None:
 
 
 def test_the_same_transaction_may_acknowledge_again() -> None:
-    """Pulsar refuses that, and its clients fail for ever after a restart (19449, 14327)."""
+    """Pulsar refuses that, and its clients fail permanently after a restart (19449, 14327)."""
     _, _, pending = stage()
     pending.acknowledge(A, "c", [(2, 5)], [(6, 0b110, 3)])
     assert pending.acknowledge(A, "c", [(3, 4)]) == (None, False)
@@ -383,7 +383,7 @@ def test_the_largest_commit_fits_into_a_record() -> None:
 
 def test_long_held_transactions_are_asked_about_again_and_again() -> None:
     """From the first look on, at intervals; one that has ended is not asked about, and begins
-    anew if it comes back."""
+    again if it comes back."""
     _, _, pending = stage(limits=PendingLimits(inquire_ms=100))
     pending.acknowledge(A, "c", [(0, 1)])
     assert pending.to_inquire(1_000, 9) == []

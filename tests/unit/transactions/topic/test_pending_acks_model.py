@@ -411,7 +411,7 @@ class Transactional(Course):
         while any(self.whole.values()) or any(self.bits.values()):
             self.end_transaction()
         assert self.subscription.deferred is None, (
-            "a subscription that nothing is withheld of pays nothing"
+            "a subscription that nothing is deferred of pays nothing"
         )
         super().check_everything_is_delivered()
 
@@ -446,7 +446,7 @@ class TransactionalKeyShared(TransactionalShared, KeySharedCourse):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        # nobody had it here when it was withheld: its key is not known until it is read
+        # nobody had it here when it was deferred: its key is not known until it is read
         self.loose: set[int] = set()
         self.known: set[int] = set()
 

@@ -25,7 +25,7 @@ from magnetar.storage.volumes.volume import Volume
 SHORT_BYTES_MAX = 1 << 20
 """So little is read at once, rather than wait for a walk that is under way."""
 FENCED_HELD_MAX = 64
-"""Incarnations whose sealed files are remembered: a fence holds for ever."""
+"""Incarnations whose sealed files are remembered: a fence holds permanently."""
 
 Scan = Callable[
     [Volume, str, LogPosition, LogPosition, Container[int]], AsyncIterator[ScannedRecord]
@@ -138,7 +138,7 @@ class LogScans:
 
     def look_again(self, incarnation: str) -> None:
         """What was found when it was fenced is not all of it: the next one who asks lists its
-        files anew."""
+        files again."""
         self._fenced.pop(incarnation, None)
 
     def _was_fenced(self, incarnation: str, task: asyncio.Task[Fenced]) -> None:
@@ -310,7 +310,7 @@ class _Group:
                 reader.reached.set_exception(error)
 
     def abandon(self) -> None:
-        """The walk itself was cancelled: nobody may wait for ever."""
+        """The walk itself was cancelled: nobody may wait permanently."""
         for reader in self._all():
             reader.reached.cancel()
 

@@ -1,6 +1,6 @@
 """Bundles that cannot be recovered.
 
-Owns: how long a failed recovery waits before it is tried again, and that it is named meanwhile.
+Owns: how long a failed recovery waits before it is tried again, and that it is named concurrently.
 Imports: errors, siblings. Invariants: whatever keeps a bundle from being recovered is damage of
 that bundle, a surprise too, unless it is the store; the wait doubles up to `recovery_retry_max_s`
 and ends at once when the bundle's record changes; the damage is listed until the bundle is
