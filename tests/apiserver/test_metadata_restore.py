@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dev.testbed.control_plane import ControlPlane
-from magnetar.broker.joining import join_cluster
 from magnetar.clock import SystemClock
+from magnetar.hosting.joining import join_cluster
 from magnetar.metadata import keys
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.backends.etcd_tls import TlsFiles

@@ -16,13 +16,14 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from magnetar.broker.bundles.load import ProcessUsage
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.incarnation import Broker
 from magnetar.clock import SystemClock
 from magnetar.hosting.advertised import ListenerOptions
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.tls import TlsDoor
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
@@ -240,7 +241,7 @@ class Node:
 
     async def start(self) -> Broker:
         """A new incarnation, ready."""
-        ports = BrokerPorts(
+        ports = ProcessPorts(
             clock=CLOCK,
             network=AsyncioNetwork(),
             volume=self.volume,
@@ -254,7 +255,7 @@ class Node:
         )
         broker = Broker(
             ports,
-            BrokerIdentity(self.name, HOST, HOST, 0, self.http_url, self.listeners),
+            ProcessIdentity(self.name, HOST, HOST, 0, self.http_url, self.listeners),
             self.settings,
         )
         try:

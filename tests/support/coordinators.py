@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from magnetar.broker.bundles.load import ProcessUsage
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
-from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
 from magnetar.coordinator.claim import CoordinatorClaim
 from magnetar.coordinator.identity import CoordinatorIdentity
 from magnetar.coordinator.incarnation import Coordinator
@@ -25,7 +23,9 @@ from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.errors import StorageError
 from magnetar.hosting.advertised import ListenerOptions
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.security.authentication import Authenticator
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
@@ -222,7 +222,7 @@ async def running_coordinator(
     stopped."""
     chosen = replace(SETTINGS, transactions_enabled=enabled, **settings)
     async with volume_in(directory) as volume:
-        ports = BrokerPorts(
+        ports = ProcessPorts(
             clock=CLOCK,
             network=AsyncioNetwork(),
             volume=volume,
@@ -231,7 +231,7 @@ async def running_coordinator(
             usage=ProcessUsage(),
             security=security,
         )
-        identity = BrokerIdentity(
+        identity = ProcessIdentity(
             f"tx-coordinator-{tcid}", HOST, HOST, 0, f"http://{HOST}:0", listeners
         )
         coordinator = Coordinator(ports, identity, chosen, CoordinatorMetrics())

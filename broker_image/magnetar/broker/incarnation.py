@@ -12,43 +12,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from magnetar import __version__
 from magnetar.broker.bundles.leader import Leader
-from magnetar.broker.bundles.load import LoadReporter, Usage
+from magnetar.broker.bundles.load import LoadReporter
 from magnetar.broker.bundles.ownership import Ownership
 from magnetar.broker.commands.service import BrokerService
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.joining import check_restore, guarded, incarnation_number, join_cluster
 from magnetar.broker.metrics import BrokerMetrics
 from magnetar.broker.reading.corruption import DamageTable
 from magnetar.broker.topics.deletion_marks import DeletionMarks
 from magnetar.broker.topics.expiry import TopicLife
 from magnetar.broker.upkeep.maintenance import Maintenance
-from magnetar.clock import Clock
 from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
-from magnetar.hosting.advertised import ListenerOptions, Listeners
+from magnetar.hosting.advertised import Listeners
+from magnetar.hosting.joining import check_restore, guarded, incarnation_number, join_cluster
 from magnetar.hosting.listeners import follow_addresses, open_doors
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
-from magnetar.metadata.store import Delete, MetadataStore
-from magnetar.network import Listener, Network
+from magnetar.metadata.store import Delete
+from magnetar.network import Listener
 from magnetar.storage.log.fencing import fence
 from magnetar.storage.log.writer import LogWriter
-from magnetar.storage.volumes.volume import Volume
 
 if TYPE_CHECKING:
-    from magnetar.hosting.security.authentication import Authenticator
     from magnetar.hosting.security.guard import Guard
-    from magnetar.hosting.tls import TlsDoor
 
 log = structlog.get_logger(__name__)
 
@@ -57,54 +54,8 @@ DRAIN_LOOK_S = 1.0
 LOG_OVERSHOOT_BYTES_MAX = 256 << 20
 
 
-class Lease(Protocol):
-    """What the broker needs of a lease keeper (on its own thread in production)."""
-
-    async def start(self) -> int:
-        """Grant and keep; returns the lease id."""
-
-    def valid(self) -> bool: ...
-
-    async def stop(self, revoke: bool) -> None: ...
-
-
-LeaseFactory = Callable[[Callable[[str], None]], Lease]
 # begins what is served over a broker's connections, before they are let in
 Beside = Callable[["Broker"], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerPorts:
-    """The world as one broker sees it."""
-
-    clock: Clock
-    network: Network
-    volume: Volume
-    store: MetadataStore
-    lease: LeaseFactory
-    usage: Usage
-    security: Authenticator | None = None
-    tls: TlsDoor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerIdentity:
-    """Names and addresses. `advertised_host` is what clients of the internal listener are told;
-    port 0 binds any free port.
-
-    `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave
-    the plain port closed.
-    """
-
-    name: str
-    bind_host: str
-    advertised_host: str
-    port: int
-    http_url: str
-    listeners: ListenerOptions = field(default_factory=ListenerOptions)
-    tls_port: int = 0
-    http_url_tls: str = ""
-    opens_plain: bool = True
 
 
 class Broker:
@@ -112,8 +63,8 @@ class Broker:
 
     def __init__(
         self,
-        ports: BrokerPorts,
-        identity: BrokerIdentity,
+        ports: ProcessPorts,
+        identity: ProcessIdentity,
         settings: BrokerSettings,
         beside: Beside | None = None,
     ) -> None:
@@ -177,7 +128,7 @@ class Broker:
         self.context = replace(
             self.context, number=incarnation_number(joined.restore, self._registered_at)
         )
-        self.views = ClusterViews.create(self.context)
+        self.views = ClusterViews.create(self._store, ports.clock, self.metrics.surprises)
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
         if store_was_away:

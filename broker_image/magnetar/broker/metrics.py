@@ -15,21 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from magnetar.hosting.background import Surprises
+from magnetar.hosting.metrics import surprise_counters
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
-
-
-def surprise_counters(surprises: Surprises) -> CounterMetricFamily:
-    """The metric of errors that no code foresaw."""
-    found = CounterMetricFamily(
-        "magnetar_background_surprises",
-        "Unforeseen errors in background work: each cost one topic, bundle, connection or peer one "
-        "round, and is in the log",
-        labels=["work"],
-    )
-    for work, count in surprises.counts.items():
-        found.add_metric([work], count)
-    return found
 
 
 class _HotCounters(Collector):

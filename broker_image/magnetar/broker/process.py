@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from magnetar.broker.administration.port import BrokerAdminPort
-from magnetar.broker.bundles.load import ProcessUsage
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts, LeaseFactory
+from magnetar.broker.incarnation import Broker
 from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.coordinator.discovery import withdraw
 from magnetar.coordinator.standalone import StandaloneCoordinator
@@ -37,8 +36,10 @@ from magnetar.hosting.advertised import ListenerOptions
 from magnetar.hosting.descriptors import divided_descriptors
 from magnetar.hosting.garbage import GarbageSchedule
 from magnetar.hosting.http import HttpListener
+from magnetar.hosting.ports import LeaseFactory, ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.tls import TlsCertificates, TlsDoor
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
@@ -145,7 +146,7 @@ class BrokerProcess:
             http = HttpListener(
                 application, options.bind_host, options.http_port, connections_max=self._shares.http
             )
-            ports = BrokerPorts(
+            ports = ProcessPorts(
                 self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls
             )
             try:
@@ -190,7 +191,7 @@ class BrokerProcess:
             await asyncio.wait_for(self._stopping.wait(), SPACE_WAIT_S)
             raise error
 
-    async def _prepare_coordinator(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
+    async def _prepare_coordinator(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
         """Have the transaction coordinator of a server that is alone, unless transactions are
         switched off. Raises StoreError."""
         if not self._options.settings.transactions_enabled:
@@ -204,7 +205,7 @@ class BrokerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
 
-    async def _identity(self, http: HttpListener, tls: TlsDoor | None) -> BrokerIdentity:
+    async def _identity(self, http: HttpListener, tls: TlsDoor | None) -> ProcessIdentity:
         """Who this process is to clients and to the cluster, with its HTTP ports open. Raises
         OSError."""
         options, plain = self._options, self._options.access.plain != CLOSED
@@ -214,7 +215,7 @@ class BrokerProcess:
             if tls is not None
             else ""
         )
-        return BrokerIdentity(
+        return ProcessIdentity(
             name=options.name,
             bind_host=options.bind_host,
             advertised_host=options.advertised_host,
@@ -230,7 +231,7 @@ class BrokerProcess:
         """How long to wait before the next life, after so many that ended in a row."""
         return back_off_s(self._clock, failures, RESTART_BASE_S, longest_s)
 
-    async def _serve(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
+    async def _serve(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
         """One incarnation after another."""
         failures = 0
         started_once = store_was_away = awaits_restore = False

@@ -21,8 +21,6 @@ import structlog
 
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
-from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
-from magnetar.broker.joining import guarded, join_cluster
 from magnetar.client.connection import Credentials
 from magnetar.coordinator.claim import CoordinatorClaim
 from magnetar.coordinator.identity import CoordinatorIdentity, tcid_of
@@ -34,7 +32,9 @@ from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.coordinator.transactions import Transactions, limits_of
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
 from magnetar.hosting.advertised import Listeners
+from magnetar.hosting.joining import guarded, join_cluster
 from magnetar.hosting.listeners import follow_addresses, open_doors
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import StoreView
 from magnetar.metadata import keys
@@ -59,8 +59,8 @@ class Coordinator:
 
     def __init__(
         self,
-        ports: BrokerPorts,
-        identity: BrokerIdentity,
+        ports: ProcessPorts,
+        identity: ProcessIdentity,
         settings: BrokerSettings,
         metrics: CoordinatorMetrics,
         served_at: tuple[str, str] | None = None,

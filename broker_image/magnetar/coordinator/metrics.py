@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from magnetar.broker.metrics import surprise_counters
 from magnetar.hosting.background import Surprises
+from magnetar.hosting.metrics import surprise_counters
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 COMMITTED, ABORTED, TIMED_OUT = "committed", "aborted", "timed_out"

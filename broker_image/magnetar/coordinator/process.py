@@ -16,8 +16,6 @@ from typing import Any
 
 import structlog
 
-from magnetar.broker.bundles.load import ProcessUsage
-from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
 from magnetar.broker.process import RESTART_MAX_S, STORE_WAIT_MAX_S, BrokerProcess, ProcessOptions
 from magnetar.coordinator.identity import tcid_of
 from magnetar.coordinator.incarnation import Coordinator
@@ -26,6 +24,8 @@ from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.probes import coordinator_application
 from magnetar.errors import Fenced, MagnetarError, RestoreAwaited, StorageFull, StoreUnavailable
 from magnetar.hosting.http import HttpListener
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.network import AsyncioNetwork
 
 log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class CoordinatorProcess(BrokerProcess):
             http = HttpListener(
                 application, options.bind_host, options.http_port, connections_max=self._shares.http
             )
-            ports = BrokerPorts(
+            ports = ProcessPorts(
                 self._clock, AsyncioNetwork(), volume, store, lease, ProcessUsage(), security, tls
             )
             try:
@@ -70,7 +70,7 @@ class CoordinatorProcess(BrokerProcess):
                 await http.close()
                 await volume.close()
 
-    async def _lives(self, ports: BrokerPorts, identity: BrokerIdentity) -> None:
+    async def _lives(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
         """One life after another."""
         failures, started_once, store_was_away = 0, False, False
         while not self._stopping.is_set():

@@ -17,15 +17,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.refusals import refuse
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
 from magnetar.coordinator.discovery import FIRST
 from magnetar.errors import MagnetarError, ServiceNotReady, StoreUnavailable
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.shared_task import outcome
 from magnetar.metadata import keys
@@ -36,8 +36,54 @@ if TYPE_CHECKING:
     from magnetar.coordinator.incarnation import Coordinator
     from magnetar.coordinator.inspection import CoordinatorInspection
     from magnetar.coordinator.metrics import CoordinatorMetrics
+    from magnetar.coordinator.participants import Participants
+    from magnetar.hosting.advertised import Listeners
+    from magnetar.hosting.security.guard import Guard
 
 log = structlog.get_logger(__name__)
+
+
+class BrokerCommands(Protocol):
+    """The broker's answers to commands, which transactions become part of."""
+
+    @property
+    def participants(self) -> Participants:
+        """The topics of this broker as a coordinator in this process reaches them."""
+        ...
+
+    def begin_coordinator(self, coordinator: StandaloneCoordinator) -> None:
+        """Have transaction commands answered by `coordinator`."""
+        ...
+
+
+class BrokerAddresses(Protocol):
+    """What a broker's context says about its listeners."""
+
+    @property
+    def listeners(self) -> Listeners:
+        """Advertised addresses."""
+        ...
+
+
+class HostBroker(Protocol):
+    """The broker in whose process the coordinator runs."""
+
+    guard: Guard | None
+    service_url_tls: str
+
+    @property
+    def service(self) -> BrokerCommands:
+        """Its commands."""
+        ...
+
+    @property
+    def context(self) -> BrokerAddresses:
+        """Its listeners."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """End the broker at once."""
+        ...
 
 
 class StandaloneCoordinator:
@@ -45,18 +91,18 @@ class StandaloneCoordinator:
     broker's own."""
 
     def __init__(
-        self, ports: BrokerPorts, identity: BrokerIdentity, settings: BrokerSettings
+        self, ports: ProcessPorts, identity: ProcessIdentity, settings: BrokerSettings
     ) -> None:
         """`identity` is the broker's."""
         self._ports, self._settings = ports, settings
         self._identity = replace(identity, name=f"{identity.name}-coordinator-{FIRST}")
-        self._broker: Broker | None = None
+        self._broker: HostBroker | None = None
         self._life: Coordinator | None = None
         self._waking: asyncio.Task[Coordinator] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._metrics: CoordinatorMetrics | None = None
 
-    async def begin(self, broker: Broker) -> None:
+    async def begin(self, broker: HostBroker) -> None:
         """Answer the transaction commands of the broker's connections; recover first what there
         is. Raises StoreError, StorageError."""
         self._broker = broker
@@ -145,7 +191,7 @@ class StandaloneCoordinator:
             )
         return await outcome(self._waking)
 
-    async def _wake(self, broker: Broker) -> Coordinator:
+    async def _wake(self, broker: HostBroker) -> Coordinator:
         """Begin; what cannot begin leaves nothing behind, and is tried again by whoever asks
         next."""
         from magnetar.coordinator.incarnation import Coordinator
@@ -181,5 +227,5 @@ class StandaloneCoordinator:
         return life
 
 
-async def _fail_with(life: Coordinator, broker: Broker) -> None:
+async def _fail_with(life: Coordinator, broker: HostBroker) -> None:
     broker.fail(f"transaction coordinator: {await life.ended()}")

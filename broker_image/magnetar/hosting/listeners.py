@@ -11,27 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from magnetar.errors import InvalidRequest, StoreError
 from magnetar.hosting.advertised import Listeners
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.metadata.records import INTERNAL_LISTENER, OVER_TLS, ListenerAddress, over_tls
 from magnetar.network import Listener
 
-if TYPE_CHECKING:
-    from magnetar.broker.connections.connection import Connection
-    from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
-
 log = structlog.get_logger(__name__)
 
-Accept = Callable[[str | None], "Connection"]
-"""Gets the listener that a port belongs to; None = the main one."""
+Accept = Callable[[str | None], asyncio.BufferedProtocol]
+"""Makes the protocol of a new connection; gets the listener that a port belongs to; None = the main one."""
 
 
 async def open_doors(
-    ports: BrokerPorts, identity: BrokerIdentity, accept: Accept, opened: list[Listener]
+    ports: ProcessPorts, identity: ProcessIdentity, accept: Accept, opened: list[Listener]
 ) -> tuple[str, str]:
     """Open the main port, and those that belong to one listener each, into `opened`.
 
@@ -65,11 +61,11 @@ async def open_doors(
 
 
 async def _open(
-    ports: BrokerPorts,
+    ports: ProcessPorts,
     name: str,
     host: str,
     port: int,
-    accept: Callable[[], Connection],
+    accept: Callable[[], asyncio.BufferedProtocol],
     opened: list[Listener],
 ) -> int:
     """Open one port; the one bound. Raises OSError, InvalidRequest."""
@@ -86,7 +82,7 @@ async def _open(
 
 
 async def follow_addresses(
-    identity: BrokerIdentity,
+    identity: ProcessIdentity,
     listeners: Listeners,
     every_s: float,
     tell: Callable[[], Awaitable[bool]],

@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from magnetar.broker.context import BrokerContext
 from magnetar.clock import Clock, back_off_s
 from magnetar.errors import Compacted, StoreError
 from magnetar.hosting.background import Surprises
@@ -214,8 +213,7 @@ class ClusterViews:
     topics: StoreView[PartitionedTopicRecord]
 
     @staticmethod
-    def create(context: BrokerContext) -> ClusterViews:
-        store, clock, surprises = context.store, context.clock, context.metrics.surprises
+    def create(store: MetadataStore, clock: Clock, surprises: Surprises) -> ClusterViews:
         return ClusterViews(
             StoreView(store, clock, keys.BUNDLES, BundleRecord, surprises),
             StoreView(store, clock, keys.INCARNATIONS, IncarnationRecord, surprises),

@@ -5,7 +5,7 @@ whatever ends in between; nothing is begun for a request while etcd is intact or
 unless it is forced; what was refused, has failed or is done stays so until another request is made.
 Brokers and coordinators stay as they are: over an empty store they serve under their claims, the
 command that fills it fences them, and what it has not finished admits nobody
-(`magnetar.broker.joining`). So the pause of their clients begins with that fence, and is announced
+(`magnetar.hosting.joining`). So the pause of their clients begins with that fence, and is announced
 before.
 """
 

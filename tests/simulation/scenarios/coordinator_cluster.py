@@ -15,13 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from magnetar.broker.incarnation import BrokerIdentity, BrokerPorts
 from magnetar.coordinator import incarnation as life
 from magnetar.coordinator.identity import tcid_of
 from magnetar.coordinator.incarnation import Coordinator
 from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.errors import MagnetarError
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
@@ -103,7 +103,7 @@ class CoordinatorCluster(Cluster):
                 environment.store, environment.clock, self.settings.lease_ttl_s, on_lost
             )
 
-        ports = BrokerPorts(
+        ports = ProcessPorts(
             environment.clock,
             environment.network,
             environment.volume,
@@ -111,7 +111,7 @@ class CoordinatorCluster(Cluster):
             lease,
             SimulatedUsage(),
         )
-        identity = BrokerIdentity(name, name, name, PORT, http_url="")
+        identity = ProcessIdentity(name, name, name, PORT, http_url="")
         found = self.coordinators[name] = Coordinator(ports, identity, self.settings, self._metrics)
         try:
             await found.start()

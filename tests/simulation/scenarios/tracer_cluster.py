@@ -28,9 +28,10 @@ from magnetar.broker.bundles.recovery.bundle_recovery import Preloaded
 from magnetar.broker.bundles.recovery.log_scans import LogScans
 from magnetar.broker.connections.sessions import ProducerSession
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.incarnation import Broker
 from magnetar.broker.upkeep import log_rolling as rolling
 from magnetar.errors import MagnetarError
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata import keys
 from magnetar.metadata.leases import LeaseKeeper
@@ -189,7 +190,7 @@ class Cluster(World):
                 environment.store, environment.clock, self.settings.lease_ttl_s, on_lost
             )
 
-        ports = BrokerPorts(
+        ports = ProcessPorts(
             environment.clock,
             environment.network,
             environment.volume,
@@ -197,7 +198,7 @@ class Cluster(World):
             lease,
             SimulatedUsage(),
         )
-        identity = BrokerIdentity(
+        identity = ProcessIdentity(
             environment.name, environment.name, environment.name, PORT, http_url=""
         )
         broker = self.brokers[environment.name] = Broker(ports, identity, self.settings)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.bundles.load import ProcessUsage
-from magnetar.broker.incarnation import Broker, BrokerIdentity, BrokerPorts
+from magnetar.broker.incarnation import Broker
 from magnetar.broker.transactions.ending import Ending
 from magnetar.client import EARLIEST, Client
 from magnetar.coordinator.standalone import StandaloneCoordinator
 from magnetar.errors import StorageFull, WireCode
+from magnetar.hosting.ports import ProcessIdentity, ProcessPorts
 from magnetar.hosting.settings import BrokerSettings
+from magnetar.hosting.usage import ProcessUsage
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
@@ -58,7 +59,7 @@ def standalone_at(
 ) -> tuple[StandaloneCoordinator, Callable[[], Broker]]:
     """The coordinator of a server, and what makes an incarnation of its broker."""
     lease = SETTINGS.lease_ttl_s
-    ports = BrokerPorts(
+    ports = ProcessPorts(
         CLOCK,
         NobodyElse(),
         volume,
@@ -66,7 +67,7 @@ def standalone_at(
         lambda lost: LeaseKeeper(store, CLOCK, lease, lost),
         ProcessUsage(),
     )
-    identity = BrokerIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
+    identity = ProcessIdentity("standalone", HOST, HOST, 0, f"http://{HOST}:0")
     coordinator = StandaloneCoordinator(ports, identity, settings)
     return coordinator, lambda: Broker(ports, identity, settings, coordinator.begin)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.joining import incarnation_number
+from magnetar.hosting.joining import incarnation_number
 from magnetar.hosting.security.rest import RestGate
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore

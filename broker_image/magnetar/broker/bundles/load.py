@@ -1,35 +1,25 @@
 """The load report.
 
 Owns: sampling this broker's rates and usage and publishing them under its lease. Imports: metadata,
-server siblings; reads /proc and the cgroup. Invariants: rates are differences of counters over the
-measured interval, never instantaneous guesses; memory is resident against the cgroup's limit, CPU
-against what this process can use; a report that cannot be written is dropped (the next one replaces
-it).
+server siblings. Invariants: rates are differences of counters over the measured interval, never
+instantaneous guesses; a report that cannot be written is dropped (the next one replaces it).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StoreError
-from magnetar.hosting.memory import limit_bytes, machine_bytes
+from magnetar.hosting.ports import Usage
 from magnetar.metadata import keys
 from magnetar.metadata.records import LoadRecord
 
 log = structlog.get_logger(__name__)
-
-_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
-LOOP_CORES = 1.0
-"""The event loop runs on one core, whatever the machine has: with that one full, the broker is."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Counted(Protocol):
@@ -38,47 +28,6 @@ class Counted(Protocol):
     def counts(self) -> tuple[int, int, int, int]:
         """(bundles, topics, producers, consumers) served now."""
         ...
-
-
-class Usage(Protocol):
-    """What the machine gives to this process."""
-
-    cores: float
-
-    def cpu_seconds(self) -> float:
-        """CPU time used so far."""
-        ...
-
-    def memory_share(self) -> float:
-        """Resident memory over the limit that ends the process, 0..1."""
-        ...
-
-
-class ProcessUsage:
-    """The real usage: getrusage, /proc and the cgroup."""
-
-    def __init__(self) -> None:
-        self.cores = min(LOOP_CORES, float(len(os.sched_getaffinity(0))), cpu_quota(_QUOTA_FILE))
-        self._limit_bytes = limit_bytes() or machine_bytes()
-
-    def cpu_seconds(self) -> float:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
-
-    def memory_share(self) -> float:
-        return (
-            int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / self._limit_bytes
-        )
-
-
-def cpu_quota(path: Path) -> float:
-    """Cores that the cgroup of `path` (version 2: quota and period in us) grants; infinite if it
-    sets no limit or is not there."""
-    try:
-        quota, period = path.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):
-        return float("inf")  # "max 100000", or another version of cgroups
 
 
 class LoadReporter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -49,13 +49,28 @@ from magnetar.wire import pulsar_api_pb2 as api
 
 if TYPE_CHECKING:
     from magnetar.broker.transactions.topic_transactions import TopicTransactions
-    from magnetar.coordinator.standalone import StandaloneCoordinator
     from magnetar.hosting.security.guard import Guard
 
 log = structlog.get_logger(__name__)
 Type = api.BaseCommand.Type
 Mode = api.CommandGetTopicsOfNamespace.Mode
 Handler = Callable[[Connection, Any], Coroutine[Any, Any, None]]
+
+
+class InProcessCoordinator(Protocol):
+    """What the service asks of a transaction coordinator in the same process."""
+
+    def handle(self, connection: Connection, command: api.BaseCommand) -> None:
+        """Answer one command, now or later."""
+        ...
+
+    def disk_is_behind(self) -> bool:
+        """Whether so much waits for a flush that no more requests are read."""
+        ...
+
+    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once it does not any more."""
+        ...
 
 
 class BrokerService:
@@ -66,7 +81,7 @@ class BrokerService:
         self._waiting_for_disk: list[Callable[[], None]] = []
         self.guard: Guard | None = None
         """None: everybody may do everything."""
-        self.coordinator: StandaloneCoordinator | None = None
+        self.coordinator: InProcessCoordinator | None = None
         """The transaction coordinator of a standalone server, which knows itself who may ask it
         what; elsewhere they are processes of their own."""
         context.metrics.gauge(
@@ -241,7 +256,7 @@ class BrokerService:
         TopicNotFound if it may not be created."""
         return await self._lookups.partitions(topic, may_create)
 
-    def begin_coordinator(self, coordinator: StandaloneCoordinator) -> None:
+    def begin_coordinator(self, coordinator: InProcessCoordinator) -> None:
         """Have this process's own transaction coordinator answer what is for one, and lead
         clients here."""
         self.coordinator, self.coordinators.here = coordinator, True

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.bundles.load import LOOP_CORES, ProcessUsage, cpu_quota
 from magnetar.hosting.memory import limit_bytes
+from magnetar.hosting.usage import LOOP_CORES, ProcessUsage, cpu_quota
 
 
 @pytest.mark.parametrize(

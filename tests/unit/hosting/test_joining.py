@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.incarnation import STORE_RETRY_S
-from magnetar.broker.joining import check_restore, guarded, join_cluster
 from magnetar.clock import SystemClock
 from magnetar.errors import RestoreAwaited, StorageError, StoreError, StoreUnavailable
+from magnetar.hosting.joining import check_restore, guarded, join_cluster
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.backup import read_backup
