@@ -20,8 +20,6 @@ PACKAGES = (
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
 OUTGROWN = {
-    "broker_image/magnetar/broker/administration/namespaces.py",
-    "broker_image/magnetar/broker/administration/port.py",
     "broker_image/magnetar/broker/bundles/bundle.py",
     "broker_image/magnetar/broker/bundles/ownership.py",
     "broker_image/magnetar/broker/bundles/recovery/bundle_recovery.py",
@@ -42,9 +40,6 @@ OUTGROWN = {
     "broker_image/magnetar/coordinator/transactions.py",
     "broker_image/magnetar/hosting/settings.py",
     "broker_image/magnetar/resources/broker_cluster.py",
-    "broker_image/magnetar/rest/namespaces.py",
-    "broker_image/magnetar/rest/operations.py",
-    "broker_image/magnetar/rest/ports.py",
     "broker_image/magnetar/storage/log/format.py",
     "broker_image/magnetar/storage/log/writer.py",
     "broker_image/magnetar/storage/volumes/posix.py",

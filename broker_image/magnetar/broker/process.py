@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
 from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.coordinator.discovery import withdraw
@@ -139,7 +139,7 @@ class BrokerProcess:
             self._open_store() as (store, lease),
         ):
             volume = await self._open_volume()
-            application = create_application(BrokerAdminPort(self), self._gate(security))
+            application = create_application(BrokerAdministration(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))

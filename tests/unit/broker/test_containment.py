@@ -43,7 +43,7 @@ LIFE = (
     "disagree"
 )
 STARTED = {
-    "broker/administration/brokers.py:BrokerAdministration.check_health": ASKED,
+    "broker/administration/brokers.py:Brokers.check_health": ASKED,
     "broker/incarnation.py:Broker._spawn": CARRIED,
     "broker/incarnation.py:Broker.drain": ASKED,
     "broker/bundles/assigning.py:Assigner.assign_merged": ASKED,
