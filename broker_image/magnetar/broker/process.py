@@ -252,13 +252,7 @@ class BrokerProcess:
                 ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
                     self._on_ready(broker)
-                if self._collecting is None:
-                    garbage = GarbageSchedule(self._messages)
-                    garbage.begin()
-                    self._collecting = asyncio.create_task(
-                        broker.metrics.surprises.again_and_again("garbage collection", garbage.run),
-                        name="garbage collection",
-                    )
+                self._collect_garbage(broker)
                 await self._until_over(broker)
                 if self._clock.monotonic() - ready_at >= IN_SERVICE_S:
                     failures = 0
@@ -293,6 +287,16 @@ class BrokerProcess:
             failures += 1
             longest_s = STORE_WAIT_MAX_S if store_was_away or awaits_restore else RESTART_MAX_S
             await asyncio.sleep(self.back_off_s(failures, longest_s))
+
+    def _collect_garbage(self, broker: Broker) -> None:
+        """Have Python's garbage collected as traffic allows, from the first incarnation on."""
+        if self._collecting is None:
+            garbage = GarbageSchedule(self._messages)
+            garbage.begin()
+            self._collecting = asyncio.create_task(
+                broker.metrics.surprises.again_and_again("garbage collection", garbage.run),
+                name="garbage collection",
+            )
 
     async def _close(self, broker: Broker) -> None:
         """Release everything of an incarnation that has ended, or did not start."""

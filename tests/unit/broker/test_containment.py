@@ -45,7 +45,7 @@ LIFE = (
 STARTED = {
     "broker/administration/brokers.py:Brokers.check_health": ASKED,
     "broker/incarnation.py:Broker._spawn": CARRIED,
-    "broker/incarnation.py:Broker.drain": ASKED,
+    "broker/draining.py:Draining.drain": ASKED,
     "broker/bundles/assigning.py:Assigner.assign_merged": ASKED,
     "broker/bundles/bundle.py:OwnedBundle._write_dirty_in": ITEM,
     "broker/bundles/bundle.py:OwnedBundle.topic": ASKED,
@@ -80,7 +80,7 @@ STARTED = {
     "broker/transactions/inquiring.py:_Round.ask": ITEM,
     "broker/process.py:BrokerProcess._open_security": CARRIED,
     "broker/process.py:BrokerProcess._open_tls": CARRIED,
-    "broker/process.py:BrokerProcess._serve": CARRIED,
+    "broker/process.py:BrokerProcess._collect_garbage": CARRIED,
     "broker/process.py:BrokerProcess._until_over": ASKED,
     "hosting/security/guard.py:Guard._read_again": ASKED,
     "hosting/security/handshakes.py:Handshakes._arm": CONNECTION,
