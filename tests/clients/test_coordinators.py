@@ -26,7 +26,7 @@ from tests.clients.coordinators import ANSWER_S, CHANGE_S, Stage, Wire
 pytestmark = [pytest.mark.slow, pytest.mark.etcd]
 
 Type = api.BaseCommand.Type
-ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
+COORDINATOR_TOPIC = "persistent://pulsar/system/transaction_coordinator_assign"
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,16 @@ def status_of(url: str) -> int:
 
 
 def partitions(wire: Wire) -> Any:
-    body = api.CommandPartitionedTopicMetadata(topic=ASSIGN, metadata_auto_creation_enabled=False)
+    body = api.CommandPartitionedTopicMetadata(
+        topic=COORDINATOR_TOPIC, metadata_auto_creation_enabled=False
+    )
     return wire.ask(Type.PARTITIONED_METADATA, body)
 
 
 def lookup(wire: Wire, tcid: int) -> Any:
-    body = api.CommandLookupTopic(topic=f"{ASSIGN}-partition-{tcid}", authoritative=False)
+    body = api.CommandLookupTopic(
+        topic=f"{COORDINATOR_TOPIC}-partition-{tcid}", authoritative=False
+    )
     return wire.ask(Type.LOOKUP, body)
 
 

@@ -24,7 +24,7 @@ from tests.clients.coordinators import Type, Wire, outcomes_survive
 
 pytestmark = pytest.mark.slow
 
-ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
+COORDINATOR_TOPIC = "persistent://pulsar/system/transaction_coordinator_assign"
 SWITCH = "MAGNETAR_TRANSACTIONS_ENABLED"
 TIMEOUT_S = 60.0
 RESIDENT_BYTES_MAX = 80 << 20
@@ -110,13 +110,13 @@ def _discovered(server: ServerProcess) -> tuple[int, str]:
     try:
         wire.connect()
         body = api.CommandPartitionedTopicMetadata(
-            topic=ASSIGN, metadata_auto_creation_enabled=False
+            topic=COORDINATOR_TOPIC, metadata_auto_creation_enabled=False
         )
         count = wire.ask(Type.PARTITIONED_METADATA, body).partitions
         if not count:
             return 0, ""
         return count, wire.ask(
-            Type.LOOKUP, api.CommandLookupTopic(topic=f"{ASSIGN}-partition-0")
+            Type.LOOKUP, api.CommandLookupTopic(topic=f"{COORDINATOR_TOPIC}-partition-0")
         ).brokerServiceUrl
     finally:
         wire.close()

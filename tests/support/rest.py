@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.rest.application import create_application
 from magnetar.rest.rights import Gate
 from tests.support.brokers import Peer, open_peer, running_broker
@@ -63,9 +62,7 @@ async def rest_over(
     directory: Path, broker: Broker, gate: Gate | None = None
 ) -> AsyncIterator[Rest]:
     """The application over `broker`."""
-    application = create_application(
-        BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))), gate
-    )
+    application = create_application(BrokerAdministration(Process(directory, broker)), gate)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=application), base_url="http://test"
     ) as client:

@@ -1,9 +1,10 @@
 """One incarnation of a broker.
 
 Owns: its life from claim to release: identity, lease, log, views, ownership, leader, listener,
-tickers, drain. Imports: ports. Invariants: nothing is served before the claim exists and the
-predecessor of the same name is fenced; `fail` ends the incarnation at once and for good (the
-process then starts a new one); a planned stop hands every bundle over before the lease is given up.
+tickers. Imports: the broker's rooms, ports. Invariants: nothing is served before the claim
+exists and the predecessor of the same name is fenced; `fail` ends the incarnation at once and for
+good (the process then starts a new one); a planned stop hands every bundle over before the lease is
+given up.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from magnetar.broker.commands.service import BrokerService
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.connections.connection_table import ConnectionTable
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.corruption import DamageTable
+from magnetar.broker.draining import Draining
+from magnetar.broker.gauges import damage_table, expose_access
 from magnetar.broker.metrics import BrokerMetrics
+from magnetar.broker.predecessors import fence_predecessors
 from magnetar.broker.topics.deletion_marks import DeletionMarks
 from magnetar.broker.upkeep.expiry import TopicExpiry
 from magnetar.broker.upkeep.maintenance import Maintenance
-from magnetar.errors import CorruptData, MagnetarError, StorageError, StoreError
+from magnetar.errors import StorageError, StoreError
 from magnetar.hosting.advertised import Listeners
 from magnetar.hosting.identity import ProcessIdentity, ProcessPorts
 from magnetar.hosting.joining import check_restore, guarded, incarnation_number, join_cluster
@@ -37,10 +40,8 @@ from magnetar.hosting.listeners import follow_addresses, open_listeners
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
-from magnetar.metadata.records import CordonRecord, IncarnationRecord, ListenerAddress
-from magnetar.metadata.store import Delete
+from magnetar.metadata.records import IncarnationRecord, ListenerAddress
 from magnetar.network import Listener
-from magnetar.storage.log.fencing import fence
 from magnetar.storage.log.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STORE_RETRY_S = 0.2
-DRAIN_LOOK_S = 1.0
 LOG_OVERSHOOT_BYTES_MAX = 256 << 20
 
 
@@ -82,10 +82,9 @@ class Broker:
         if ports.tls is not None:
             ports.tls.surprises = self.metrics.surprises
         self._ready = False
-        self._draining = False
+        self._drain: Draining | None = None
         self._listeners_open: list[Listener] = []
         self._registering: asyncio.Task[None] | None = None
-        self._emptying: asyncio.Task[None] | None = None
         self.guard: Guard | None = None
         self._plain_url = self.service_url_tls = ""
 
@@ -95,25 +94,14 @@ class Broker:
         """Claim, listen, register, and be ready. Raises StoreError, StorageError or OSError; then
         `close` must be called.
 
-        `store_was_unavailable`: it cannot have been for us alone, so others get time to register
-        again before they count as gone.
+        `store_was_unavailable`: it cannot have been for us alone, so others get time to register again
+        before they count as gone.
         """
         ports, settings, identity = self._ports, self._settings, self._identity
         joined = await join_cluster(ports.store, ports.volume, ports.clock)
         self.storage_id = joined.storage_id
         self._store = guarded(ports.store, joined.restore, self.fail)
-        self._log = LogWriter(
-            ports.volume,
-            ports.clock,
-            self.incarnation,
-            file_bytes=settings.log_file_bytes,
-            block_bytes_max=settings.block_bytes_max,
-            # Connections stop being read at `log_pending_bytes_max`; what each of them has read by
-            # then must still find room.
-            pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
-            spares_max=settings.log_spares_max,
-            on_fenced=self._fenced,
-        )
+        self._log = _log_writer(ports, settings, self.incarnation, self._fenced)
         # The claim exists before anything makes this incarnation known: a takeover before that
         # would fence nothing.
         await self._log.open()
@@ -122,43 +110,36 @@ class Broker:
         self.context = self._context(joined.restore)
         self._lease = ports.lease(self._lease_lost)
         self.lease_id = await self._lease.start()
-        await self._fence_predecessors()
+        await fence_predecessors(self._store, ports.volume, self.incarnation)
         await self._register(draining=False)
         self.context = replace(
             self.context, number=incarnation_number(joined.restore, self._registered_at)
         )
-        self.views = ClusterViews.create(
-            self.context.store, self.context.clock, self.metrics.surprises
-        )
+        self.views = ClusterViews.create(self._store, ports.clock, self.metrics.surprises)
         await self.views.start()
         self.ownership = Ownership(self.context, self.views)
         if store_was_unavailable:
             self.ownership.assigner.trust_absence_soon()
         self.service = BrokerService(self.context, self.views, self.ownership)
         await self._start_guard()
-        self._log.on_sealed = self.ownership.file_sealed
-        self.views.cordons.listen(lambda _names: self._look_at_cordon())
-        self._start_leader()
-        self._keep_up("claim check", self._check_claim)
-        self.maintenance = Maintenance(
-            self.context, self.views, self.ownership, lambda: self.leader.leading
+        drain = self._drain = Draining(
+            self.context,
+            self.views,
+            self.ownership,
+            register=self._register,
+            stop_leader=lambda: self.leader.stop(),
+            lease_valid=lambda: self._lease.valid(),
+            ended=self._ended,
+            spawn=self._spawn,
         )
-        self._keep_up("maintenance", self.maintenance.run)
-        self.deletion_marks = DeletionMarks(self.context, self.views)
-        self._keep_up("marks of deletions", self.deletion_marks.run)
-        self._keep_up(
-            "load report",
-            LoadReporter(self.context, self.service, lambda: self.lease_id, ports.usage).run,
-        )
-        self._keep_up("life of topics", TopicExpiry(self.context, self.ownership).run)
-        if identity.listeners.reread is not None:
-            self._keep_up("listeners", self._follow_listeners)
+        self.views.cordons.listen(lambda _names: drain.look_at_cordon())
+        self._begin_work()
         self.views.incarnations.listen(self._registrations_changed)
         if self._beside is not None:
             await self._beside(self)
         self._ready = True
         self._connections.open_gate()
-        self._look_at_cordon()
+        drain.look_at_cordon()
         if not self._lease.valid():
             self._lease_lost("the lease was lost while we started")
         self._registrations_changed([self.incarnation])
@@ -169,9 +150,31 @@ class Broker:
             http_url=identity.http_url,
         )
 
+    def _begin_work(self) -> None:
+        """Begin everything that runs for as long as this incarnation."""
+        self._log.on_sealed = self.ownership.file_sealed
+        self._start_leader()
+        self._keep_up("claim check", self._check_claim)
+        self.maintenance = Maintenance(
+            self.context, self.views, self.ownership, lambda: self.leader.leading
+        )
+        self._keep_up("maintenance", self.maintenance.run)
+        self.deletion_marks = DeletionMarks(self.context, self.views)
+        self._keep_up("marks of deletions", self.deletion_marks.run)
+        self._keep_up(
+            "load report",
+            LoadReporter(self.context, self.service, lambda: self.lease_id, self._ports.usage).run,
+        )
+        self._keep_up("life of topics", TopicExpiry(self.context, self.ownership).run)
+        if self._identity.listeners.reread is not None:
+            self._keep_up("listeners", self._follow_listeners)
+
     def _context(self, restore: int) -> BrokerContext:
         """What everything of this broker works with, once it listens."""
         ports, identity = self._ports, self._identity
+        damage = damage_table(ports.clock, self.metrics, self._log)
+        self._connections.expose(self.metrics.gauge)
+        expose_access(self.metrics, ports.security, ports.tls)
         return BrokerContext(
             settings=self._settings,
             clock=ports.clock,
@@ -189,7 +192,7 @@ class Broker:
             ),
             log=self._log,
             metrics=self.metrics,
-            damage=self._damage(),
+            damage=damage,
             fail=self.fail,
             security=ports.security,
             tls=ports.tls,
@@ -207,7 +210,7 @@ class Broker:
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        return self._drain is not None and self._drain.draining
 
     def fail(self, reason: str) -> None:
         """End this incarnation now: no further byte leaves it."""
@@ -219,63 +222,11 @@ class Broker:
 
     async def stop(self) -> None:
         """Planned end: drain, transfer, seal, give up lease and claim."""
-        if self.ready:
-            await self.drain("broker stops")
+        if self.ready and self._drain is not None:
+            await self._drain.drain("broker stops")
         if not self._ended.done():
             self._ended.set_result("stopped")
         await self.close()
-
-    async def drain(self, reason: str) -> None:
-        """Take no more bundles and transfer those we have.
-
-        Gives up after `drain_timeout_s`, and once the store has been away for
-        `drain_store_patience_s`: bundles are then taken over.
-        """
-        if self._draining:
-            return
-        self._draining = True
-        log.info(
-            "broker.draining",
-            incarnation=self.incarnation,
-            reason=reason,
-            bundles=len(self.ownership.owned),
-        )
-        with contextlib.suppress(StoreError):
-            await self._register(draining=True)
-        await self.leader.stop()
-        release = asyncio.create_task(self.ownership.release_all(reason))
-        hopeless = asyncio.create_task(self._store_stays_unavailable())
-        either: list[asyncio.Future[Any]] = [release, self._ended, hopeless]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        release.cancel()
-        hopeless.cancel()
-        try:
-            # we have failed concurrently: there is nothing left to transfer
-            with contextlib.suppress(asyncio.CancelledError):
-                await release
-        except TimeoutError:
-            log.error(
-                "broker.drain_timeout",
-                left=sorted(self.ownership.owned),
-                seconds=self._settings.drain_timeout_s,
-            )
-
-    async def _store_stays_unavailable(self) -> None:
-        """Return once the lease has not been renewed for so long that nobody will take what we hand
-        over.
-
-        A cluster that is deleted as a whole loses its etcd and its brokers at the same moment.
-        """
-        seen = self._ports.clock.boottime()
-        while (now := self._ports.clock.boottime()) - seen < self._settings.drain_store_patience_s:
-            if self._lease.valid():
-                seen = now
-            await asyncio.sleep(DRAIN_LOOK_S)
-        log.error(
-            "broker.drain_given_up",
-            left=sorted(self.ownership.owned),
-            store_away_s=self._settings.drain_store_patience_s,
-        )
 
     async def close(self) -> None:
         """Release everything this process holds; also after a failed start. Never raises for
@@ -328,27 +279,6 @@ class Broker:
             await guard.start()
             self.guard = self.service.guard = guard
 
-    async def _fence_predecessors(self) -> None:
-        """End former incarnations of this name: their claims first, then their registration."""
-        for name in await self._ports.volume.list("claims"):
-            predecessor = name.removeprefix("claims/")
-            if (
-                predecessor != self.incarnation
-                and predecessor.rpartition(".")[0] == self._identity.name
-            ):
-                log.info("broker.fencing_predecessor", predecessor=predecessor)
-                try:
-                    await fence(self._ports.volume, predecessor)
-                except CorruptData as error:
-                    # It has no claim any more. A reader of its log names the damage; everything
-                    # else is to be served.
-                    log.error(
-                        "broker.predecessor_damaged", predecessor=predecessor, error=str(error)
-                    )
-                await self._store.transact(
-                    [], [Delete(keys.incarnation(predecessor)), Delete(keys.load(predecessor))]
-                )
-
     async def _register(self, draining: bool) -> None:
         record = IncarnationRecord(
             broker=self._identity.name,
@@ -364,63 +294,6 @@ class Broker:
         self._registered_at = await self._store.put(
             keys.incarnation(self.incarnation), record.encode(), self.lease_id
         )
-
-    def _damage(self) -> DamageTable:
-        """The table of what is wrong with storage, with its metrics."""
-        table, gauge = DamageTable(self._ports.clock), self.metrics.gauge
-        gauge(
-            "magnetar_storage_damage",
-            "Named damage of storage that is there now: GET /magnetar/v1/damage",
-            lambda: len(table),
-        )
-        gauge("magnetar_storage_damage_met", "Operations that met damage", lambda: table.met)
-        space = self._log.space
-        gauge(
-            "magnetar_storage_short",
-            "1 while nothing is published for want of space on the volume",
-            lambda: space.short is not None,
-        )
-        gauge(
-            "magnetar_log_stalled",
-            "1 while not even the reserve has space for the log",
-            lambda: space.stalled is not None,
-        )
-        gauge(
-            "magnetar_log_files_abandoned",
-            "Log files left after a failed write or flush",
-            lambda: self._log.files_abandoned,
-        )
-        self._connections.expose(gauge)
-        security, tls = self._ports.security, self._ports.tls
-        if security is not None:
-            gauge(
-                "magnetar_security_reloads_failed",
-                "Security documents that were not used",
-                lambda: security.source.reloads_failed,
-            )
-        if tls is not None:
-            certificates = tls.certificates
-            gauge(
-                "magnetar_tls_certificate_expires_seconds",
-                "End of the certificate, unix time",
-                lambda: certificates.expires_s,
-            )
-            gauge(
-                "magnetar_tls_reloads_failed",
-                "Certificates that were not used",
-                lambda: certificates.reloads_failed,
-            )
-            gauge(
-                "magnetar_tls_handshakes_failed",
-                "TLS handshakes that failed or took too long",
-                lambda: tls.failed,
-            )
-            gauge(
-                "magnetar_tls_handshakes_dropped",
-                "Connections dropped because too many shook hands",
-                lambda: tls.dropped,
-            )
-        return table
 
     # --- watching over ourselves ------------------------------------------------------------------
 
@@ -486,11 +359,11 @@ class Broker:
                 await self._lease.stop(revoke=False)
                 self._lease = self._ports.lease(self._lease_lost)
                 self.lease_id = await self._lease.start()
-                await self._register(self._draining)
+                await self._register(self.draining)
                 if not self._lease.valid():
                     continue
                 self.ownership.assigner.trust_absence_soon()
-                if not self._draining:
+                if not self.draining:
                     self._start_leader()
                 log.info("broker.registered_again", incarnation=self.incarnation)
                 return
@@ -510,7 +383,7 @@ class Broker:
             if self._registering is not None and not self._registering.done():
                 return False
             await self._log.check_claim()  # who has been fenced does not come back
-            await self._register(self._draining)
+            await self._register(self.draining)
             return True
 
         try:
@@ -530,29 +403,22 @@ class Broker:
                 self.fail(f"claim: {error}")
                 return
 
-    def _look_at_cordon(self) -> None:
-        """A cordon with drain empties this broker while it stays up (scale-down); lifting it
-        brings it back."""
-        if not hasattr(self, "ownership"):
-            return
-        viewed = self.views.cordons.get(self._identity.name)
-        cordon: CordonRecord | None = viewed.record if viewed is not None else None
-        emptying = self._emptying is not None and not self._emptying.done()
-        if cordon is not None and cordon.drain and not self._draining and not emptying:
-            self._emptying = self._spawn(self._drain_for(cordon), "drain")
 
-    async def _drain_for(self, cordon: CordonRecord) -> None:
-        """Move bundles away one wave after another for as long as the cordon stands: some may
-        still have been on their way to us."""
-        log.info("broker.cordoned", reason=cordon.reason, bundles=len(self.ownership.owned))
-        while (
-            viewed := self.views.cordons.get(self._identity.name)
-        ) is not None and viewed.record.drain:
-            try:
-                if self.ownership.owned:
-                    await self.ownership.empty(cordon.reason)
-            except MagnetarError as error:
-                log.warning("broker.drain_delayed", error=str(error))
-            except Exception as error:
-                self.metrics.surprises.note("drain", error)
-            await asyncio.sleep(DRAIN_LOOK_S)
+def _log_writer(
+    ports: ProcessPorts,
+    settings: BrokerSettings,
+    incarnation: str,
+    on_fenced: Callable[[StorageError], None],
+) -> LogWriter:
+    return LogWriter(
+        ports.volume,
+        ports.clock,
+        incarnation,
+        file_bytes=settings.log_file_bytes,
+        block_bytes_max=settings.block_bytes_max,
+        # Connections stop being read at `log_pending_bytes_max`; what each of them has read by
+        # then must still find room.
+        pending_bytes_max=settings.log_pending_bytes_max + LOG_OVERSHOOT_BYTES_MAX,
+        spares_max=settings.log_spares_max,
+        on_fenced=on_fenced,
+    )

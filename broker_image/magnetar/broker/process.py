@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.standalone_coordinator import StandaloneCoordinator
 from magnetar.clock import Clock, SystemClock, back_off_s
@@ -60,11 +60,10 @@ log = structlog.get_logger(__name__)
 RESTART_BASE_S = 0.2
 RESTART_MAX_S = 5.0
 IN_SERVICE_S = 30.0
-"""An incarnation that ends earlier after it was ready has failed as one that did not begin: the
-next one waits longer."""
+"""An incarnation that ends earlier after it was ready has failed as one that did not begin: the next one
+waits longer."""
 STORE_WAIT_MAX_S = 1.0
-"""While the store is unavailable nothing of ours is broken, and each try waits for a connection
-anyway."""
+"""While the store is unavailable nothing of ours is broken, and each try waits for a connection anyway."""
 SPACE_WAIT_S = 2.0
 """A volume without any space is looked at again so often: some may be freed by hand, or by other
 brokers."""
@@ -140,7 +139,7 @@ class BrokerProcess:
             self._open_store() as (store, lease),
         ):
             volume = await self._open_volume()
-            application = create_application(BrokerAdminPort(self), self._gate(security))
+            application = create_application(BrokerAdministration(self), self._gate(security))
             if options.store == EMBEDDED:
                 # The store is ours alone: jobs beside this process commit through it.
                 application.include_router(store_router(store))
@@ -253,13 +252,7 @@ class BrokerProcess:
                 ready_at = self._clock.monotonic()
                 if self._on_ready is not None:
                     self._on_ready(broker)
-                if self._collecting is None:
-                    garbage = GarbageSchedule(self._messages)
-                    garbage.begin()
-                    self._collecting = asyncio.create_task(
-                        broker.metrics.surprises.again_and_again("garbage collection", garbage.run),
-                        name="garbage collection",
-                    )
+                self._collect_garbage(broker)
                 await self._until_over(broker)
                 if self._clock.monotonic() - ready_at >= IN_SERVICE_S:
                     failures = 0
@@ -296,6 +289,16 @@ class BrokerProcess:
                 STORE_WAIT_MAX_S if store_was_unavailable or awaits_restore else RESTART_MAX_S
             )
             await asyncio.sleep(self.back_off_s(failures, longest_s))
+
+    def _collect_garbage(self, broker: Broker) -> None:
+        """Have Python's garbage collected as traffic allows, from the first incarnation on."""
+        if self._collecting is None:
+            garbage = GarbageSchedule(self._messages)
+            garbage.begin()
+            self._collecting = asyncio.create_task(
+                broker.metrics.surprises.again_and_again("garbage collection", garbage.run),
+                name="garbage collection",
+            )
 
     async def _close(self, broker: Broker) -> None:
         """Release everything of an incarnation that has ended, or did not start."""

@@ -80,6 +80,10 @@ class CoordinatorMetrics:
             "again",
             registry=self.registry,
         )
+        self._add_number()
+
+    def _add_number(self) -> None:
+        """Metrics of the number that this process holds."""
         self.claims = Counter(
             "magnetar_coordinator_claims",
             "Lives of this process that took its number",

@@ -16,8 +16,8 @@ from magnetar import __version__
 from magnetar.rest.answers import add_refusals
 from magnetar.rest.application import PROMETHEUS_TYPE
 from magnetar.rest.coordinators import coordinator_router
-from magnetar.rest.ports import CoordinatorPort
 from magnetar.rest.rights import Gate, gate_of
+from magnetar.rest.transaction_ports import CoordinatorPort
 
 
 def coordinator_application(

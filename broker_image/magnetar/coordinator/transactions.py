@@ -12,23 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from magnetar.clock import Clock, back_off_s
+from magnetar.coordinator.attempts import Attempts, Order
 from magnetar.coordinator.metrics import ABORTED, COMMITTED, TIMED_OUT, CoordinatorMetrics
 from magnetar.coordinator.participants import Participants
 from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.errors import (
     Fenced,
-    InvalidTxnStatus,
-    MagnetarError,
     StorageError,
     StoreError,
-    SubscriptionNotFound,
-    TopicNotFound,
     TransactionCoordinatorNotFound,
 )
 from magnetar.hosting.settings import BrokerSettings
@@ -76,16 +72,6 @@ def limits_of(settings: BrokerSettings) -> Limits:
     )
 
 
-@dataclass(slots=True)
-class _Order:
-    """What one participant is to be told, and how often that has failed."""
-
-    txn: TxnId
-    action: Action
-    name: Participant
-    failures: int = 0
-
-
 class Transactions:
     """Runs from `begin`, which follows the log's recovery and the claim's word, to `stop`.
     `fail` ends this incarnation."""
@@ -100,15 +86,11 @@ class Transactions:
         metrics: CoordinatorMetrics,
         fail: Callable[[str], None],
     ) -> None:
-        self._core, self._log, self._participants, self._clock = (
-            core,
-            transaction_log,
-            participants,
-            clock,
-        )
+        self._core, self._log, self._clock = core, transaction_log, clock
+        self._attempts = Attempts(core, participants, metrics)
         self._settings, self._metrics, self._fail = settings, metrics, fail
         self._first_ms, self._began = core.seen_ms or clock.wall_ms(), clock.monotonic()
-        self._to_notify: deque[Iterator[_Order]] = deque()
+        self._to_notify: deque[Iterator[Order]] = deque()
         self._being_notified = 0
         self._going_on = False
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -128,8 +110,8 @@ class Transactions:
         self._spawn(self._tidy(), "tidy")
 
     async def stop(self) -> None:
-        """Drive nothing more; who waits for an answer is told to look for the next incarnation,
-        which knows what was decided."""
+        """Drive nothing more; who waits for an answer is told to look for the next incarnation, which
+        knows what was decided."""
         self._stopped = True
         for request in list(self._unanswered):
             if not request.done():
@@ -189,8 +171,8 @@ class Transactions:
         await request
 
     def _request(self) -> asyncio.Future[int]:
-        """Something to answer. Raises TransactionCoordinatorNotFound once this incarnation has
-        ended: nothing is written any more."""
+        """Something to answer. Raises TransactionCoordinatorNotFound once this incarnation has ended:
+        nothing is written any more."""
         if self._stopped:
             raise self._over()
         request: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -273,11 +255,11 @@ class Transactions:
         self._to_notify.append(self._orders(least))
         self._go_on()
 
-    def _orders(self, least: int) -> Iterator[_Order]:
+    def _orders(self, least: int) -> Iterator[Order]:
         if (found := self._core.to_drive(least)) is not None:
             txn, (action, names) = TxnId(self._core.tcid, least), found
             for name in names:
-                yield _Order(txn, action, name)
+                yield Order(txn, action, name)
 
     def _go_on(self) -> None:
         """Tell more participants in the next turn of the loop, if any are to be told and not too
@@ -302,14 +284,14 @@ class Transactions:
         self._being_notified += begun
         self._go_on()
 
-    async def _carry_out(self, order: _Order) -> None:
+    async def _carry_out(self, order: Order) -> None:
         """One attempt, and another one after a while if it fails."""
         done = False
         try:
             with self._metrics.surprises.contained(
                 "ends of transactions", txn=str(order.txn), topic=order.name.topic
             ):
-                done = await self._attempt(order)
+                done = await self._attempts.make(order)
         finally:
             self._being_notified -= 1
         if done:
@@ -321,56 +303,15 @@ class Transactions:
             asyncio.get_running_loop().call_later(delay_s, self._notify_again, order)
         self._go_on()
 
-    def _notify_again(self, order: _Order) -> None:
+    def _notify_again(self, order: Order) -> None:
         self._to_notify.append(iter((order,)))
         self._go_on()
-
-    async def _attempt(self, order: _Order) -> bool:
-        """Whether the participant has carried the decision out, or never will."""
-        txn, action, name = order.txn, order.action, order.name
-        try:
-            await self._inform(txn, action, name)
-        except (TopicNotFound, SubscriptionNotFound) as error:
-            log.info(
-                "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
-            )
-        except InvalidTxnStatus as error:  # and it would say so permanently
-            log.error(
-                "transaction.participant_contradicts",
-                txn=str(txn),
-                action=action.name,
-                error=str(error),
-                **name._asdict(),
-            )
-        except MagnetarError as error:
-            order.failures += 1
-            self._metrics.participant_failures.inc()
-            if order.failures & (order.failures - 1) == 0:  # the first, second, fourth...
-                log.warning(
-                    "transaction.participant_unavailable",
-                    txn=str(txn),
-                    topic=name.topic,
-                    subscription=name.subscription,
-                    failures=order.failures,
-                    error=str(error),
-                )
-            return False
-        return True
-
-    async def _inform(self, txn: TxnId, action: Action, name: Participant) -> None:
-        low_watermark = self._core.low_watermark
-        if name.subscription:
-            await self._participants.end_on_subscription(
-                name.topic, name.subscription, txn, action, low_watermark
-            )
-        else:
-            await self._participants.end_on_partition(name.topic, txn, action, low_watermark)
 
     # --- time -------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The time that the core goes by: where the records of the incarnations before end, and
-        what has passed since this one began."""
+        """The time that the core goes by: where the records of the incarnations before end, and what
+        has passed since this one began."""
         return self._first_ms + int((self._clock.monotonic() - self._began) * 1000)
 
     def wall_ms(self) -> int:

@@ -25,7 +25,7 @@ from magnetar.rest.operations import operation_router
 from magnetar.rest.pages import add_docs
 from magnetar.rest.permissions import permission_router
 from magnetar.rest.policy_routes import policy_router
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 from magnetar.rest.refused import refused_router
 from magnetar.rest.rights import Gate, gate_of
 from magnetar.rest.subscriptions import subscription_router
@@ -52,8 +52,8 @@ ROUTERS = (
 )
 
 
-def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
-    """All routes over `port`; `gate` is asked before each of them (None: nobody is)."""
+def create_application(admin: Resources, gate: Gate | None = None) -> FastAPI:
+    """All routes over `admin`; `gate` is asked before each of them (None: nobody is)."""
     dependencies = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
         title="Magnetar",
@@ -63,45 +63,45 @@ def create_application(port: AdminPort, gate: Gate | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     add_refusals(application)
-    _add_probes(application, port)
+    _add_probes(application, admin)
     add_docs(application)
-    _add_lookup(application, port)
+    _add_lookup(application, admin)
     for router in ROUTERS:
-        application.include_router(router(port))
+        application.include_router(router(admin))
     return application
 
 
-def _add_probes(application: FastAPI, port: AdminPort) -> None:
+def _add_probes(application: FastAPI, admin: Resources) -> None:
     def answer(good: bool) -> PlainTextResponse:
         return PlainTextResponse("ok" if good else "not ready", status_code=200 if good else 503)
 
     @application.get("/live", response_class=PlainTextResponse, tags=["broker"])
     async def live() -> PlainTextResponse:
         """Tell whether the process makes progress."""
-        return answer(port.live())
+        return answer(admin.health.live())
 
     @application.get("/ready", response_class=PlainTextResponse, tags=["broker"])
     async def ready() -> PlainTextResponse:
         """Tell whether clients should be sent here."""
-        return answer(port.ready())
+        return answer(admin.health.ready())
 
     @application.get("/metrics", tags=["broker"])
     @application.get("/metrics/", include_in_schema=False)
     async def metrics() -> Response:
         """Return all metrics in Prometheus' text format."""
-        return Response(port.metrics(), media_type=PROMETHEUS_TYPE)
+        return Response(admin.health.metrics(), media_type=PROMETHEUS_TYPE)
 
     @application.get("/magnetar/v1/status", tags=["broker"])
     async def status() -> dict[str, Any]:
         """Tell who serves what: brokers, bundles and their owners."""
-        return await port.status()
+        return await admin.health.status()
 
 
-def _add_lookup(application: FastAPI, port: AdminPort) -> None:
+def _add_lookup(application: FastAPI, admin: Resources) -> None:
     @application.get(f"{LOOKUP}/bundle", response_class=PlainTextResponse, tags=["lookup"])
     async def bundle(domain: Domain, tenant: str, namespace: str, topic: str) -> str:
         """Tell the bundle that a topic falls into."""
-        return await port.bundle_range(topic_name(domain, tenant, namespace, topic))
+        return await admin.health.bundle_range(topic_name(domain, tenant, namespace, topic))
 
     @application.get(LOOKUP, tags=["lookup"])
     async def lookup(
@@ -116,6 +116,6 @@ def _add_lookup(application: FastAPI, port: AdminPort) -> None:
     ) -> dict[str, str]:
         """Tell which broker serves a topic, and its address on a listener; the query wins over
         the header."""
-        return await port.lookup(
+        return await admin.health.lookup(
             topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip()
         )

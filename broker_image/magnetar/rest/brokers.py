@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse
 
 from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 from magnetar.rest.answers import NO_CONTENT
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 FIXED = (
     "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it "
@@ -22,47 +22,48 @@ FIXED = (
 )
 
 
-def broker_router(port: AdminPort) -> APIRouter:
-    """Brokers over `port`."""
+def broker_router(admin: Resources) -> APIRouter:
+    """Brokers over `admin`."""
     router = APIRouter(prefix="/admin/v2")
-    _add_state(router, port)
-    _add_configuration(router, port)
-    _add_brokers(router, port)
-    _add_statistics(router, port)
+    _add_state(router, admin)
+    _add_configuration(router, admin)
+    _add_brokers(router, admin)
+    _add_statistics(router, admin)
     return router
 
 
-def _add_state(router: APIRouter, port: AdminPort) -> None:
+def _add_state(router: APIRouter, admin: Resources) -> None:
     @router.get("/brokers/health", response_class=PlainTextResponse, tags=["brokers"])
     async def health() -> str:
         """Publish a message through this broker and read it; ok, or 503 with what failed."""
-        await port.check_health()
+        await admin.brokers.check_health()
         return "ok"
 
     @router.get("/brokers/ready", response_class=PlainTextResponse, tags=["brokers"])
     async def ready() -> PlainTextResponse:
         """Tell whether clients should be sent here."""
         return PlainTextResponse(
-            "ok" if port.ready() else "not ready", status_code=200 if port.ready() else 503
+            "ok" if admin.health.ready() else "not ready",
+            status_code=200 if admin.health.ready() else 503,
         )
 
     @router.get("/brokers/version", response_class=PlainTextResponse, tags=["brokers"])
     async def version() -> str:
         """Tell the version of this broker."""
-        return port.version()
+        return admin.health.version()
 
     @router.get("/brokers/leaderBroker", tags=["brokers"])
     async def leader() -> dict[str, str]:
         """Tell which broker leads."""
-        return await port.leader_broker()
+        return await admin.brokers.leader_broker()
 
     @router.get("/brokers/backlog-quota-check", status_code=NO_CONTENT, tags=["brokers"])
     async def check_quotas() -> None:
         """Compare backlogs with their quotas now."""
-        await port.check_backlog_quotas()
+        await admin.brokers.check_backlog_quotas()
 
 
-def _add_configuration(router: APIRouter, port: AdminPort) -> None:
+def _add_configuration(router: APIRouter, admin: Resources) -> None:
     @router.get("/brokers/configuration", tags=["brokers"])
     async def names() -> list[str]:
         """List the settings that can be changed while a broker runs: none."""
@@ -76,7 +77,7 @@ def _add_configuration(router: APIRouter, port: AdminPort) -> None:
     @router.get("/brokers/configuration/runtime", tags=["brokers"])
     async def runtime() -> dict[str, str]:
         """Return the settings in force."""
-        return port.configuration()
+        return admin.brokers.configuration()
 
     @router.post(
         "/brokers/configuration/{name}/{value:path}", status_code=NO_CONTENT, tags=["brokers"]
@@ -84,45 +85,45 @@ def _add_configuration(router: APIRouter, port: AdminPort) -> None:
     async def change(name: str, value: str) -> None:
         """Refused with what to do instead: settings do not change while a broker runs."""
         del value
-        _refuse_change(port, name)
+        _refuse_change(admin, name)
 
     @router.delete("/brokers/configuration/{name}", status_code=NO_CONTENT, tags=["brokers"])
     async def restore(name: str) -> None:
         """Refused with what to do instead: settings do not change while a broker runs."""
-        _refuse_change(port, name)
+        _refuse_change(admin, name)
 
     @router.get("/brokers/internal-configuration", tags=["brokers"])
     async def internal() -> dict[str, Any]:
         """Tell where metadata and storage are."""
-        return port.internal_configuration()
+        return admin.brokers.internal_configuration()
 
 
-def _refuse_change(port: AdminPort, name: str) -> None:
-    if name not in port.configuration():
+def _refuse_change(admin: Resources, name: str) -> None:
+    if name not in admin.brokers.configuration():
         raise TopicNotFound(
             f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
         )
     raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
 
 
-def _add_brokers(router: APIRouter, port: AdminPort) -> None:
+def _add_brokers(router: APIRouter, admin: Resources) -> None:
     @router.get("/brokers", tags=["brokers"], name="all_brokers")
     @router.get("/brokers/{cluster}", tags=["brokers"])
     async def brokers(cluster: str = "") -> list[str]:
         """List the live brokers as host:port of their HTTP."""
-        return await port.brokers(cluster)
+        return await admin.brokers.brokers(cluster)
 
     @router.get("/brokers/{cluster}/{broker}/ownedNamespaces", tags=["brokers"])
     async def owned(cluster: str, broker: str) -> dict[str, Any]:
         """List the bundles that a broker serves."""
-        return await port.owned_bundles(cluster, broker)
+        return await admin.brokers.owned_bundles(cluster, broker)
 
 
-def _add_statistics(router: APIRouter, port: AdminPort) -> None:
+def _add_statistics(router: APIRouter, admin: Resources) -> None:
     @router.get("/broker-stats/metrics", tags=["broker statistics"])
     async def metrics() -> list[dict[str, Any]]:
         """Return this broker's metrics as Pulsar's JSON."""
-        return port.metrics_json()
+        return admin.brokers.metrics_json()
 
     @router.get("/broker-stats/mbeans", tags=["broker statistics"])
     async def beans() -> list[dict[str, Any]]:
@@ -133,12 +134,12 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
     @router.get("/broker-stats/destinations", tags=["broker statistics"])
     async def destinations() -> dict[str, Any]:
         """Return the statistics of all topics served here, by namespace and bundle."""
-        return await port.broker_topics()
+        return await admin.brokers.broker_topics()
 
     @router.get("/broker-stats/load-report", tags=["broker statistics"])
     async def load_report() -> dict[str, Any]:
         """Return this broker's load as it was last reported."""
-        return port.load_report()
+        return admin.brokers.load_report()
 
     @router.get("/broker-stats/allocator-stats/{allocator}", tags=["broker statistics"])
     async def allocator(allocator: str) -> Response:

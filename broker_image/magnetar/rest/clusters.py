@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from magnetar.rest.answers import NO_CONTENT, body, object_of
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 CLUSTER = {
     "type": "object",
@@ -22,24 +22,24 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 TENANT = {"type": "object", "properties": {"adminRoles": NAMES, "allowedClusters": NAMES}}
 
 
-def cluster_router(port: AdminPort) -> APIRouter:
-    """Clusters and tenants over `port`."""
+def cluster_router(admin: Resources) -> APIRouter:
+    """Clusters and tenants over `admin`."""
     router = APIRouter(prefix="/admin/v2")
-    _add_clusters(router, port)
-    _add_tenants(router, port)
+    _add_clusters(router, admin)
+    _add_tenants(router, admin)
     return router
 
 
-def _add_clusters(router: APIRouter, port: AdminPort) -> None:
+def _add_clusters(router: APIRouter, admin: Resources) -> None:
     @router.get("/clusters", tags=["clusters"])
     async def clusters() -> list[str]:
         """List the clusters that are known."""
-        return await port.clusters()
+        return await admin.clusters.clusters()
 
     @router.get("/clusters/{cluster}", tags=["clusters"])
     async def cluster(cluster: str) -> dict[str, Any]:
         """Return what is known about a cluster."""
-        return await port.cluster(cluster)
+        return await admin.clusters.cluster(cluster)
 
     @router.put(
         "/clusters/{cluster}",
@@ -49,7 +49,7 @@ def _add_clusters(router: APIRouter, port: AdminPort) -> None:
     )
     async def create_cluster(cluster: str, request: Request) -> None:
         """Make a cluster known."""
-        await port.write_cluster(cluster, await object_of(request), create=True)
+        await admin.clusters.write_cluster(cluster, await object_of(request), create=True)
 
     @router.post(
         "/clusters/{cluster}",
@@ -59,24 +59,24 @@ def _add_clusters(router: APIRouter, port: AdminPort) -> None:
     )
     async def update_cluster(cluster: str, request: Request) -> None:
         """Replace what is known about a cluster."""
-        await port.write_cluster(cluster, await object_of(request), create=False)
+        await admin.clusters.write_cluster(cluster, await object_of(request), create=False)
 
     @router.delete("/clusters/{cluster}", status_code=NO_CONTENT, tags=["clusters"])
     async def delete_cluster(cluster: str) -> None:
         """Forget a cluster."""
-        await port.delete_cluster(cluster)
+        await admin.clusters.delete_cluster(cluster)
 
 
-def _add_tenants(router: APIRouter, port: AdminPort) -> None:
+def _add_tenants(router: APIRouter, admin: Resources) -> None:
     @router.get("/tenants", tags=["tenants"])
     async def tenants() -> list[str]:
         """List the tenants."""
-        return await port.tenants()
+        return await admin.tenants.tenants()
 
     @router.get("/tenants/{tenant}", tags=["tenants"])
     async def tenant(tenant: str) -> dict[str, Any]:
         """Return a tenant's roles and clusters."""
-        return await port.tenant(tenant)
+        return await admin.tenants.tenant(tenant)
 
     @router.put(
         "/tenants/{tenant}",
@@ -86,7 +86,7 @@ def _add_tenants(router: APIRouter, port: AdminPort) -> None:
     )
     async def create_tenant(tenant: str, request: Request) -> None:
         """Create a tenant."""
-        await port.write_tenant(tenant, await object_of(request), create=True)
+        await admin.tenants.write_tenant(tenant, await object_of(request), create=True)
 
     @router.post(
         "/tenants/{tenant}",
@@ -96,9 +96,9 @@ def _add_tenants(router: APIRouter, port: AdminPort) -> None:
     )
     async def update_tenant(tenant: str, request: Request) -> None:
         """Replace a tenant's roles and clusters."""
-        await port.write_tenant(tenant, await object_of(request), create=False)
+        await admin.tenants.write_tenant(tenant, await object_of(request), create=False)
 
     @router.delete("/tenants/{tenant}", status_code=NO_CONTENT, tags=["tenants"])
     async def delete_tenant(tenant: str, force: bool = False) -> None:
         """Delete a tenant; with its namespaces only by force."""
-        await port.delete_tenant(tenant, force)
+        await admin.tenants.delete_tenant(tenant, force)

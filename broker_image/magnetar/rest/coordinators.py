@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from magnetar.rest.answers import NO_CONTENT
-from magnetar.rest.ports import CoordinatorPort
+from magnetar.rest.transaction_ports import CoordinatorPort
 
 INTERNAL = "/internal/v1/coordinator"
 LISTED = 1000

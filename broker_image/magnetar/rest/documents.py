@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from magnetar.errors import InvalidRequest, TopicNotFound
 from magnetar.rest.answers import NO_CONTENT, body, body_of, namespace_name, object_of
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 OBJECT = {"type": "object"}
 NAMES = {"type": "array", "items": {"type": "string"}}
@@ -35,26 +35,26 @@ DEFAULT_QUOTA = {
 }
 
 
-def document_router(port: AdminPort) -> APIRouter:
-    """Stored documents over `port`."""
+def document_router(admin: Resources) -> APIRouter:
+    """Stored documents over `admin`."""
     router = APIRouter(prefix="/admin/v2")
-    _add_peers(router, port)
+    _add_peers(router, admin)
     # before the policies by name, among which "brokers" cannot be
-    _add_isolated_brokers(router, port)
+    _add_isolated_brokers(router, admin)
     for part in (DOMAINS, ISOLATION):
-        _add_parts(router, port, part)
-    _add_groups(router, port)
-    _add_quotas(router, port)
+        _add_parts(router, admin, part)
+    _add_groups(router, admin)
+    _add_quotas(router, admin)
     _add_bookies(router)
     return router
 
 
-def _add_peers(router: APIRouter, port: AdminPort) -> None:
+def _add_peers(router: APIRouter, admin: Resources) -> None:
     @router.get("/clusters/{cluster}/peers", tags=["clusters"])
     async def peers(cluster: str) -> list[str]:
         """List the clusters that were stored as peers of a cluster."""
-        await port.cluster(cluster)
-        return list((await port.documents(f"{PEERS}/{cluster}")).get("names", []))
+        await admin.clusters.cluster(cluster)
+        return list((await admin.documents.documents(f"{PEERS}/{cluster}")).get("names", []))
 
     @router.post(
         "/clusters/{cluster}/peers",
@@ -64,18 +64,18 @@ def _add_peers(router: APIRouter, port: AdminPort) -> None:
     )
     async def write(cluster: str, request: Request) -> None:
         """Store the names of a cluster's peers."""
-        await port.cluster(cluster)
+        await admin.clusters.cluster(cluster)
         names = await body_of(request)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidRequest(
                 f"peers: {str(names)[:80]!r} is not a list of names; send names of clusters"
             )
         for name in names:
-            await port.cluster(name)
-        await port.write_document(f"{PEERS}/{cluster}", "names", names)
+            await admin.clusters.cluster(name)
+        await admin.documents.write_document(f"{PEERS}/{cluster}", "names", names)
 
 
-def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
+def _add_parts(router: APIRouter, admin: Resources, part: str) -> None:
     """Named documents of a cluster."""
     path = f"/clusters/{{cluster}}/{part}"
 
@@ -83,8 +83,8 @@ def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
         path, tags=["clusters"], name=f"all_{part}", description=f"Return all {part} of a cluster."
     )
     async def documents(cluster: str) -> dict[str, Any]:
-        await port.cluster(cluster)
-        return await port.documents(f"{part}/{cluster}")
+        await admin.clusters.cluster(cluster)
+        return await admin.documents.documents(f"{part}/{cluster}")
 
     @router.get(
         f"{path}/{{name}}",
@@ -93,7 +93,7 @@ def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
         description=f"Return one of the {part} of a cluster.",
     )
     async def document(cluster: str, name: str) -> Any:
-        return await _one(port, f"{part}/{cluster}", name)
+        return await _one(admin, f"{part}/{cluster}", name)
 
     @router.post(
         f"{path}/{{name}}",
@@ -104,8 +104,8 @@ def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
         openapi_extra=body("Pulsar's JSON", OBJECT),
     )
     async def write(cluster: str, name: str, request: Request) -> None:
-        await port.cluster(cluster)
-        await port.write_document(f"{part}/{cluster}", name, await object_of(request))
+        await admin.clusters.cluster(cluster)
+        await admin.documents.write_document(f"{part}/{cluster}", name, await object_of(request))
 
     @router.delete(
         f"{path}/{{name}}",
@@ -115,19 +115,19 @@ def _add_parts(router: APIRouter, port: AdminPort, part: str) -> None:
         description=f"Forget one of the {part}.",
     )
     async def remove(cluster: str, name: str) -> None:
-        await _one(port, f"{part}/{cluster}", name)
-        await port.write_document(f"{part}/{cluster}", name, None)
+        await _one(admin, f"{part}/{cluster}", name)
+        await admin.documents.write_document(f"{part}/{cluster}", name, None)
 
 
-async def _one(port: AdminPort, group: str, name: str) -> Any:
+async def _one(admin: Resources, group: str, name: str) -> Any:
     """Raises TopicNotFound."""
-    found = (await port.documents(group)).get(name)
+    found = (await admin.documents.documents(group)).get(name)
     if found is None:
         raise TopicNotFound(f"{group}: there is no {name!r}; store it first")
     return found
 
 
-def _add_isolated_brokers(router: APIRouter, port: AdminPort) -> None:
+def _add_isolated_brokers(router: APIRouter, admin: Resources) -> None:
     path = f"/clusters/{{cluster}}/{ISOLATION}/brokers"
 
     def said(name: str) -> dict[str, Any]:
@@ -137,12 +137,12 @@ def _add_isolated_brokers(router: APIRouter, port: AdminPort) -> None:
     async def isolated(cluster: str) -> list[dict[str, Any]]:
         """List the brokers without namespaces of their own: isolation policies have no effect
         here."""
-        return [said(name) for name in await port.brokers(cluster)]
+        return [said(name) for name in await admin.brokers.brokers(cluster)]
 
     @router.get(f"{path}/{{broker}}", tags=["clusters"])
     async def isolated_broker(cluster: str, broker: str) -> dict[str, Any]:
         """Tell that a broker has no namespaces of its own."""
-        if broker not in await port.brokers(cluster):
+        if broker not in await admin.brokers.brokers(cluster):
             raise TopicNotFound(
                 f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones"
             )
@@ -151,20 +151,20 @@ def _add_isolated_brokers(router: APIRouter, port: AdminPort) -> None:
     @router.get("/clusters/{cluster}/migrate", tags=["clusters"])
     async def migration(cluster: str) -> dict[str, Any]:
         """Tell that a cluster is not being migrated."""
-        await port.cluster(cluster)
+        await admin.clusters.cluster(cluster)
         return {"migrated": False, "migratedClusterUrl": None}
 
 
-def _add_groups(router: APIRouter, port: AdminPort) -> None:
+def _add_groups(router: APIRouter, admin: Resources) -> None:
     @router.get("/resourcegroups", tags=["resource groups"])
     async def groups() -> list[str]:
         """List the resource groups."""
-        return sorted(await port.documents(GROUPS))
+        return sorted(await admin.documents.documents(GROUPS))
 
     @router.get("/resourcegroups/{name}", tags=["resource groups"])
     async def group(name: str) -> Any:
         """Return a resource group."""
-        return await _one(port, GROUPS, name)
+        return await _one(admin, GROUPS, name)
 
     @router.put(
         "/resourcegroups/{name}",
@@ -174,20 +174,20 @@ def _add_groups(router: APIRouter, port: AdminPort) -> None:
     )
     async def write(name: str, request: Request) -> None:
         """Store a resource group."""
-        await port.write_document(GROUPS, name, await object_of(request))
+        await admin.documents.write_document(GROUPS, name, await object_of(request))
 
     @router.delete("/resourcegroups/{name}", status_code=NO_CONTENT, tags=["resource groups"])
     async def remove(name: str) -> None:
         """Forget a resource group."""
-        await _one(port, GROUPS, name)
-        await port.write_document(GROUPS, name, None)
+        await _one(admin, GROUPS, name)
+        await admin.documents.write_document(GROUPS, name, None)
 
 
-def _add_quotas(router: APIRouter, port: AdminPort) -> None:
+def _add_quotas(router: APIRouter, admin: Resources) -> None:
     @router.get("/resource-quotas", tags=["resource quotas"])
     async def default() -> Any:
         """Return the default quota of a bundle."""
-        return (await port.documents(QUOTAS)).get("default", DEFAULT_QUOTA)
+        return (await admin.documents.documents(QUOTAS)).get("default", DEFAULT_QUOTA)
 
     @router.post(
         "/resource-quotas",
@@ -197,14 +197,14 @@ def _add_quotas(router: APIRouter, port: AdminPort) -> None:
     )
     async def write_default(request: Request) -> None:
         """Store the default quota of a bundle."""
-        await port.write_document(QUOTAS, "default", await object_of(request))
+        await admin.documents.write_document(QUOTAS, "default", await object_of(request))
 
     path = "/resource-quotas/{tenant}/{namespace}/{bundle}"
 
     @router.get(path, tags=["resource quotas"])
     async def quota(tenant: str, namespace: str, bundle: str) -> Any:
         """Return the quota of a bundle."""
-        stored = await port.documents(QUOTAS)
+        stored = await admin.documents.documents(QUOTAS)
         return stored.get(
             f"{namespace_name(tenant, namespace)}/{bundle}", stored.get("default", DEFAULT_QUOTA)
         )
@@ -217,15 +217,17 @@ def _add_quotas(router: APIRouter, port: AdminPort) -> None:
     )
     async def write(tenant: str, namespace: str, bundle: str, request: Request) -> None:
         """Store the quota of a bundle."""
-        await port.namespace(namespace_name(tenant, namespace))
-        await port.write_document(
+        await admin.namespaces.namespace(namespace_name(tenant, namespace))
+        await admin.documents.write_document(
             QUOTAS, f"{tenant}/{namespace}/{bundle}", await object_of(request)
         )
 
     @router.delete(path, status_code=NO_CONTENT, tags=["resource quotas"])
     async def remove(tenant: str, namespace: str, bundle: str) -> None:
         """Have the default quota hold for a bundle again."""
-        await port.write_document(QUOTAS, f"{namespace_name(tenant, namespace)}/{bundle}", None)
+        await admin.documents.write_document(
+            QUOTAS, f"{namespace_name(tenant, namespace)}/{bundle}", None
+        )
 
 
 def _add_bookies(router: APIRouter) -> None:

@@ -12,25 +12,27 @@ from fastapi import APIRouter
 
 from magnetar.errors import InvalidRequest
 from magnetar.names import BundleName, TopicName
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 
-def explain_router(port: AdminPort) -> APIRouter:
-    """The routes over `port`."""
+def explain_router(admin: Resources) -> APIRouter:
+    """The routes over `admin`."""
     router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 
     @router.get("/explain")
     async def explain(topic: str = "", bundle: str = "") -> dict[str, Any]:
         """Who serves a topic or a bundle, why, from which files, and what would happen if the
         owner died."""
-        return await port.explain(_topic(topic), BundleName.parse(bundle) if bundle else None)
+        return await admin.explanations.explain(
+            _topic(topic), BundleName.parse(bundle) if bundle else None
+        )
 
     @router.get("/explain/owned")
     async def owned(bundle: str = "", topic: str = "") -> dict[str, Any]:
         """What only the bundle's owner knows."""
         if not bundle:
             raise InvalidRequest("bundle: name it; tenant/namespace/0x00000000_0x40000000")
-        return port.explain_owned(_topic(topic), BundleName.parse(bundle))
+        return admin.explanations.explain_owned(_topic(topic), BundleName.parse(bundle))
 
     return router
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from magnetar.errors import InvalidRequest, LimitExceeded
 from magnetar.rest.answers import TOPIC, Domain, body, object_of, topic_name
-from magnetar.rest.ports import AdminPort, FoundMessage
+from magnetar.rest.ports import FoundMessage, Resources
 from magnetar.rest.subscriptions import MESSAGE_ID, position_of
 
 ANSWERS_BYTES_MAX = 64 << 20
@@ -36,11 +36,11 @@ OCTETS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def message_router(port: AdminPort) -> APIRouter:
-    """Messages over `port`."""
+def message_router(admin: Resources) -> APIRouter:
+    """Messages over `admin`."""
     router = APIRouter(tags=["messages"])
-    _add_reading(router, port)
-    _add_positions(router, port)
+    _add_reading(router, admin)
+    _add_positions(router, admin)
     return router
 
 
@@ -99,7 +99,7 @@ class _Shown(Response):
             payloads.bytes -= size
 
 
-def _add_reading(router: APIRouter, port: AdminPort) -> None:
+def _add_reading(router: APIRouter, admin: Resources) -> None:
     payloads = _Payloads()
 
     @router.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", responses=OCTETS)
@@ -108,7 +108,7 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
     ) -> Response:
         """Show the `number`-th message (from 1) that a subscription has not acknowledged."""
         name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: port.peek(name, subscription, number))
+        return await payloads.answer(lambda: admin.messages.peek(name, subscription, number))
 
     @router.get(f"{TOPIC}/examinemessage", responses=OCTETS)
     async def examine(
@@ -125,7 +125,7 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
     ) -> Response:
         """Show a message counted from the beginning or from the end of a topic."""
         name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: port.examine(name, origin, number))
+        return await payloads.answer(lambda: admin.messages.examine(name, origin, number))
 
     @router.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", responses=OCTETS)
     async def message(
@@ -133,16 +133,18 @@ def _add_reading(router: APIRouter, port: AdminPort) -> None:
     ) -> Response:
         """Show the message with this id."""
         name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: port.message(name, (ledger, entry)))
+        return await payloads.answer(lambda: admin.messages.message(name, (ledger, entry)))
 
 
-def _add_positions(router: APIRouter, port: AdminPort) -> None:
+def _add_positions(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{TOPIC}/messageid/{{timestamp}}")
     async def message_id(
         domain: Domain, tenant: str, namespace: str, topic: str, timestamp: int
     ) -> dict[str, Any]:
         """Tell the id of the first message published at this time (milliseconds) or later."""
-        return await port.message_id_at(topic_name(domain, tenant, namespace, topic), timestamp)
+        return await admin.messages.message_id_at(
+            topic_name(domain, tenant, namespace, topic), timestamp
+        )
 
     @router.put(f"{TOPIC}/backlogSize", openapi_extra=body("a message id", MESSAGE_ID))
     async def backlog_size(
@@ -152,7 +154,9 @@ def _add_positions(router: APIRouter, port: AdminPort) -> None:
         position = position_of(await object_of(request))
         if position is None:
             raise InvalidRequest("backlogSize: the body has no ledgerId; send a message id")
-        return await port.backlog_size(topic_name(domain, tenant, namespace, topic), position)
+        return await admin.messages.backlog_size(
+            topic_name(domain, tenant, namespace, topic), position
+        )
 
     @router.post(
         f"{TOPIC}/subscription/{{subscription}}/analyzeBacklog",
@@ -162,6 +166,6 @@ def _add_positions(router: APIRouter, port: AdminPort) -> None:
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
     ) -> dict[str, Any]:
         """Count what a subscription has before it."""
-        return await port.analyze_backlog(
+        return await admin.messages.analyze_backlog(
             topic_name(domain, tenant, namespace, topic), subscription
         )

@@ -22,7 +22,7 @@ from magnetar.rest.answers import (
     namespace_name,
     object_of,
 )
-from magnetar.rest.ports import AdminPort, ListMode
+from magnetar.rest.ports import ListMode, Resources
 from magnetar.rest.topics import Destination
 
 BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
@@ -37,21 +37,22 @@ BUNDLES = {
 POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
 
 
-def namespace_router(port: AdminPort) -> APIRouter:
-    """Namespaces over `port`."""
+def namespace_router(admin: Resources) -> APIRouter:
+    """Namespaces over `admin`."""
     router = APIRouter(tags=["namespaces"])
-    _add_life(router, port)
-    _add_lists(router, port)
-    _add_bundles(router, port)
-    _add_work(router, port)
+    _add_life(router, admin)
+    _add_lists(router, admin)
+    _add_bundles(router, admin)
+    _add_moves(router, admin)
+    _add_work(router, admin)
     return router
 
 
-def _add_life(router: APIRouter, port: AdminPort) -> None:
+def _add_life(router: APIRouter, admin: Resources) -> None:
     @router.get(NAMESPACE)
     async def namespace(tenant: str, namespace: str) -> dict[str, Any]:
         """Return all policies of a namespace."""
-        return await port.namespace(namespace_name(tenant, namespace))
+        return await admin.namespaces.namespace(namespace_name(tenant, namespace))
 
     @router.put(
         NAMESPACE,
@@ -63,12 +64,14 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         settings = await object_of(request)
         boundaries = _boundaries(settings.pop("bundles", None))
         given = {key: value for key, value in settings.items() if value is not None}
-        await port.create_namespace(namespace_name(tenant, namespace), boundaries, given)
+        await admin.namespaces.create_namespace(
+            namespace_name(tenant, namespace), boundaries, given
+        )
 
     @router.delete(NAMESPACE, status_code=NO_CONTENT)
     async def delete_namespace(tenant: str, namespace: str, force: bool = False) -> None:
         """Delete a namespace; with its topics only by force."""
-        await port.delete_namespace(namespace_name(tenant, namespace), force)
+        await admin.namespaces.delete_namespace(namespace_name(tenant, namespace), force)
 
 
 def _boundaries(bundles: Any) -> tuple[int, ...]:
@@ -96,11 +99,11 @@ def _boundaries(bundles: Any) -> tuple[int, ...]:
     return initial_boundaries(count)
 
 
-def _add_lists(router: APIRouter, port: AdminPort) -> None:
+def _add_lists(router: APIRouter, admin: Resources) -> None:
     @router.get("/admin/v2/namespaces/{tenant}")
     async def namespaces(tenant: str) -> list[str]:
         """List the namespaces of a tenant."""
-        return await port.namespaces(tenant)
+        return await admin.namespaces.namespaces(tenant)
 
     # where Java's client asks
     @router.get("/admin/namespaces/{cluster}/antiAffinity/{group}", include_in_schema=False)
@@ -110,12 +113,12 @@ def _add_lists(router: APIRouter, port: AdminPort) -> None:
     ) -> list[str]:
         """List the namespaces (of a tenant) that belong to an anti-affinity group."""
         del cluster  # there is one
-        return await port.anti_affinity_namespaces(tenant, group)
+        return await admin.namespaces.anti_affinity_namespaces(tenant, group)
 
     @router.get(f"{NAMESPACE}/topics")
     async def topics(tenant: str, namespace: str, mode: ListMode = "PERSISTENT") -> list[str]:
         """List the topics of a namespace, partitions one by one."""
-        return await port.topics(namespace_name(tenant, namespace), mode)
+        return await admin.topics.topics(namespace_name(tenant, namespace), mode)
 
     @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}")
     async def topics_of_domain(
@@ -125,21 +128,23 @@ def _add_lists(router: APIRouter, port: AdminPort) -> None:
         bundle, if named."""
         mode: ListMode = "PERSISTENT" if domain == PERSISTENT else "NON_PERSISTENT"
         name = namespace_name(tenant, namespace)
-        found = await port.topics(name, mode)
-        return port.topics_of_bundle(name, bundle, found) if bundle else found
+        found = await admin.topics.topics(name, mode)
+        return admin.bundles.topics_of_bundle(name, bundle, found) if bundle else found
 
     @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}/partitioned")
     async def partitioned_topics(domain: Domain, tenant: str, namespace: str) -> list[str]:
         """List the partitioned topics of a namespace."""
-        found = await port.partitioned_topics(namespace_name(tenant, namespace))
+        found = await admin.topics.partitioned_topics(namespace_name(tenant, namespace))
         return [name for name in found if name.startswith(f"{domain}://")]
 
 
-def _add_bundles(router: APIRouter, port: AdminPort) -> None:
+def _add_bundles(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{NAMESPACE}/bundles")
     async def bundles(tenant: str, namespace: str) -> dict[str, Any]:
         """Tell the hash ranges that a namespace is divided into."""
-        found: dict[str, Any] = (await port.namespace(namespace_name(tenant, namespace)))["bundles"]
+        found: dict[str, Any] = (
+            await admin.namespaces.namespace(namespace_name(tenant, namespace))
+        )["bundles"]
         return found
 
     @router.get(f"{BUNDLE}/topicHashPositions")
@@ -151,26 +156,28 @@ def _add_bundles(router: APIRouter, port: AdminPort) -> None:
     ) -> dict[str, Any]:
         """Tell where topics of a bundle lie in its range; of all of them unless some are named."""
         name = namespace_name(tenant, namespace)
-        found = topics or port.topics_of_bundle(name, bundle, await port.topics(name, "ALL"))
+        found = topics or admin.bundles.topics_of_bundle(
+            name, bundle, await admin.topics.topics(name, "ALL")
+        )
         return {
             "namespace": str(name),
             "bundle": bundle,
-            "topicHashPositions": port.hash_positions(found),
+            "topicHashPositions": admin.bundles.hash_positions(found),
         }
 
 
-def _add_work(router: APIRouter, port: AdminPort) -> None:
+def _add_moves(router: APIRouter, admin: Resources) -> None:
     @router.put(f"{NAMESPACE}/unload", status_code=NO_CONTENT)
     async def unload_namespace(tenant: str, namespace: str, destination: Destination = "") -> None:
         """Hand all bundles of a namespace to other brokers, or to one."""
-        await port.unload_namespace(namespace_name(tenant, namespace), destination)
+        await admin.bundles.unload_namespace(namespace_name(tenant, namespace), destination)
 
     @router.put(f"{NAMESPACE}/{{bundle}}/unload", status_code=NO_CONTENT)
     async def unload_bundle(
         tenant: str, namespace: str, bundle: str, destination: Destination = ""
     ) -> None:
         """Hand one bundle to another broker."""
-        await port.unload_bundle(namespace_name(tenant, namespace), bundle, destination)
+        await admin.bundles.unload_bundle(namespace_name(tenant, namespace), bundle, destination)
 
     @router.put(
         f"{NAMESPACE}/{{bundle}}/split",
@@ -194,10 +201,12 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
                 f"body: {str(positions)[:80]} is not a list of whole numbers; send the boundaries "
                 "to split at, or none"
             )
-        await port.split_bundle(
+        await admin.bundles.split_bundle(
             namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload
         )
 
+
+def _add_work(router: APIRouter, admin: Resources) -> None:
     @router.post(f"{BUNDLE}/clearBacklog", status_code=NO_CONTENT, name="clear_bundle")
     @router.post(
         f"{BUNDLE}/clearBacklog/{{subscription:path}}",
@@ -215,7 +224,7 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Acknowledge everything in a namespace, or in one of its bundles, unread: for one
         subscription name, or for all."""
-        await port.clear_backlog(namespace_name(tenant, namespace), bundle, subscription)
+        await admin.bundles.clear_backlog(namespace_name(tenant, namespace), bundle, subscription)
 
     @router.post(
         f"{BUNDLE}/unsubscribe/{{subscription:path}}",
@@ -231,4 +240,4 @@ def _add_work(router: APIRouter, port: AdminPort) -> None:
         tenant: str, namespace: str, subscription: str, bundle: str = ""
     ) -> None:
         """Delete a subscription from all topics of a namespace, or of one of its bundles."""
-        await port.unsubscribe_all(namespace_name(tenant, namespace), bundle, subscription)
+        await admin.bundles.unsubscribe_all(namespace_name(tenant, namespace), bundle, subscription)

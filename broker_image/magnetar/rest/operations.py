@@ -13,14 +13,14 @@ from fastapi import APIRouter, Query, Request
 
 from magnetar.errors import InvalidRequest
 from magnetar.rest.answers import NO_CONTENT, namespace_name, object_of
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 REASON_CHARACTERS_MAX = 500
 PIN_S_MAX = 1 << 31
 
 
-def operation_router(port: AdminPort) -> APIRouter:
-    """The routes over `port`."""
+def operation_router(admin: Resources) -> APIRouter:
+    """The routes over `admin`."""
     router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 
     @router.get("/damage")
@@ -28,11 +28,21 @@ def operation_router(port: AdminPort) -> APIRouter:
         """Damaged storage that this broker, or with `cluster` any broker, knows of now, and why
         it lacks space if it does."""
         return (
-            await port.cluster_damage()
+            await admin.operations.cluster_damage()
             if cluster
-            else {"damage": port.damage(), "short_of_space": port.short_of_space()}
+            else {
+                "damage": admin.operations.damage(),
+                "short_of_space": admin.operations.short_of_space(),
+            }
         )
 
+    _add_cordons(router, admin)
+    _add_namespaces(router, admin)
+    _add_owners(router, admin)
+    return router
+
+
+def _add_cordons(router: APIRouter, admin: Resources) -> None:
     @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def cordon(broker: str, request: Request) -> None:
         """Have a broker take no new bundles and, with `drain`, transfer those it has."""
@@ -50,13 +60,15 @@ def operation_router(port: AdminPort) -> APIRouter:
                 f"reason: {str(reason)[:80]!r} is not a text of at most {REASON_CHARACTERS_MAX} "
                 "characters"
             )
-        await port.cordon(broker, drain=drain, reason=reason, force=force)
+        await admin.operations.cordon(broker, drain=drain, reason=reason, force=force)
 
     @router.delete("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def uncordon(broker: str) -> None:
         """Let a broker take bundles again."""
-        await port.uncordon(broker)
+        await admin.operations.uncordon(broker)
 
+
+def _add_namespaces(router: APIRouter, admin: Resources) -> None:
     @router.put("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
     async def pin(
         tenant: str,
@@ -65,38 +77,35 @@ def operation_router(port: AdminPort) -> APIRouter:
         seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None,
     ) -> None:
         """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told."""
-        await port.pin_bundle(namespace_name(tenant, namespace), bundle, seconds)
+        await admin.bundles.pin_bundle(namespace_name(tenant, namespace), bundle, seconds)
 
     @router.delete("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
     async def unpin(tenant: str, namespace: str, bundle: str) -> None:
         """Take a pin back."""
-        await port.pin_bundle(namespace_name(tenant, namespace), bundle, 0)
+        await admin.bundles.pin_bundle(namespace_name(tenant, namespace), bundle, 0)
 
     @router.patch("/namespaces/{tenant}/{namespace}/policies", status_code=NO_CONTENT)
     async def edit(tenant: str, namespace: str, request: Request) -> None:
         """Set the policies named; null takes one away."""
         changes = await object_of(request)
-        await port.edit_policies(
+        await admin.policies.edit_policies(
             namespace_name(tenant, namespace), lambda policies: policies.update(changes)
         )
 
-    _add_owners(router, port)
-    return router
 
-
-def _add_owners(router: APIRouter, port: AdminPort) -> None:
+def _add_owners(router: APIRouter, admin: Resources) -> None:
     @router.get("/namespaces/owners")
     async def owners() -> dict[str, str]:
         """Return the custom resource of every namespace that has one."""
-        return port.namespace_owners()
+        return admin.namespaces.namespace_owners()
 
     @router.get("/namespaces/{tenant}/{namespace}/owner")
     async def owner(tenant: str, namespace: str) -> dict[str, Any]:
         """Return the custom resource that owns a namespace, and the fields that it sets."""
-        return await port.namespace_owner(namespace_name(tenant, namespace))
+        return await admin.namespaces.namespace_owner(namespace_name(tenant, namespace))
 
     @router.delete("/namespaces/{tenant}/{namespace}/owner", status_code=NO_CONTENT)
     async def release(tenant: str, namespace: str) -> None:
         """Have no custom resource own a namespace: for one that is gone, since a living one
         takes the namespace again."""
-        await port.release_namespace(namespace_name(tenant, namespace))
+        await admin.namespaces.release_namespace(namespace_name(tenant, namespace))

@@ -24,7 +24,7 @@ from magnetar.rest.answers import (
     namespace_name,
     topic_name,
 )
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 KEY = "auth_policies"
 BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "namespace_auth", "destination_auth", "subscription_auth_roles"
@@ -32,21 +32,23 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 Granted = dict[str, Any]
 
 
-def permission_router(port: AdminPort) -> APIRouter:
-    """Permissions over `port`."""
+def permission_router(admin: Resources) -> APIRouter:
+    """Permissions over `admin`."""
     router = APIRouter(tags=["permissions"])
-    _add_subscriptions(router, port)
-    _add_namespaces(router, port)
-    _add_topics(router, port)
+    _add_subscriptions(router, admin)
+    _add_namespaces(router, admin)
+    _add_topics(router, admin)
     return router
 
 
-async def _granted(port: AdminPort, name: NamespaceName, part: str) -> Granted:
-    return dict(((await port.policies(name, applied=False)).get(KEY) or {}).get(part) or {})
+async def _granted(admin: Resources, name: NamespaceName, part: str) -> Granted:
+    return dict(
+        ((await admin.policies.policies(name, applied=False)).get(KEY) or {}).get(part) or {}
+    )
 
 
 async def _edit(
-    port: AdminPort, name: NamespaceName, part: str, change: Callable[[Granted], None]
+    admin: Resources, name: NamespaceName, part: str, change: Callable[[Granted], None]
 ) -> None:
     def edit(policies: dict[str, Any]) -> None:
         stored = dict(policies.get(KEY) or {})
@@ -55,7 +57,7 @@ async def _edit(
         stored[part] = {known: what for known, what in granted.items() if what}
         policies[KEY] = stored
 
-    await port.edit_policies(name, edit)
+    await admin.policies.edit_policies(name, edit)
 
 
 async def _names(request: Request, field: str) -> list[str]:
@@ -67,11 +69,11 @@ async def _names(request: Request, field: str) -> list[str]:
     return found
 
 
-def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
+def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{NAMESPACE}/permissions/subscription")
     async def subscription_permissions(tenant: str, namespace: str) -> Granted:
         """Return the roles that may use each subscription."""
-        return await _granted(port, namespace_name(tenant, namespace), BY_SUBSCRIPTION)
+        return await _granted(admin, namespace_name(tenant, namespace), BY_SUBSCRIPTION)
 
     path = f"{NAMESPACE}/permissions/subscription/{{subscription}}"
 
@@ -82,7 +84,7 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
         """Let roles use a subscription."""
         roles = await _names(request, f"permissions.{subscription}")
         await _edit(
-            port,
+            admin,
             namespace_name(tenant, namespace),
             BY_SUBSCRIPTION,
             lambda granted: granted.update({subscription: roles}),
@@ -94,7 +96,7 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Let a role not use a subscription any more."""
         name = namespace_name(tenant, namespace)
-        if role not in (await _granted(port, name, BY_SUBSCRIPTION)).get(subscription, ()):
+        if role not in (await _granted(admin, name, BY_SUBSCRIPTION)).get(subscription, ()):
             raise TopicNotFound(
                 f"permissions: role {role!r} has none on subscription {subscription!r} of "
                 f"namespace {name}"
@@ -105,14 +107,14 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
                 known for known in granted.get(subscription, ()) if known != role
             ]
 
-        await _edit(port, name, BY_SUBSCRIPTION, change)
+        await _edit(admin, name, BY_SUBSCRIPTION, change)
 
 
-def _add_namespaces(router: APIRouter, port: AdminPort) -> None:
+def _add_namespaces(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{NAMESPACE}/permissions")
     async def permissions(tenant: str, namespace: str) -> Granted:
         """Return what each role may do in a namespace."""
-        return await _granted(port, namespace_name(tenant, namespace), BY_ROLE)
+        return await _granted(admin, namespace_name(tenant, namespace), BY_ROLE)
 
     @router.post(
         f"{NAMESPACE}/permissions/{{role}}",
@@ -123,7 +125,7 @@ def _add_namespaces(router: APIRouter, port: AdminPort) -> None:
         """Let a role do something in a namespace."""
         actions = await _names(request, f"permissions.{role}")
         await _edit(
-            port,
+            admin,
             namespace_name(tenant, namespace),
             BY_ROLE,
             lambda granted: granted.update({role: actions}),
@@ -133,19 +135,19 @@ def _add_namespaces(router: APIRouter, port: AdminPort) -> None:
     async def revoke(tenant: str, namespace: str, role: str) -> None:
         """Let a role do nothing in a namespace any more."""
         name = namespace_name(tenant, namespace)
-        if role not in await _granted(port, name, BY_ROLE):
+        if role not in await _granted(admin, name, BY_ROLE):
             raise TopicNotFound(f"permissions: role {role!r} has none on namespace {name}")
-        await _edit(port, name, BY_ROLE, lambda granted: granted.pop(role, None))
+        await _edit(admin, name, BY_ROLE, lambda granted: granted.pop(role, None))
 
 
-def _add_topics(router: APIRouter, port: AdminPort) -> None:
+def _add_topics(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{TOPIC}/permissions")
     async def topic_permissions(domain: Domain, tenant: str, namespace: str, topic: str) -> Granted:
         """Return what each role may do with a topic, by its own permissions and those of its
         namespace."""
         name = topic_name(domain, tenant, namespace, topic)
-        own = (await _granted(port, name.namespace_name, BY_TOPIC)).get(str(name.base), {})
-        of_namespace = await _granted(port, name.namespace_name, BY_ROLE)
+        own = (await _granted(admin, name.namespace_name, BY_TOPIC)).get(str(name.base), {})
+        of_namespace = await _granted(admin, name.namespace_name, BY_ROLE)
         return {
             role: sorted({*of_namespace.get(role, ()), *own.get(role, ())})
             for role in {**of_namespace, **own}
@@ -166,7 +168,7 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
         def change(granted: Granted) -> None:
             granted[str(name.base)] = {**granted.get(str(name.base), {}), role: actions}
 
-        await _edit(port, name.namespace_name, BY_TOPIC, change)
+        await _edit(admin, name.namespace_name, BY_TOPIC, change)
 
     @router.delete(f"{TOPIC}/permissions/{{role}}", status_code=NO_CONTENT)
     async def revoke_topic(
@@ -174,7 +176,7 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Take from a role what it may do with a topic by the topic's own permissions."""
         name = topic_name(domain, tenant, namespace, topic)
-        if role not in (await _granted(port, name.namespace_name, BY_TOPIC)).get(
+        if role not in (await _granted(admin, name.namespace_name, BY_TOPIC)).get(
             str(name.base), {}
         ):
             raise InUse(
@@ -186,4 +188,4 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
             own = granted.get(str(name.base), {})
             granted[str(name.base)] = {known: what for known, what in own.items() if known != role}
 
-        await _edit(port, name.namespace_name, BY_TOPIC, change)
+        await _edit(admin, name.namespace_name, BY_TOPIC, change)

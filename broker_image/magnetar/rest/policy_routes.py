@@ -34,7 +34,7 @@ from magnetar.rest.answers import (
     text_of,
     topic_name,
 )
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 from magnetar.rest.subscriptions import PROPERTIES
 
 Target = Callable[..., NamespaceName | TopicName]
@@ -147,22 +147,22 @@ register_url_convertor("domain", _convertor(("persistent", "non-persistent")))
 register_url_convertor("bundle", _convertor(("0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}",)))
 
 
-def policy_router(port: AdminPort) -> APIRouter:
-    """Policies of namespaces and topics over `port`."""
+def policy_router(admin: Resources) -> APIRouter:
+    """Policies of namespaces and topics over `admin`."""
     router = APIRouter(tags=["policies"])
-    _add_namespace_policies(router, port)
-    _add_topic_policies(router, port)
-    _add_removal(router, port)
+    _add_namespace_policies(router, admin)
+    _add_topic_policies(router, admin)
+    _add_removal(router, admin)
     for base, target in ((NAMESPACE, namespace_name), (TOPIC, topic_name)):
-        _add_quotas(router, port, base, target)
-        _add_properties(router, port, base, target)
+        _add_quotas(router, admin, base, target)
+        _add_properties(router, admin, base, target)
     return router
 
 
 # --- one row each ---------------------------------------------------------------------------------
 
 
-async def _write(port: AdminPort, target: NamespaceName | TopicName, key: str, value: Any) -> None:
+async def _write(admin: Resources, target: NamespaceName | TopicName, key: str, value: Any) -> None:
     """Set one policy, or remove it (None)."""
 
     def edit(policies: dict[str, Any]) -> None:
@@ -171,17 +171,19 @@ async def _write(port: AdminPort, target: NamespaceName | TopicName, key: str, v
         else:
             policies[key] = value
 
-    await port.edit_policies(target, edit)
+    await admin.policies.edit_policies(target, edit)
 
 
-def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
+def _add_namespace_policies(router: APIRouter, admin: Resources) -> None:
     path = f"{NAMESPACE}/{{policy:namespace_policy}}"
 
     @router.get(path)
     async def read(tenant: str, namespace: str, policy: NamespacePolicy) -> Response:
         """Return a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
-        found = (await port.policies(namespace_name(tenant, namespace), applied=False)).get(row.key)
+        found = (
+            await admin.policies.policies(namespace_name(tenant, namespace), applied=False)
+        ).get(row.key)
         return answer(row.unset if found is None else found)
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
@@ -190,12 +192,12 @@ def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
         """Set a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         value = await (text_of(request) if row.text else body_of(request))
-        await _write(port, namespace_name(tenant, namespace), row.key, value)
+        await _write(admin, namespace_name(tenant, namespace), row.key, value)
 
     @router.delete(path, status_code=NO_CONTENT)
     async def remove(tenant: str, namespace: str, policy: NamespacePolicy) -> None:
         """Remove a policy of a namespace."""
-        await _write(port, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
+        await _write(admin, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
 
     @router.delete(
         f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False
@@ -203,18 +205,21 @@ def _add_namespace_policies(router: APIRouter, port: AdminPort) -> None:
     async def remove_offload(tenant: str, namespace: str) -> None:
         """Remove the offload policies of a namespace."""
         await _write(
-            port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["offloadPolicies"].key, None
+            admin,
+            namespace_name(tenant, namespace),
+            NAMESPACE_POLICIES["offloadPolicies"].key,
+            None,
         )
 
     @router.post(f"{NAMESPACE}/resourcegroup/{{group}}", status_code=NO_CONTENT)
     async def set_group(tenant: str, namespace: str, group: str) -> None:
         """Name the resource group of a namespace."""
         await _write(
-            port, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group
+            admin, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group
         )
 
 
-def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
+def _add_topic_policies(router: APIRouter, admin: Resources) -> None:
     path = f"{TOPIC}/{{policy:topic_policy}}"
 
     @router.get(path)
@@ -229,7 +234,9 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
         """Return a policy of a topic; with `applied` that of its namespace where it has none."""
         row = TOPIC_POLICIES[policy]
         found = (
-            await port.policies(topic_name(domain, tenant, namespace, topic), applied=applied)
+            await admin.policies.policies(
+                topic_name(domain, tenant, namespace, topic), applied=applied
+            )
         ).get(row.key)
         return answer(row.unset if found is None else found)
 
@@ -248,7 +255,7 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
         # The time to live of a topic travels as a query parameter, everything else as a body.
         value = ttl if ttl is not None and policy == "messageTTL" else await body_of(request)
         await _write(
-            port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value
+            admin, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value
         )
 
     @router.delete(path, status_code=NO_CONTENT)
@@ -257,11 +264,11 @@ def _add_topic_policies(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Remove a policy of a topic."""
         await _write(
-            port, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None
+            admin, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None
         )
 
 
-def _add_removal(router: APIRouter, port: AdminPort) -> None:
+def _add_removal(router: APIRouter, admin: Resources) -> None:
     @router.delete(f"{TOPIC}/policies", status_code=NO_CONTENT)
     async def remove_all(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
         """Remove all policies of a topic."""
@@ -270,7 +277,7 @@ def _add_removal(router: APIRouter, port: AdminPort) -> None:
             for key in set(policies) - {"properties"}:
                 policies[key] = None
 
-        await port.edit_policies(topic_name(domain, tenant, namespace, topic), edit)
+        await admin.policies.edit_policies(topic_name(domain, tenant, namespace, topic), edit)
 
 
 # --- what a row cannot say ------------------------------------------------------------------------
@@ -286,11 +293,11 @@ def _of(request: Request, target: Target) -> NamespaceName | TopicName:
     return target(*(request.path_params[name] for name in names))
 
 
-def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -> None:
+def _add_quotas(router: APIRouter, admin: Resources, base: str, target: Target) -> None:
     @router.get(f"{base}/backlogQuotaMap", operation_id=f"{target.__name__}_quotas")
     async def quotas(request: Request, applied: bool = False) -> dict[str, Any]:
         """Return the backlog quotas by their type."""
-        found = (await port.policies(_of(request, target), applied=applied)).get(QUOTAS)
+        found = (await admin.policies.policies(_of(request, target), applied=applied)).get(QUOTAS)
         return dict(found or {})
 
     @router.post(
@@ -315,7 +322,7 @@ def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -
         def edit(policies: dict[str, Any]) -> None:
             policies[QUOTAS] = {**policies.get(QUOTAS, {}), _known_quota(kind): value}
 
-        await port.edit_policies(_of(request, target), edit)
+        await admin.policies.edit_policies(_of(request, target), edit)
 
     @router.delete(
         f"{base}/backlogQuota",
@@ -336,7 +343,7 @@ def _add_quotas(router: APIRouter, port: AdminPort, base: str, target: Target) -
             }
             policies[QUOTAS] = left or None
 
-        await port.edit_policies(_of(request, target), edit)
+        await admin.policies.edit_policies(_of(request, target), edit)
 
 
 def _known_quota(kind: str) -> str:
@@ -347,11 +354,11 @@ def _known_quota(kind: str) -> str:
     return kind
 
 
-def _add_properties(router: APIRouter, port: AdminPort, base: str, target: Target) -> None:
+def _add_properties(router: APIRouter, admin: Resources, base: str, target: Target) -> None:
     @router.get(f"{base}/properties", operation_id=f"{target.__name__}_properties")
     async def properties(request: Request) -> dict[str, str]:
         """Return all properties."""
-        return await port.properties(_of(request, target))
+        return await admin.policies.properties(_of(request, target))
 
     @router.put(
         f"{base}/properties",
@@ -361,7 +368,7 @@ def _add_properties(router: APIRouter, port: AdminPort, base: str, target: Targe
     )
     async def put(request: Request) -> None:
         """Add properties, or replace those of the same keys."""
-        await port.edit_properties(
+        await admin.policies.edit_properties(
             _of(request, target), strings_of("properties", await object_of(request)), ()
         )
 
@@ -373,30 +380,30 @@ def _add_properties(router: APIRouter, port: AdminPort, base: str, target: Targe
     async def remove(request: Request, key: str = "") -> None:
         """Remove one property, or all."""
         found = _of(request, target)
-        await port.edit_properties(
-            found, {}, (key,) if key else tuple(await port.properties(found))
+        await admin.policies.edit_properties(
+            found, {}, (key,) if key else tuple(await admin.policies.properties(found))
         )
 
     if target is namespace_name:
-        _add_single_properties(router, port, base)
+        _add_single_properties(router, admin, base)
 
 
-def _add_single_properties(router: APIRouter, port: AdminPort, base: str) -> None:
+def _add_single_properties(router: APIRouter, admin: Resources, base: str) -> None:
     @router.get(f"{base}/property/{{key}}")
     async def read(tenant: str, namespace: str, key: str) -> Response:
         """Return one property of a namespace."""
-        found = (await port.properties(namespace_name(tenant, namespace))).get(key)
+        found = (await admin.policies.properties(namespace_name(tenant, namespace))).get(key)
         return answer(found)
 
     @router.put(f"{base}/property/{{key}}/{{value:path}}", status_code=NO_CONTENT)
     async def write(tenant: str, namespace: str, key: str, value: str) -> None:
         """Set one property of a namespace."""
-        await port.edit_properties(namespace_name(tenant, namespace), {key: value}, ())
+        await admin.policies.edit_properties(namespace_name(tenant, namespace), {key: value}, ())
 
     @router.delete(f"{base}/property/{{key}}")
     async def remove(tenant: str, namespace: str, key: str) -> Response:
         """Remove one property of a namespace, and return it."""
         name = namespace_name(tenant, namespace)
-        found = (await port.properties(name)).get(key)
-        await port.edit_properties(name, {}, (key,))
+        found = (await admin.policies.properties(name)).get(key)
+        await admin.policies.edit_properties(name, {}, (key,))
         return answer(found)

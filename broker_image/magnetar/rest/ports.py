@@ -1,8 +1,8 @@
 """What the REST routes ask of a broker.
 
-Owns: the protocols behind the routes, by resource, and `AdminPort`, which is all of them. Imports:
-names, transaction ids, Buffer. Invariant: every method raises errors of `magnetar.errors`, whose
-HTTP status the application sends with `{"reason": ...}`.
+Owns: the protocols behind the routes, one a resource, and `Resources`, which holds one of each.
+Imports: names, Buffer. Invariant: every method raises errors of `magnetar.errors`, whose HTTP
+status the application sends with `{"reason": ...}`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from magnetar.names import BundleName, NamespaceName, TopicName
-from magnetar.transactions.ids import TxnId
+from magnetar.rest.transaction_ports import TransactionPort
 from magnetar.wire.checksum import Buffer
 
 ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
@@ -44,15 +44,6 @@ class HealthPort(Protocol):
 
     async def status(self) -> dict[str, Any]:
         """What `magnetar status` shows: this broker, all brokers, bundles and their owners."""
-        ...
-
-    def damage(self) -> list[dict[str, Any]]:
-        """What is wrong with the storage of this broker right now: file, offset, topic, entries,
-        error, since when."""
-        ...
-
-    def short_of_space(self) -> str:
-        """Why this broker publishes nothing for want of space; "" while it has enough."""
         ...
 
     def version(self) -> str: ...
@@ -103,8 +94,8 @@ class BrokerPort(Protocol):
         ...
 
 
-class TenantPort(Protocol):
-    """Clusters, tenants and stored documents."""
+class ClusterPort(Protocol):
+    """Clusters."""
 
     async def clusters(self) -> list[str]: ...
 
@@ -117,6 +108,10 @@ class TenantPort(Protocol):
         ...
 
     async def delete_cluster(self, name: str) -> None: ...
+
+
+class TenantPort(Protocol):
+    """Tenants."""
 
     async def tenants(self) -> list[str]: ...
 
@@ -132,6 +127,10 @@ class TenantPort(Protocol):
         """Raises NotAllowed while it has namespaces and `force` is not set."""
         ...
 
+
+class DocumentPort(Protocol):
+    """Stored documents."""
+
     async def documents(self, group: str) -> dict[str, Any]:
         """What was stored in a group, by name."""
         ...
@@ -142,7 +141,7 @@ class TenantPort(Protocol):
 
 
 class NamespacePort(Protocol):
-    """Namespaces, and policies of namespaces and topics."""
+    """Namespaces as a whole."""
 
     async def namespaces(self, tenant: str) -> list[str]: ...
 
@@ -174,6 +173,12 @@ class NamespacePort(Protocol):
         """Have its owner own neither the namespace nor its tenant any more; a custom resource
         that lives takes them (again)."""
         ...
+
+    async def anti_affinity_namespaces(self, tenant: str, group: str) -> list[str]: ...
+
+
+class BundlePort(Protocol):
+    """Bundles of namespaces, and work on all topics in them."""
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
         """Hand over all bundles of a namespace, whoever serves them."""
@@ -210,8 +215,6 @@ class NamespacePort(Protocol):
         """Delete one subscription from all topics of a bundle or ("") of the namespace."""
         ...
 
-    async def anti_affinity_namespaces(self, tenant: str, group: str) -> list[str]: ...
-
     def topics_of_bundle(
         self, name: NamespaceName, bundle: str, topics: Sequence[str]
     ) -> list[str]:
@@ -219,6 +222,10 @@ class NamespacePort(Protocol):
         ...
 
     def hash_positions(self, topics: Sequence[str]) -> dict[str, int]: ...
+
+
+class PolicyPort(Protocol):
+    """Policies and properties of namespaces and topics."""
 
     async def policies(self, target: NamespaceName | TopicName, applied: bool) -> dict[str, Any]:
         """Policies as they were set, by key; of a topic, with `applied`, those of its namespace
@@ -367,24 +374,6 @@ class SubscriptionPort(Protocol):
     ) -> None: ...
 
 
-class OperationPort(Protocol):
-    """Operating the cluster's brokers."""
-
-    async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
-        """No new bundles for a broker; with `drain` it transfers those it has. Raises
-        TopicNotFound, NotAllowed."""
-        ...
-
-    async def uncordon(self, broker: str) -> None:
-        """Raises TopicNotFound."""
-        ...
-
-    async def cluster_damage(self) -> dict[str, Any]:
-        """`damage` of every broker that answers, `short_of_space` by broker, and the names of
-        those that do not, as `unreachable`."""
-        ...
-
-
 class MessagePort(Protocol):
     """Single messages. Positions are (ledger, entry), signed."""
 
@@ -408,6 +397,33 @@ class MessagePort(Protocol):
     async def backlog_size(self, topic: TopicName, position: tuple[int, int]) -> int: ...
 
 
+class OperationPort(Protocol):
+    """Operating the cluster's brokers."""
+
+    def damage(self) -> list[dict[str, Any]]:
+        """What is wrong with the storage of this broker right now: file, offset, topic, entries,
+        error, since when."""
+        ...
+
+    def short_of_space(self) -> str:
+        """Why this broker publishes nothing for want of space; "" while it has enough."""
+        ...
+
+    async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
+        """No new bundles for a broker; with `drain` it transfers those it has. Raises
+        TopicNotFound, NotAllowed."""
+        ...
+
+    async def uncordon(self, broker: str) -> None:
+        """Raises TopicNotFound."""
+        ...
+
+    async def cluster_damage(self) -> dict[str, Any]:
+        """`damage` of every broker that answers, `short_of_space` by broker, and the names of
+        those that do not, as `unreachable`."""
+        ...
+
+
 class ExplainPort(Protocol):
     """Why things are as they are."""
 
@@ -421,103 +437,47 @@ class ExplainPort(Protocol):
         ...
 
 
-class CoordinatorPort(Protocol):
-    """One transaction coordinator, which also answers for numbers that are gone if it is the
-    first."""
+class Resources(Protocol):
+    """The broker's side of the routes: one port a resource."""
 
-    async def stats(self, tcid: int) -> dict[str, Any]:
-        """tcid, state, incarnation, last, low_watermark, live, outcomes, recovery_began_ms,
-        recovery_ended_ms, log."""
-        ...
+    @property
+    def health(self) -> HealthPort: ...
 
-    async def transactions(self, tcid: int, older_ms: int, limit: int) -> list[dict[str, Any]]:
-        """Transactions that have not ended everywhere and began so long ago, the oldest first."""
-        ...
+    @property
+    def brokers(self) -> BrokerPort: ...
 
-    async def transaction(self, tcid: int, least: int) -> dict[str, Any]:
-        """txn, most, least, status, owner, opened_ms, age_ms, timeout_ms, partitions,
-        subscriptions, and those that are waited for."""
-        ...
+    @property
+    def clusters(self) -> ClusterPort: ...
 
-    async def abort(self, tcid: int, least: int) -> None:
-        """Raises TransactionNotFound, InvalidTxnStatus."""
-        ...
+    @property
+    def tenants(self) -> TenantPort: ...
 
-    async def abort_of(self, tcid: int, owner: str) -> dict[str, Any]:
-        """End open transactions of a role: `aborted` of them, `more` if there are others."""
-        ...
+    @property
+    def documents(self) -> DocumentPort: ...
 
+    @property
+    def namespaces(self) -> NamespacePort: ...
 
-class TransactionPort(Protocol):
-    """Transactions of all coordinators. Raises ServiceNotReady if there are none,
-    TransactionNotFound."""
+    @property
+    def bundles(self) -> BundlePort: ...
 
-    async def coordinators(self) -> list[dict[str, Any]]:
-        """Pulsar's TransactionCoordinatorInfo of each."""
-        ...
+    @property
+    def policies(self) -> PolicyPort: ...
 
-    async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
-        """As `CoordinatorPort.stats`."""
-        ...
+    @property
+    def topics(self) -> TopicPort: ...
 
-    async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
-        """`transactions` as `CoordinatorPort.transactions`, of all coordinators (None), `more`:
-        whether there are others, and `unreachable`: numbers that do not answer.
-        """
-        ...
+    @property
+    def subscriptions(self) -> SubscriptionPort: ...
 
-    async def transaction(self, txn: TxnId) -> dict[str, Any]:
-        """As `CoordinatorPort.transaction`."""
-        ...
+    @property
+    def messages(self) -> MessagePort: ...
 
-    async def abort_transaction(self, txn: TxnId) -> None:
-        """Raises NotAllowed if it is decided already."""
-        ...
+    @property
+    def operations(self) -> OperationPort: ...
 
-    async def abort_transactions_of(self, role: str) -> dict[str, Any]:
-        """As `CoordinatorPort.abort_of`, at all coordinators."""
-        ...
+    @property
+    def explanations(self) -> ExplainPort: ...
 
-    async def transaction_buffer_stats(
-        self, topic: TopicName, low_watermarks: bool
-    ) -> dict[str, Any]:
-        """Pulsar's TransactionBufferStats."""
-        ...
-
-    async def transaction_in_buffer(self, topic: TopicName, txn: TxnId) -> dict[str, Any]:
-        """Pulsar's TransactionInBufferStats."""
-        ...
-
-    async def pending_ack_stats(
-        self, topic: TopicName, subscription: str, low_watermarks: bool
-    ) -> dict[str, Any]:
-        """Pulsar's TransactionPendingAckStats. Raises SubscriptionNotFound."""
-        ...
-
-    async def transaction_in_pending_acks(
-        self, topic: TopicName, subscription: str, txn: TxnId
-    ) -> dict[str, Any]:
-        """Pulsar's TransactionInPendingAckStats. Raises SubscriptionNotFound."""
-        ...
-
-    async def position_in_pending_acks(
-        self, topic: TopicName, subscription: str, position: tuple[int, int]
-    ) -> dict[str, Any]:
-        """Pulsar's PositionInPendingAckStats. Raises SubscriptionNotFound."""
-        ...
-
-
-class AdminPort(
-    HealthPort,
-    BrokerPort,
-    TenantPort,
-    NamespacePort,
-    TopicPort,
-    SubscriptionPort,
-    MessagePort,
-    OperationPort,
-    ExplainPort,
-    TransactionPort,
-    Protocol,
-):
-    """The broker's side of every route."""
+    @property
+    def transactions(self) -> TransactionPort: ...

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 
 from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 from magnetar.rest.answers import TOPIC, Domain, topic_name
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 SCHEMA = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 ALL = ["GET", "PUT", "POST", "DELETE"]
@@ -30,16 +30,16 @@ would take it."""
 SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 
-def refused_router(port: AdminPort) -> APIRouter:
-    """Refusals; `port` tells whether a topic exists."""
+def refused_router(admin: Resources) -> APIRouter:
+    """Refusals; `admin` tells whether a topic exists."""
     router = APIRouter()
-    _add_schemas(router, port)
+    _add_schemas(router, admin)
     _add_functions(router)
     _add_topic_parts(router)
     return router
 
 
-def _add_schemas(router: APIRouter, port: AdminPort) -> None:
+def _add_schemas(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{SCHEMA}/schema", tags=["schemas"], name="schema")
     @router.get(f"{SCHEMA}/schema/{{version}}", tags=["schemas"], name="schema_version")
     async def schema(tenant: str, namespace: str, topic: str, version: str = "") -> None:
@@ -51,7 +51,7 @@ def _add_schemas(router: APIRouter, port: AdminPort) -> None:
     @router.get(f"{SCHEMA}/schemas", tags=["schemas"])
     async def schemas(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
         """List no schemas: messages are plain bytes."""
-        await port.partitions(topic_name("persistent", tenant, namespace, topic), False)
+        await admin.topics.partitions(topic_name("persistent", tenant, namespace, topic), False)
         return {"getSchemaResponses": []}
 
     @router.post(f"{SCHEMA}/schema", tags=["schemas"])

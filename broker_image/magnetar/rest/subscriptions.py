@@ -22,7 +22,7 @@ from magnetar.rest.answers import (
     strings_of,
     topic_name,
 )
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 MESSAGE_ID = {
@@ -44,13 +44,13 @@ PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
 
 
-def subscription_router(port: AdminPort) -> APIRouter:
-    """Subscriptions over `port`."""
+def subscription_router(admin: Resources) -> APIRouter:
+    """Subscriptions over `admin`."""
     router = APIRouter(tags=["subscriptions"])
-    _add_life(router, port)
-    _add_properties(router, port)
-    _add_resets(router, port)
-    _add_skips(router, port)
+    _add_life(router, admin)
+    _add_properties(router, admin)
+    _add_resets(router, admin)
+    _add_skips(router, admin)
     return router
 
 
@@ -72,11 +72,11 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value > _LONG_MAX else value
 
 
-def _add_life(router: APIRouter, port: AdminPort) -> None:
+def _add_life(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{TOPIC}/subscriptions")
     async def subscriptions(domain: Domain, tenant: str, namespace: str, topic: str) -> list[str]:
         """List the durable subscriptions of a topic."""
-        return await port.subscriptions(topic_name(domain, tenant, namespace, topic))
+        return await admin.subscriptions.subscriptions(topic_name(domain, tenant, namespace, topic))
 
     @router.put(
         SUBSCRIPTION,
@@ -91,7 +91,9 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         found = await object_of(request)
         properties = strings_of("properties", found.get("properties") or {})
         name = topic_name(domain, tenant, namespace, topic)
-        await port.create_subscription(name, subscription, position_of(found), properties)
+        await admin.subscriptions.create_subscription(
+            name, subscription, position_of(found), properties
+        )
 
     @router.delete(SUBSCRIPTION, status_code=NO_CONTENT)
     async def delete_subscription(
@@ -103,18 +105,18 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
         force: bool = False,
     ) -> None:
         """Delete a subscription; with consumers only by force."""
-        await port.delete_subscription(
+        await admin.subscriptions.delete_subscription(
             topic_name(domain, tenant, namespace, topic), subscription, force
         )
 
 
-def _add_properties(router: APIRouter, port: AdminPort) -> None:
+def _add_properties(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{SUBSCRIPTION}/properties")
     async def subscription_properties(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
     ) -> dict[str, str]:
         """Return the properties of a subscription."""
-        return await port.subscription_properties(
+        return await admin.subscriptions.subscription_properties(
             topic_name(domain, tenant, namespace, topic), subscription
         )
 
@@ -128,18 +130,18 @@ def _add_properties(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Replace the properties of a subscription."""
         properties = strings_of("properties", await object_of(request))
-        await port.replace_subscription_properties(
+        await admin.subscriptions.replace_subscription_properties(
             topic_name(domain, tenant, namespace, topic), subscription, properties
         )
 
 
-def _add_resets(router: APIRouter, port: AdminPort) -> None:
+def _add_resets(router: APIRouter, admin: Resources) -> None:
     @router.post(f"{SUBSCRIPTION}/resetcursor/{{timestamp}}", status_code=NO_CONTENT)
     async def reset_to_time(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, timestamp: int
     ) -> None:
         """Deliver again from the first message published at this time (milliseconds) on."""
-        await port.reset_to_time(
+        await admin.subscriptions.reset_to_time(
             topic_name(domain, tenant, namespace, topic), subscription, timestamp
         )
 
@@ -157,12 +159,12 @@ def _add_resets(router: APIRouter, port: AdminPort) -> None:
         if position is None:
             raise InvalidRequest("resetcursor: the body has no ledgerId; send a message id")
         excluded = found.get("isExcluded") is True
-        await port.reset_to_position(
+        await admin.subscriptions.reset_to_position(
             topic_name(domain, tenant, namespace, topic), subscription, position, excluded
         )
 
 
-def _add_skips(router: APIRouter, port: AdminPort) -> None:
+def _add_skips(router: APIRouter, admin: Resources) -> None:
     @router.post(f"{SUBSCRIPTION}/skip/{{count}}", status_code=NO_CONTENT)
     async def skip(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, count: int
@@ -170,21 +172,27 @@ def _add_skips(router: APIRouter, port: AdminPort) -> None:
         """Acknowledge the next `count` messages unread."""
         if count < 0:
             raise InvalidRequest(f"skip: {count} is out of range; skip 0 or more messages")
-        await port.skip(topic_name(domain, tenant, namespace, topic), subscription, count)
+        await admin.subscriptions.skip(
+            topic_name(domain, tenant, namespace, topic), subscription, count
+        )
 
     @router.post(f"{SUBSCRIPTION}/skip_all", status_code=NO_CONTENT)
     async def skip_all(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
     ) -> None:
         """Acknowledge everything that is there now."""
-        await port.skip(topic_name(domain, tenant, namespace, topic), subscription, None)
+        await admin.subscriptions.skip(
+            topic_name(domain, tenant, namespace, topic), subscription, None
+        )
 
     @router.post(f"{SUBSCRIPTION}/expireMessages/{{seconds}}", status_code=NO_CONTENT)
     async def expire(
         domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, seconds: int
     ) -> None:
         """Acknowledge what is older than this, for one subscription."""
-        await port.expire(topic_name(domain, tenant, namespace, topic), subscription, seconds)
+        await admin.subscriptions.expire(
+            topic_name(domain, tenant, namespace, topic), subscription, seconds
+        )
 
     @router.post(
         f"{SUBSCRIPTION}/expireMessages",
@@ -201,11 +209,15 @@ def _add_skips(router: APIRouter, port: AdminPort) -> None:
             raise InvalidRequest(
                 "expireMessages: the body has no ledgerId; send a message id, or a time in the path"
             )
-        await port.expire_to(topic_name(domain, tenant, namespace, topic), subscription, position)
+        await admin.subscriptions.expire_to(
+            topic_name(domain, tenant, namespace, topic), subscription, position
+        )
 
     @router.post(f"{TOPIC}/all_subscription/expireMessages/{{seconds}}", status_code=NO_CONTENT)
     async def expire_all(
         domain: Domain, tenant: str, namespace: str, topic: str, seconds: int
     ) -> None:
         """Acknowledge what is older than this, for all subscriptions."""
-        await port.expire(topic_name(domain, tenant, namespace, topic), None, seconds)
+        await admin.subscriptions.expire(
+            topic_name(domain, tenant, namespace, topic), None, seconds
+        )

@@ -23,7 +23,7 @@ from magnetar.rest.answers import (
     strings_of,
     topic_name,
 )
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 from magnetar.rest.subscriptions import PROPERTIES
 
 ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
@@ -44,18 +44,18 @@ Destination = Annotated[
 ]
 
 
-def topic_router(port: AdminPort) -> APIRouter:
-    """Topics over `port`."""
+def topic_router(admin: Resources) -> APIRouter:
+    """Topics over `admin`."""
     router = APIRouter(tags=["topics"])
-    _add_work(router, port)  # before partitions: of "t/terminate/partitions" the topic is "t"
-    _add_partitions(router, port)
-    _add_statistics(router, port)
-    _add_compaction(router, port)
-    _add_life(router, port)
+    _add_work(router, admin)  # before partitions: of "t/terminate/partitions" the topic is "t"
+    _add_partitions(router, admin)
+    _add_statistics(router, admin)
+    _add_compaction(router, admin)
+    _add_life(router, admin)
     return router
 
 
-def _add_life(router: APIRouter, port: AdminPort) -> None:
+def _add_life(router: APIRouter, admin: Resources) -> None:
     @router.put(
         ONE_TOPIC,
         status_code=NO_CONTENT,
@@ -66,17 +66,17 @@ def _add_life(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Create a topic without partitions."""
         properties = strings_of("properties", await object_of(request))
-        await port.create_topic(topic_name(domain, tenant, namespace, topic), properties)
+        await admin.topics.create_topic(topic_name(domain, tenant, namespace, topic), properties)
 
     @router.delete(ONE_TOPIC, status_code=NO_CONTENT)
     async def delete_topic(
         domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
     ) -> None:
         """Delete a topic with its subscriptions; with clients only by force."""
-        await port.delete_topic(topic_name(domain, tenant, namespace, topic), force)
+        await admin.topics.delete_topic(topic_name(domain, tenant, namespace, topic), force)
 
 
-def _add_partitions(router: APIRouter, port: AdminPort) -> None:
+def _add_partitions(router: APIRouter, admin: Resources) -> None:
     path = f"{TOPIC}/partitions"
 
     @router.get(path)
@@ -89,8 +89,8 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
     ) -> dict[str, Any]:
         """Tell how many partitions a topic has; 0 if it is not partitioned."""
         name = topic_name(domain, tenant, namespace, topic)
-        count = await port.partitions(name, may_create)
-        properties = await port.properties(name) if count else {}
+        count = await admin.topics.partitions(name, may_create)
+        properties = await admin.policies.properties(name) if count else {}
         return {
             "partitions": count,
             "deleted": False,
@@ -108,9 +108,9 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
         """Create a partitioned topic."""
         count, properties = await _metadata(request)
         name = topic_name(domain, tenant, namespace, topic)
-        await port.create_partitions(name, count)
+        await admin.topics.create_partitions(name, count)
         if properties:
-            await port.edit_properties(name, properties, ())
+            await admin.policies.edit_properties(name, properties, ())
 
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("how many there shall be", COUNT))
     async def grow_partitions(
@@ -118,19 +118,19 @@ def _add_partitions(router: APIRouter, port: AdminPort) -> None:
     ) -> None:
         """Give a partitioned topic more partitions."""
         count, _ = await _metadata(request)
-        await port.grow_partitions(topic_name(domain, tenant, namespace, topic), count)
+        await admin.topics.grow_partitions(topic_name(domain, tenant, namespace, topic), count)
 
     @router.delete(path, status_code=NO_CONTENT)
     async def delete_partitions(
         domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
     ) -> None:
         """Delete a partitioned topic with all its partitions."""
-        await port.delete_partitions(topic_name(domain, tenant, namespace, topic), force)
+        await admin.topics.delete_partitions(topic_name(domain, tenant, namespace, topic), force)
 
     @router.post(f"{TOPIC}/createMissedPartitions", status_code=NO_CONTENT)
     async def create_missed(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
         """Make sure that all partitions exist, which they always do."""
-        await port.partitions(topic_name(domain, tenant, namespace, topic), False)
+        await admin.topics.partitions(topic_name(domain, tenant, namespace, topic), False)
 
 
 async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
@@ -146,25 +146,25 @@ async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
     ) else {}
 
 
-def _add_statistics(router: APIRouter, port: AdminPort) -> None:
+def _add_statistics(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{TOPIC}/stats")
     async def stats(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
         """Tell what a topic has done: counters, producers, subscriptions and their consumers."""
-        return await port.stats(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.stats(topic_name(domain, tenant, namespace, topic))
 
     @router.get(f"{TOPIC}/internalStats")
     async def internal_stats(
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> dict[str, Any]:
         """Tell what a topic holds: ledgers and cursors."""
-        return await port.internal_stats(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.internal_stats(topic_name(domain, tenant, namespace, topic))
 
     @router.get(f"{TOPIC}/internal-info")
     async def internal_info(
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> dict[str, Any]:
         """Tell what is stored of a topic: ledgers, and where cursors are."""
-        found = await port.internal_stats(topic_name(domain, tenant, namespace, topic))
+        found = await admin.topics.internal_stats(topic_name(domain, tenant, namespace, topic))
         cursors = {
             name: {"markDelete": cursor["markDeletePosition"]}
             for name, cursor in found["cursors"].items()
@@ -185,7 +185,7 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
         per_partition: Annotated[bool, Query(alias="perPartition")] = True,
     ) -> dict[str, Any]:
         """Tell the sum of what the partitions of a topic have done, and each alone."""
-        return await port.partitioned_stats(
+        return await admin.topics.partitioned_stats(
             topic_name(domain, tenant, namespace, topic), per_partition
         )
 
@@ -194,63 +194,67 @@ def _add_statistics(router: APIRouter, port: AdminPort) -> None:
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> dict[str, Any]:
         """Tell what each partition of a topic holds."""
-        return await port.partitioned_internal_stats(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.partitioned_internal_stats(
+            topic_name(domain, tenant, namespace, topic)
+        )
 
     @router.get(f"{TOPIC}/lastMessageId")
     async def last_message_id(
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> dict[str, Any]:
         """Tell the id of the last message."""
-        return await port.last_message_id(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.last_message_id(topic_name(domain, tenant, namespace, topic))
 
 
-def _add_work(router: APIRouter, port: AdminPort) -> None:
+def _add_work(router: APIRouter, admin: Resources) -> None:
     @router.put(f"{TOPIC}/unload", status_code=NO_CONTENT)
     async def unload_topic(
         domain: Domain, tenant: str, namespace: str, topic: str, destination: Destination = ""
     ) -> None:
         """Hand a topic, with its bundle, to another broker."""
-        await port.unload_topic(topic_name(domain, tenant, namespace, topic), destination)
+        await admin.topics.unload_topic(topic_name(domain, tenant, namespace, topic), destination)
 
     @router.post(f"{TOPIC}/roll")
     async def roll(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
         """Make everything acknowledged so far readable from sealed files, for jobs; the last id
         among it."""
-        ledger, entry = await port.roll(topic_name(domain, tenant, namespace, topic))
+        ledger, entry = await admin.topics.roll(topic_name(domain, tenant, namespace, topic))
         return {"position": {"ledgerId": ledger, "entryId": entry}}
 
     @router.post(f"{TOPIC}/terminate")
     async def terminate(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
         """Let nothing more be published, permanently; the last id."""
-        return await port.terminate(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.terminate(topic_name(domain, tenant, namespace, topic))
 
     @router.post(f"{TOPIC}/terminate/partitions")
     async def terminate_partitions(
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> Response:
         """Terminate all partitions of a topic; the last id of each."""
-        return answer(await port.terminate_partitions(topic_name(domain, tenant, namespace, topic)))
+        return answer(
+            await admin.topics.terminate_partitions(topic_name(domain, tenant, namespace, topic))
+        )
 
     @router.post(f"{TOPIC}/trim", status_code=NO_CONTENT)
     async def trim(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
         """Drop what retention lets go now."""
-        await port.trim(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.trim(topic_name(domain, tenant, namespace, topic))
 
     @router.delete(f"{TOPIC}/truncate", status_code=NO_CONTENT)
     async def truncate(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
         """Drop everything, acknowledged or not."""
-        await port.truncate(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.truncate(topic_name(domain, tenant, namespace, topic))
 
 
-def _add_compaction(router: APIRouter, port: AdminPort) -> None:
+def _add_compaction(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{TOPIC}/compaction")
     async def compaction_status(
         domain: Domain, tenant: str, namespace: str, topic: str
     ) -> dict[str, Any]:
         """Tell whether a compaction of this topic has been committed."""
-        return await port.compaction_status(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.compaction_status(topic_name(domain, tenant, namespace, topic))
 
     @router.put(f"{TOPIC}/compaction", status_code=NO_CONTENT)
     async def compact(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
         """Refused with what to do instead: compaction is a job of Spark's."""
-        await port.compact(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.compact(topic_name(domain, tenant, namespace, topic))

@@ -17,7 +17,7 @@ from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, Unsuppo
 from magnetar.names import TopicName
 from magnetar.rest.answers import NO_CONTENT, topic_name
 from magnetar.rest.coordinators import LISTED, LISTED_MAX
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 from magnetar.transactions.ids import TxnId
 
 PULSAR = "/admin/v3/transactions"
@@ -29,36 +29,39 @@ Segments = Annotated[bool, Query(alias="segmentStats")]
 Tcid = Annotated[int | None, Query(alias="coordinatorId", ge=0)]
 
 
-def transaction_router(port: AdminPort) -> APIRouter:
-    """The routes over `port`."""
+def transaction_router(admin: Resources) -> APIRouter:
+    """The routes over `admin`."""
     router = APIRouter(tags=["transactions"])
-    _add_coordinators(router, port)
-    _add_transactions(router, port)
-    _add_topics(router, port)
-    _add_subscriptions(router, port)
-    _add_ours(router, port)
+    _add_coordinators(router, admin)
+    _add_transactions(router, admin)
+    _add_topics(router, admin)
+    _add_subscriptions(router, admin)
+    _add_ours(router, admin)
     return router
 
 
-def _add_coordinators(router: APIRouter, port: AdminPort) -> None:
+def _add_coordinators(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{PULSAR}/coordinators")
     async def coordinators() -> list[dict[str, Any]]:
         """List the transaction coordinators and where they are."""
-        return await port.coordinators()
+        return await admin.transactions.coordinators()
 
     @router.get(f"{PULSAR}/coordinatorStats")
     async def stats(tcid: Tcid = None) -> dict[str, Any]:
         """Return the state of one coordinator, or of all of them by number."""
         if tcid is not None:
-            return _stats(await port.coordinator_stats(tcid))
-        numbers = [found["id"] for found in await port.coordinators()]
-        return {str(number): _stats(await port.coordinator_stats(number)) for number in numbers}
+            return _stats(await admin.transactions.coordinator_stats(tcid))
+        numbers = [found["id"] for found in await admin.transactions.coordinators()]
+        return {
+            str(number): _stats(await admin.transactions.coordinator_stats(number))
+            for number in numbers
+        }
 
     @router.get(f"{PULSAR}/coordinatorInternalStats/{{tcid}}")
     async def internal(tcid: int, metadata: bool = False) -> dict[str, Any]:
         """Return the state of a coordinator's log."""
         del metadata  # a log of ours has no ledgers whose metadata could be told
-        return _internal(await port.coordinator_stats(tcid))
+        return _internal(await admin.transactions.coordinator_stats(tcid))
 
     @router.post(f"{PULSAR}/transactionCoordinator/replicas", status_code=NO_CONTENT)
     async def scale(request: Request) -> None:
@@ -72,17 +75,17 @@ def _add_coordinators(router: APIRouter, port: AdminPort) -> None:
         )
 
 
-def _add_transactions(router: APIRouter, port: AdminPort) -> None:
+def _add_transactions(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{PULSAR}/transactionMetadata/{{most}}/{{least}}")
     async def metadata(most: int, least: int) -> dict[str, Any]:
         """Return a transaction, or, while it is remembered, how it has ended."""
-        return _metadata(await port.transaction(TxnId(most, least)))
+        return _metadata(await admin.transactions.transaction(TxnId(most, least)))
 
     @router.get(f"{PULSAR}/slowTransactions/{{timeout}}")
     async def slow(timeout: int, tcid: Tcid = None) -> dict[str, Any]:
         """Return the transactions of one or of all coordinators that began so many milliseconds
         ago and have not ended."""
-        found = await port.transactions(tcid, max(0, timeout), LISTED_MAX)
+        found = await admin.transactions.transactions(tcid, max(0, timeout), LISTED_MAX)
         if found["unreachable"]:  # Pulsar's shape has no place for it
             raise ServiceNotReady(
                 f"transaction coordinators {found['unreachable']} do not answer; ask for one by "
@@ -99,10 +102,10 @@ def _add_transactions(router: APIRouter, port: AdminPort) -> None:
     @router.post(f"{PULSAR}/abortTransaction/{{most}}/{{least}}", status_code=NO_CONTENT)
     async def abort(most: int, least: int) -> None:
         """Abort an open transaction, whoever began it."""
-        await port.abort_transaction(TxnId(most, least))
+        await admin.transactions.abort_transaction(TxnId(most, least))
 
 
-def _add_topics(router: APIRouter, port: AdminPort) -> None:
+def _add_topics(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{PULSAR}/transactionBufferStats/{_TOPIC}")
     async def buffer(
         tenant: str,
@@ -113,7 +116,7 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
     ) -> dict[str, Any]:
         """Return what a topic knows of transactions."""
         del segments  # snapshots have none here
-        return await port.transaction_buffer_stats(
+        return await admin.transactions.transaction_buffer_stats(
             topic_name("persistent", tenant, namespace, topic), low_watermarks
         )
 
@@ -123,7 +126,7 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
     ) -> dict[str, Any]:
         """Return where the messages of an open transaction begin in a topic's sidecar, and
         whether it was aborted."""
-        return await port.transaction_in_buffer(
+        return await admin.transactions.transaction_in_buffer(
             topic_name("persistent", tenant, namespace, topic), TxnId(most, least)
         )
 
@@ -135,7 +138,7 @@ def _add_topics(router: APIRouter, port: AdminPort) -> None:
         )
 
 
-def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
+def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
     @router.get(f"{PULSAR}/pendingAckStats/{_SUBSCRIPTION}")
     async def pending(
         tenant: str,
@@ -145,7 +148,7 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
         low_watermarks: LowWatermarks = False,
     ) -> dict[str, Any]:
         """Return what a subscription knows of transactions."""
-        return await port.pending_ack_stats(
+        return await admin.transactions.pending_ack_stats(
             topic_name("persistent", tenant, namespace, topic), subscription, low_watermarks
         )
 
@@ -156,7 +159,9 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
         """Return a transaction's cumulative position on a subscription: none, since it holds
         ranges."""
         name = topic_name("persistent", tenant, namespace, topic)
-        return await port.transaction_in_pending_acks(name, subscription, TxnId(most, least))
+        return await admin.transactions.transaction_in_pending_acks(
+            name, subscription, TxnId(most, least)
+        )
 
     @router.get(f"{PULSAR}/positionStatsInPendingAck/{_SUBSCRIPTION}/{{ledger}}/{{entry}}")
     async def position(
@@ -171,7 +176,9 @@ def _add_subscriptions(router: APIRouter, port: AdminPort) -> None:
         """Tell whether a transaction holds an entry, or messages of it."""
         del batch_index
         name = topic_name("persistent", tenant, namespace, topic)
-        return await port.position_in_pending_acks(name, subscription, (ledger, entry))
+        return await admin.transactions.position_in_pending_acks(
+            name, subscription, (ledger, entry)
+        )
 
     @router.get(f"{PULSAR}/pendingAckInternalStats/{_SUBSCRIPTION}")
     async def internal(tenant: str, namespace: str, topic: str, subscription: str) -> None:
@@ -190,7 +197,7 @@ def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
     )
 
 
-def _add_ours(router: APIRouter, port: AdminPort) -> None:
+def _add_ours(router: APIRouter, admin: Resources) -> None:
     @router.get(OURS)
     async def transactions(
         tcid: Tcid = None,
@@ -199,19 +206,19 @@ def _add_ours(router: APIRouter, port: AdminPort) -> None:
     ) -> dict[str, Any]:
         """List transactions that have not ended everywhere, the oldest first, whether there are
         more, and the coordinators that do not answer."""
-        return await port.transactions(tcid, older_ms, limit)
+        return await admin.transactions.transactions(tcid, older_ms, limit)
 
     @router.post(f"{OURS}/abort")
     async def abort_of(role: Annotated[str, Query(min_length=1)]) -> dict[str, Any]:
         """Abort open transactions that a role began; `more` says that others are left for
         another call."""
-        return await port.abort_transactions_of(role)
+        return await admin.transactions.abort_transactions_of(role)
 
     @router.get(f"{OURS}/{{most}}/{{least}}")
     async def transaction(most: int, least: int) -> dict[str, Any]:
         """Return a transaction with its participants and those that have not carried its end
         out, or how it has ended."""
-        return await port.transaction(TxnId(most, least))
+        return await admin.transactions.transaction(TxnId(most, least))
 
 
 # --- Pulsar's shapes ------------------------------------------------------------------------------

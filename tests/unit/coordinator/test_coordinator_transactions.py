@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from magnetar.broker.topics.topic_registry import PLAIN_TOPIC
+from magnetar.coordinator.attempts import Attempts
 from magnetar.coordinator.claim import CoordinatorClaim
 from magnetar.coordinator.incarnation import Coordinator
 from magnetar.coordinator.inspection import CoordinatorInspection
-from magnetar.coordinator.transactions import Transactions
 from magnetar.errors import TransactionCoordinatorNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
@@ -57,7 +57,7 @@ def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
         async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
             item = await store.get(keys.coordinator(0))
             assert item is not None
-            assert b'"schema":1' in item.value
+            assert b'"chain":[],"checkpoint":null' in item.value
             await coordinator.stop()
         left = [
             path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()
@@ -131,16 +131,16 @@ def test_an_unforeseen_error_of_one_participant_delays_no_other(
         ):
             assert code(await peer.connect()) is None
             txn = await peer.begin(A, B)
-            attempt, failures, told = Transactions._attempt, [1, 1], list[str]()
+            attempt, failures, told = Attempts.make, [1, 1], list[str]()
 
-            async def surprising(self: Transactions, order: Any) -> bool:
+            async def surprising(self: Attempts, order: Any) -> bool:
                 told.append(order.name.topic)
                 if order.name.topic == A and failures:
                     failures.pop()
                     raise RuntimeError("unforeseen")
                 return await attempt(self, order)
 
-            monkeypatch.setattr(Transactions, "_attempt", surprising)
+            monkeypatch.setattr(Attempts, "make", surprising)
             assert code(await peer.end(txn, COMMIT)) is None
             assert sorted(told) == [A, A, A, B]
             assert coordinator.metrics.surprises.counts == {"ends of transactions": 2}

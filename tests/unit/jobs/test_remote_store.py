@@ -19,7 +19,7 @@ from magnetar.hosting.security.rest import RestGate
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, Put
 from magnetar.rest.application import create_application
-from magnetar.rest.ports import AdminPort
+from magnetar.rest.ports import Resources
 from magnetar.rest.rights import Gate
 from magnetar.rest.store_routes import store_router
 from magnetar_jobs.remote_store import RemoteStore
@@ -32,7 +32,7 @@ def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None
 
     async def run() -> None:
         store = MemoryStore(SystemClock())
-        application = create_application(cast(AdminPort, object()), gate)
+        application = create_application(cast(Resources, object()), gate)
         application.include_router(store_router(store))
         listener = HttpListener(application, "127.0.0.1", 0)
         port = await listener.open()

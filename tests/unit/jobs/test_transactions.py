@@ -7,13 +7,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.storage.manifest import Manifest, commit_manifest
@@ -195,7 +193,7 @@ def test_a_job_waits_for_what_it_has_rolled(
             await ended(peer, TxnId(0, 0), commit=True)
             await peer.send(b"x", 3)
             rolled = await broker.service.roll(NAME)
-            told = await BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, broker))).explain(
+            told = await BrokerAdministration(Process(tmp_path, broker)).explanations.explain(
                 NAME, None
             )
             assert told["manifest"]["complete_to"] == f"{rolled[0]}:0"

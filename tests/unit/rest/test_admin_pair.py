@@ -9,16 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from dev.ports import free_port
 from magnetar.broker.administration import brokers as brokers_module
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.administration.peers import ask_broker
-from magnetar.broker.administration.port import BrokerAdminPort
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.errors import InUse, InvalidRequest, NotAllowed, ServiceNotReady
 from magnetar.hosting.http import HttpListener
 from magnetar.metadata import keys
@@ -44,7 +42,7 @@ class Pair:
     """Two brokers with their REST on real ports; nobody balances bundles."""
 
     def __init__(
-        self, brokers: list[Broker], ports: list[BrokerAdminPort], store: MemoryStore
+        self, brokers: list[Broker], ports: list[BrokerAdministration], store: MemoryStore
     ) -> None:
         self.first, self.second = brokers
         self.port, self.other_port = ports
@@ -76,7 +74,7 @@ class Pair:
             parts = [topic.with_partition(index) for index in range(2)]
             if len({await self.first.ownership.bundle_of(part) for part in parts}) == 2:
                 break
-        await self.port.create_partitions(topic, 2)
+        await self.port.topics.create_partitions(topic, 2)
         for part, broker in zip(parts, (self.first, self.second), strict=True):
             await self.place(part, broker)
         return parts
@@ -95,7 +93,7 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
                 store, volume, name, settings, http_url=f"http://{HOST}:{number}"
             ).start()
             stack.push_async_callback(broker.close)
-            port = BrokerAdminPort(cast(BrokerProcess, Process(directory, broker)))
+            port = BrokerAdministration(Process(directory, broker))
             listener = HttpListener(create_application(port), HOST, number)
             await listener.open()
             stack.push_async_callback(listener.close)
@@ -114,17 +112,17 @@ def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
             parts = await two.partitioned()
             topic, target = parts[0].base, two.second
             here, there = [str(await two.first.ownership.bundle_of(part)) for part in parts]
-            await two.port.unload_topic(topic, "second")
+            await two.port.topics.unload_topic(topic, "second")
             await until(lambda: {here, there} <= set(target.ownership.owned))
             await until(
                 lambda: two.first.views.bundles.items[here].record.incarnation == target.incarnation
             )
-            await two.port.unload_topic(topic, "second")
+            await two.port.topics.unload_topic(topic, "second")
             assert {here, there} <= set(target.ownership.owned)
             with pytest.raises(NotAllowed, match="owns the bundle already"):
-                await two.other_port.unload_topic(parts[0], "second")
+                await two.other_port.topics.unload_topic(parts[0], "second")
             await two.place(parts[0], two.first)
-            await two.other_port.unload_namespace(
+            await two.other_port.bundles.unload_namespace(
                 DEFAULT, two.first.context.http_url.removeprefix("http://")
             )
             await until(lambda: {here, there} <= set(two.first.ownership.owned))
@@ -146,12 +144,12 @@ def test_a_deletion_that_one_partition_refuses_deletes_none(tmp_path: Path) -> N
                 mine = two.first.ownership.owned[str(await two.first.ownership.bundle_of(parts[0]))]
                 await until(lambda: not len(mine.topics[str(parts[0])].core.producers))
                 with pytest.raises(InUse, match="consumers connected to s"):
-                    await two.port.delete_partitions(parts[0].base, force=False)
+                    await two.port.topics.delete_partitions(parts[0].base, force=False)
                 host = await two.first.service.open_topic(parts[0], create=False)
                 assert host.core.last_confirmed == sent
             served = two.second.ownership.owned[str(await two.second.ownership.bundle_of(parts[1]))]
             await until(lambda: not served.topics[str(parts[1])].subscriptions["s"].core.connected)
-            await two.port.delete_partitions(parts[0].base, force=False)
+            await two.port.topics.delete_partitions(parts[0].base, force=False)
             assert not (await two.store.range(keys.partitioned_topics_in(DEFAULT))).items
 
     asyncio.run(scenario())
@@ -164,7 +162,7 @@ def test_a_request_follows_a_bundle_that_has_moved(tmp_path: Path) -> None:
         async with pair(tmp_path) as two:
             topic = TopicName.parse(f"persistent://{DEFAULT}/t")
             await two.place(topic, two.second)
-            await two.other_port.create_topic(topic, {"a": "b"})
+            await two.other_port.topics.create_topic(topic, {"a": "b"})
             path = f"/admin/v2/persistent/{DEFAULT}/t/properties?authoritative=false"
             assert await ask_broker(
                 two.second.context, two.first.context.http_url, "GET", path
@@ -188,15 +186,15 @@ def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
             )
             await two.store.put(keys.incarnation("third.1"), record.encode())
             await until(lambda: two.first.views.incarnations.get("third.1") is not None)
-            listed = await two.port.brokers("")
+            listed = await two.port.brokers.brokers("")
             assert "third.example:8443" in listed
             for name in ("third", "third.example:8443", "https://third.example:8443"):
-                assert two.port._destination(name) == "third.1"
-            found = {two.port._destination(name) for name in listed}
+                assert two.port.moves.incarnation_of(name) == "third.1"
+            found = {two.port.moves.incarnation_of(name) for name in listed}
             assert found == {two.first.incarnation, two.second.incarnation, "third.1"}
             for name in ("fourth", "third.example", ""):
                 with pytest.raises(InvalidRequest):
-                    two.port._destination(name)
+                    two.port.moves.incarnation_of(name)
 
     asyncio.run(scenario())
 
@@ -212,7 +210,7 @@ def test_who_asks_for_the_leader_waits_for_the_election(
                 await broker.leader.stop()
             ghost = IncarnationRecord("third", "pulsar://h:1", "http://third.example:8080", 0, "1")
             await two.store.put(keys.LEADER, LeaderRecord("third.1").encode())
-            asked = asyncio.create_task(two.port.leader_broker())
+            asked = asyncio.create_task(two.port.brokers.leader_broker())
             await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
             assert not asked.done()
             await two.store.put(keys.incarnation("third.1"), ghost.encode())
@@ -221,7 +219,7 @@ def test_who_asks_for_the_leader_waits_for_the_election(
                 "brokerId": "third.example:8080",
             }
             await two.store.delete(keys.LEADER)
-            asked = asyncio.create_task(two.other_port.leader_broker())
+            asked = asyncio.create_task(two.other_port.brokers.leader_broker())
             await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
             assert not asked.done()
             two.first.leader.start()
@@ -229,7 +227,7 @@ def test_who_asks_for_the_leader_waits_for_the_election(
             await two.first.leader.stop()
             monkeypatch.setattr(brokers_module, "LEADER_S", 0.2)
             with pytest.raises(ServiceNotReady, match="no leader has been elected"):
-                await two.port.leader_broker()
+                await two.port.brokers.leader_broker()
 
     asyncio.run(scenario())
 
@@ -258,7 +256,7 @@ def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> No
             bundle = await two.first.ownership.bundle_of(topic)
             await two.store.put(keys.bundle(bundle), record.encode())
             await until(lambda: two.first.views.bundles.get(str(bundle)) is not None)
-            await two.port.check_health()
+            await two.port.brokers.check_health()
             assert two.first.metrics.messages_out == 0
             assert two.first.views.bundles.items[str(bundle)].record == record
 

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.errors import InvalidRequest, MagnetarError, ServiceNotReady
 from magnetar.names import NamespaceName, TopicName, initial_boundaries
 from tests.support.brokers import TOPIC, Peer, Type, open_peer, running_broker
@@ -32,15 +31,15 @@ class Process:
         self.volume_location, self.broker = str(directory), broker
 
 
-Script = Callable[[BrokerAdminPort, Broker, Peer], Coroutine[Any, Any, None]]
+Script = Callable[[BrokerAdministration, Broker, Peer], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort, Broker, Peer]]:
+async def opened(directory: Path) -> AsyncIterator[tuple[BrokerAdministration, Broker, Peer]]:
     async with running_broker(directory) as broker, open_peer(broker) as peer:
         await peer.lookup()
         await peer.produce()
-        yield BrokerAdminPort(cast(BrokerProcess, Process(directory, broker))), broker, peer
+        yield BrokerAdministration(Process(directory, broker)), broker, peer
 
 
 def play(directory: Path, script: Script) -> None:
@@ -52,9 +51,9 @@ def play(directory: Path, script: Script) -> None:
 
 
 def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
-    async def script(port: BrokerAdminPort, broker: Broker, _peer: Peer) -> None:
+    async def script(port: BrokerAdministration, broker: Broker, _peer: Peer) -> None:
         async with asyncio.timeout(120):
-            while not (status := await port.status())["leader"]:
+            while not (status := await port.health.status())["leader"]:
                 await asyncio.sleep(0.01)
         assert status["leader"] == status["incarnation"] == broker.incarnation
         [row] = status["brokers"]
@@ -67,8 +66,8 @@ def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
         assert [(bundle["state"], bundle["owner"]) for bundle in status["bundles"]] == [
             ("Owned", broker.incarnation)
         ]
-        assert port.ready()
-        assert b"magnetar_bundles_owned 1.0" in port.metrics()
+        assert port.health.ready()
+        assert b"magnetar_bundles_owned 1.0" in port.health.metrics()
 
     play(tmp_path, script)
 
@@ -76,11 +75,11 @@ def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
 def test_stats_tell_what_happened(tmp_path: Path) -> None:
     """Messages, producers, subscriptions and their backlog."""
 
-    async def script(port: BrokerAdminPort, _broker: Broker, peer: Peer) -> None:
+    async def script(port: BrokerAdministration, _broker: Broker, peer: Peer) -> None:
         for number in range(3):
             await peer.send(b"x", number)
         assert (await peer.subscribe(subscription="s")).type == Type.SUCCESS
-        stats = await port.stats(NAME)
+        stats = await port.topics.stats(NAME)
         assert (stats["msgInCounter"], len(stats["publishers"])) == (3, 1)
         assert (stats["subscriptions"]["s"]["msgBacklog"], stats["subscriptions"]["s"]["type"]) == (
             3,
@@ -92,17 +91,17 @@ def test_stats_tell_what_happened(tmp_path: Path) -> None:
 
 
 def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> None:
-    async def script(port: BrokerAdminPort, _broker: Broker, _peer: Peer) -> None:
+    async def script(port: BrokerAdministration, _broker: Broker, _peer: Peer) -> None:
         name, many = NamespaceName("a", "b"), TopicName.parse("persistent://a/b/many")
-        await port.create_namespace(name, initial_boundaries(8), {"retention": 1})
-        found = await port.namespace(name)
+        await port.namespaces.create_namespace(name, initial_boundaries(8), {"retention": 1})
+        found = await port.namespaces.namespace(name)
         assert (found["bundles"]["numBundles"], found["retention"]) == (8, 1)
-        assert await port.topics(name) == []
-        await port.create_partitions(many, 3)
-        assert await port.partitions(many, may_create=False) == 3
+        assert await port.topics.topics(name) == []
+        await port.topics.create_partitions(many, 3)
+        assert await port.topics.partitions(many, may_create=False) == 3
         for again in (
-            port.create_namespace(name, initial_boundaries(8), {}),
-            port.create_partitions(many, 3),
+            port.namespaces.create_namespace(name, initial_boundaries(8), {}),
+            port.topics.create_partitions(many, 3),
         ):
             with pytest.raises(MagnetarError) as refused:
                 await again
@@ -114,24 +113,29 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("ask", "status"),
     [
-        (lambda port: port.namespace(NamespaceName("no", "where")), 404),
-        (lambda port: port.topics(NamespaceName("no", "where")), 404),
-        (lambda port: port.stats(ABSENT), 404),
-        (lambda port: port.roll(ABSENT), 404),
-        (lambda port: port.lookup(TopicName.parse("persistent://no/where/t"), ""), 404),
-        (lambda port: port.create_partitions(TopicName.parse("persistent://no/where/t"), 1), 404),
-        (lambda port: port.create_partitions(ABSENT, 0), 406),
-        (lambda port: port.create_partitions(ABSENT, 5000), 406),
-        (lambda port: port.unload_topic(NAME, "nobody"), 400),
-        (lambda port: port.unload_topic(NAME, "broker-0"), 409),
+        (lambda port: port.namespaces.namespace(NamespaceName("no", "where")), 404),
+        (lambda port: port.topics.topics(NamespaceName("no", "where")), 404),
+        (lambda port: port.topics.stats(ABSENT), 404),
+        (lambda port: port.topics.roll(ABSENT), 404),
+        (lambda port: port.health.lookup(TopicName.parse("persistent://no/where/t"), ""), 404),
+        (
+            lambda port: port.topics.create_partitions(
+                TopicName.parse("persistent://no/where/t"), 1
+            ),
+            404,
+        ),
+        (lambda port: port.topics.create_partitions(ABSENT, 0), 406),
+        (lambda port: port.topics.create_partitions(ABSENT, 5000), 406),
+        (lambda port: port.topics.unload_topic(NAME, "nobody"), 400),
+        (lambda port: port.topics.unload_topic(NAME, "broker-0"), 409),
     ],
 )
 def test_refusals_have_the_status_that_admin_clients_expect(
-    tmp_path: Path, ask: Callable[[BrokerAdminPort], Coroutine[Any, Any, Any]], status: int
+    tmp_path: Path, ask: Callable[[BrokerAdministration], Coroutine[Any, Any, Any]], status: int
 ) -> None:
     """404 for what is not there, 409 for what conflicts, 400, 406 and 412 for what is wrong."""
 
-    async def script(port: BrokerAdminPort, _broker: Broker, peer: Peer) -> None:
+    async def script(port: BrokerAdministration, _broker: Broker, peer: Peer) -> None:
         if status == 404:
             await peer.lookup(str(ABSENT))
         with pytest.raises(MagnetarError) as refused:
@@ -148,13 +152,13 @@ def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
     """The only broker frees the bundle, clients are sent away, and the next lookup brings it
     back with everything in it."""
 
-    async def script(port: BrokerAdminPort, broker: Broker, peer: Peer) -> None:
+    async def script(port: BrokerAdministration, broker: Broker, peer: Peer) -> None:
         await peer.send(b"x")
-        await port.unload_topic(NAME, "")
+        await port.topics.unload_topic(NAME, "")
         assert (await peer.answer()).type == Type.CLOSE_PRODUCER
         assert not broker.ownership.owned
-        assert (await port.lookup(NAME, ""))["brokerUrl"] == broker.service_url
-        assert await port.topics(DEFAULT) == [TOPIC]
+        assert (await port.health.lookup(NAME, ""))["brokerUrl"] == broker.service_url
+        assert await port.topics.topics(DEFAULT) == [TOPIC]
 
     play(tmp_path, script)
 
@@ -163,14 +167,18 @@ def test_nothing_is_answered_before_the_broker_is_ready_or_after_it_failed(tmp_p
     """503 and not ready, but alive: an orchestrator must not kill a process that is about to
     serve again."""
 
-    async def script(port: BrokerAdminPort, broker: Broker, _peer: Peer) -> None:
+    async def script(port: BrokerAdministration, broker: Broker, _peer: Peer) -> None:
         broker.fail("test")
-        assert (port.ready(), port.live()) == (False, True)
+        assert (port.health.ready(), port.health.live()) == (False, True)
         with pytest.raises(ServiceNotReady):
-            await port.status()
-        starting = BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, None)))
-        assert (starting.ready(), starting.live(), starting.metrics()) == (False, True, b"")
+            await port.health.status()
+        starting = BrokerAdministration(Process(tmp_path, None))
+        assert (starting.health.ready(), starting.health.live(), starting.health.metrics()) == (
+            False,
+            True,
+            b"",
+        )
         with pytest.raises(ServiceNotReady):
-            await starting.topics(DEFAULT)
+            await starting.topics.topics(DEFAULT)
 
     play(tmp_path, script)

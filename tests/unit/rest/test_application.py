@@ -27,6 +27,7 @@ from magnetar.rest.application import create_application
 from magnetar.rest.pages import add_docs
 from magnetar.rest.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
 from magnetar.rest.ports import ListMode
+from tests.support.resources import every_resource
 
 NAMESPACES = "/admin/v2/namespaces"
 TOPICS = "/admin/v2/persistent/public/default"
@@ -154,7 +155,7 @@ class CurrentPort:
 
 
 CURRENT = CurrentPort()
-APPLICATION = create_application(CURRENT)
+APPLICATION = create_application(every_resource(CURRENT))
 
 
 def ask(

@@ -13,6 +13,7 @@ from magnetar.names import TopicName
 from magnetar.rest.application import create_application
 from magnetar.rest.messages import ANSWERS_BYTES_MAX, LOOKS_MAX, PART_BYTES
 from magnetar.rest.ports import FoundMessage
+from tests.support.resources import every_resource
 
 PATH = "/admin/v2/persistent/public/default/t/examinemessage"
 
@@ -23,7 +24,7 @@ class LargeMessages:
     def __init__(self) -> None:
         self.payload = bytes(ANSWERS_BYTES_MAX // 2 + 1)
         self.looking = self.most = 0
-        self.application = create_application(self)  # type: ignore[arg-type]
+        self.application = create_application(every_resource(self))
 
     async def examine(self, _topic: TopicName, _origin: str, _number: int) -> FoundMessage:
         self.looking += 1

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.broker.topics import topic_registry
 from magnetar.errors import InUse, NamespaceNotFound, NotAllowed, StoreUnavailable, WireCode
 from magnetar.metadata import keys
@@ -28,28 +26,38 @@ NAME = NamespaceName("a", "b")
 TOPICS = [f"persistent://{NAME}/t{number}" for number in range(3)]
 
 
-class Port(BrokerAdminPort):
+class Port(BrokerAdministration):
     """The port, with something done at moments of a deletion that a test chooses."""
 
     deleted: Callable[[TopicName], Awaitable[None]] | None = None
     checked: Callable[[], Awaitable[None]] | None = None
     listed: Callable[[], Awaitable[None]] | None = None
 
-    async def _delete_anywhere(self, topic: TopicName, force: bool) -> None:
-        await super()._delete_anywhere(topic, force)
-        if self.deleted is not None:
-            await self.deleted(topic)
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        topics, namespaces = self.topics, self.namespaces
+        delete_anywhere, check_each = topics.delete_anywhere, topics._check_each
+        entered = namespaces._entered
 
-    async def _check_each(self, parts: list[TopicName]) -> None:
-        await super()._check_each(parts)
-        if self.checked is not None:
-            await self.checked()
+        async def delete_and_go_on(topic: TopicName, force: bool) -> None:
+            await delete_anywhere(topic, force)
+            if self.deleted is not None:
+                await self.deleted(topic)
 
-    async def _entered(self, name: NamespaceName) -> tuple[int, dict[TopicName, int]]:
-        found = await super()._entered(name)
-        if self.listed is not None:
-            await self.listed()
-        return found
+        async def check_and_go_on(parts: list[TopicName]) -> None:
+            await check_each(parts)
+            if self.checked is not None:
+                await self.checked()
+
+        async def list_and_go_on(name: NamespaceName) -> tuple[int, dict[TopicName, int]]:
+            found = await entered(name)
+            if self.listed is not None:
+                await self.listed()
+            return found
+
+        topics.delete_anywhere = delete_and_go_on  # type: ignore[method-assign]
+        topics._check_each = check_and_go_on  # type: ignore[method-assign]
+        namespaces._entered = list_and_go_on  # type: ignore[method-assign]
 
 
 @asynccontextmanager
@@ -57,8 +65,8 @@ async def opened(directory: Path) -> AsyncIterator[tuple[Port, Broker, Peer, Mem
     """A broker, its port, and a client; the namespace is there."""
     store = MemoryStore(CLOCK)
     async with running_broker(directory, store=store) as broker, open_peer(broker) as peer:
-        port = Port(cast(BrokerProcess, Process(directory, broker)))
-        await port.create_namespace(NAME, initial_boundaries(1), {})
+        port = Port(Process(directory, broker))
+        await port.namespaces.create_namespace(NAME, initial_boundaries(1), {})
         yield port, broker, peer, store
     await store.close()
 
@@ -95,7 +103,7 @@ def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(
             for number, topic in enumerate(TOPICS):
                 await peer.lookup(topic)
                 await peer.produce(number, topic)
-            await port.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
+            await port.topics.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
             returned = []
 
             async def come_back(topic: TopicName) -> None:
@@ -108,7 +116,7 @@ def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(
                     )
 
             port.deleted = come_back
-            await port.delete_namespace(NAME, force=True)
+            await port.namespaces.delete_namespace(NAME, force=True)
             assert [answer.type for answer in returned] == [Type.ERROR] * 3
             assert {answer.error.error for answer in returned} == {WireCode.SERVICE_NOT_READY}
             assert all("is being unloaded" in answer.error.message for answer in returned), (
@@ -120,7 +128,7 @@ def test_who_comes_back_to_a_namespace_that_is_deleted_creates_nothing_in_it(
             refused = await peer.ask("producer", topic=TOPICS[0], producer_id=200)
             assert refused.error.error == WireCode.TOPIC_NOT_FOUND
             with pytest.raises(NamespaceNotFound):
-                await port.delete_namespace(NAME, force=True)
+                await port.namespaces.delete_namespace(NAME, force=True)
 
     asyncio.run(scenario())
 
@@ -151,12 +159,12 @@ def test_a_topic_born_while_its_namespace_is_deleted_is_found(tmp_path: Path, fo
 
             port.listed = come
             if force:
-                await port.delete_namespace(NAME, force)
+                await port.namespaces.delete_namespace(NAME, force)
                 assert await record(store) is None
                 assert not owned.topics
                 return
             with pytest.raises(NotAllowed, match="non empty"):
-                await port.delete_namespace(NAME, force)
+                await port.namespaces.delete_namespace(NAME, force)
             kept = await record(store)
             assert kept is not None
             assert not kept.deleting
@@ -209,7 +217,7 @@ def test_a_mark_goes_when_the_store_is_back(
             port.listed = come
             monkeypatch.setattr(broker.context.store, "transact", away_twice)
             with pytest.raises(NotAllowed, match="non empty"):
-                await port.delete_namespace(NAME, force=False)
+                await port.namespaces.delete_namespace(NAME, force=False)
             async with asyncio.timeout(120):
                 while broker.views.namespaces.items[str(NAME)].record.deleting:
                     await asyncio.sleep(0.01)
@@ -233,7 +241,7 @@ def test_the_mark_of_a_broker_that_is_gone_holds_nobody_up(tmp_path: Path) -> No
             await broker.views.namespaces.reach(revision)
             await peer.lookup(TOPICS[0])
             await peer.produce(1, TOPICS[0])
-            await port.delete_namespace(NAME, force=True)
+            await port.namespaces.delete_namespace(NAME, force=True)
             assert await record(store) is None
 
     asyncio.run(scenario())
@@ -246,7 +254,7 @@ def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_p
     async def scenario() -> None:
         async with opened(tmp_path) as (port, broker, peer, store):
             topic = TopicName.parse(f"persistent://{NAME}/many")
-            await port.create_partitions(topic, 2)
+            await port.topics.create_partitions(topic, 2)
             used = topic.with_partition(1)
             await peer.lookup(str(used))
             sent = []
@@ -257,7 +265,7 @@ def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_p
 
             port.checked = come
             with pytest.raises(InUse, match="1 connected producers"):
-                await port.delete_partitions(topic, force=False)
+                await port.topics.delete_partitions(topic, force=False)
             host = await broker.service.open_topic(used, create=False)
             assert [host.core.last_confirmed] == sent
             assert len((await store.range(keys.partitioned_topics_in(NAME))).items) == 2, (
@@ -265,7 +273,7 @@ def test_a_deletion_stops_at_a_partition_that_is_used_since_it_was_checked(tmp_p
             )
             port.checked = None
             await peer.ask("close_producer", producer_id=1)
-            await port.delete_partitions(topic, force=False)
+            await port.topics.delete_partitions(topic, force=False)
             assert not (await store.range(keys.partitioned_topics_in(NAME))).items
 
     asyncio.run(scenario())
@@ -277,10 +285,10 @@ async def gone_for_good(port: Port, broker: Broker, peer: Peer, store: MemorySto
     assert not (await store.range(keys.partitioned_topics_in(NAME))).items
     broker.leader.start()
     await retired(store)
-    await port.create_namespace(NAME, initial_boundaries(1), {})
+    await port.namespaces.create_namespace(NAME, initial_boundaries(1), {})
     await peer.lookup(TOPICS[1])
     await peer.produce(300, TOPICS[1])
-    assert [str(topic) for topic in (await port._entered(NAME))[1]] == [TOPICS[1]]
+    assert [str(topic) for topic in (await port.namespaces._entered(NAME))[1]] == [TOPICS[1]]
     [owned] = [
         found for name, found in broker.ownership.owned.items() if name.startswith(f"{NAME}/")
     ]
@@ -335,7 +343,7 @@ def test_no_topic_is_born_into_a_namespace_that_is_gone(
             await reached.wait()
             second.write(command_frame("producer", request_id=100, topic=TOPICS[0], producer_id=1))
             assert await second.is_quiet()
-            await port.delete_namespace(NAME, force=False)
+            await port.namespaces.delete_namespace(NAME, force=False)
             go_on.set()
             for client in (peer, second):
                 refused = (await client.answer(Type.ERROR)).error
@@ -375,7 +383,7 @@ def test_a_topic_that_is_entered_late_goes_if_its_namespace_has(
             await broker.leader.stop()
             await peer.produce(1, TOPICS[0])
             await peer.send(b"lost with its namespace")
-            await port.delete_namespace(NAME, force=False)
+            await port.namespaces.delete_namespace(NAME, force=False)
             assert owned.topics
             monkeypatch.setattr(broker.context.store, "transact", transact)
             assert (await peer.answer(Type.CLOSE_PRODUCER)).close_producer.producer_id == 1
@@ -395,7 +403,7 @@ def test_no_partitioned_topic_comes_into_a_namespace_that_is_gone(tmp_path: Path
             await store.delete(keys.namespace(NAME))
             assert broker.views.namespaces.get(str(NAME)) is not None, "an old view"
             with pytest.raises(NamespaceNotFound):
-                await port.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
+                await port.topics.create_partitions(TopicName.parse(f"persistent://{NAME}/many"), 2)
             assert not (await store.range(keys.partitioned_topics_in(NAME))).items
 
     asyncio.run(scenario())
@@ -432,7 +440,7 @@ def test_a_bundle_that_is_over_before_its_owner_hears_that_it_is_free_ends_nobod
                 return result
 
             monkeypatch.setattr(broker.context.store, "transact", unheard)
-            await port.delete_namespace(NAME, force=True)
+            await port.namespaces.delete_namespace(NAME, force=True)
             async with asyncio.timeout(120):
                 while any(
                     str(owned.name.namespace) == str(NAME)

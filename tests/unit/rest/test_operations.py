@@ -13,6 +13,7 @@ import pytest
 from magnetar.errors import NamespaceNotFound
 from magnetar.names import BundleName, NamespaceName, TopicName
 from magnetar.rest.application import create_application
+from tests.support.resources import every_resource
 
 CORDON = "/magnetar/v1/brokers/broker-1/cordon"
 BUNDLE = "public/default/0x00000000_0x40000000"
@@ -24,7 +25,7 @@ class OperationsInMemory:
     def __init__(self) -> None:
         self.cordons: dict[str, tuple[bool, str, bool]] = {}
         self.stored: dict[str, Any] = {"message_ttl_in_seconds": 5, "deduplicationEnabled": True}
-        self.application = create_application(self)  # type: ignore[arg-type]
+        self.application = create_application(every_resource(self))
 
     def damage(self) -> list[dict[str, Any]]:
         return [{"what": "read"}]

@@ -15,6 +15,7 @@ from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.rest.application import create_application
 from magnetar.rest.store_routes import store_router
+from tests.support.resources import every_resource
 from tests.unit.rest.test_application import MemoryPort
 
 INTERNAL = {"x-magnetar-internal": "1"}
@@ -24,7 +25,7 @@ ROUTES = "/internal/v1/store"
 def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         store = MemoryStore(SystemClock())
-        application = create_application(MemoryPort())  # type: ignore[arg-type]
+        application = create_application(every_resource(MemoryPort()))
         application.include_router(store_router(store))
         await script(store, application)
         await store.close()

@@ -9,6 +9,7 @@ import httpx
 
 from magnetar.rest.application import create_application
 from magnetar.rest.coordinators import LISTED, LISTED_MAX
+from tests.support.resources import every_resource
 
 OURS, PULSAR = "/magnetar/v1/transactions", "/admin/v3/transactions/slowTransactions"
 
@@ -18,7 +19,7 @@ class ManyTransactions:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.application = create_application(self)  # type: ignore[arg-type]
+        self.application = create_application(every_resource(self))
 
     async def transactions(self, tcid: int | None, older_ms: int, limit: int) -> dict[str, Any]:
         assert (tcid, older_ms) in ((None, 0), (None, 5), (0, 5))

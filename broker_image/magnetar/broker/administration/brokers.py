@@ -15,9 +15,11 @@ import contextlib
 import dataclasses
 from typing import Any
 
+from magnetar.broker.administration.clusters import Clusters
+from magnetar.broker.administration.moves import address_of_broker, addresses_of_broker
+from magnetar.broker.administration.namespaces import Namespaces
+from magnetar.broker.administration.site import Site
 from magnetar.broker.administration.statistics import topic_stats
-from magnetar.broker.administration.tenants import TenantAdministration
-from magnetar.broker.administration.topics import address_of_broker, addresses_of_broker
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.upkeep.expiry import enforce_quota
 from magnetar.client import Client
@@ -44,15 +46,17 @@ STATS_PER_TURN_MAX = 50
 """Topics and subscriptions whose statistics are listed before others get their turn."""
 
 
-class BrokerAdministration(TenantAdministration):
+class Brokers:
     """Brokers."""
 
-    _checking: asyncio.Task[None] | None = None
+    def __init__(self, site: Site, clusters: Clusters, namespaces: Namespaces) -> None:
+        self._site, self._clusters, self._namespaces = site, clusters, namespaces
+        self._checking: asyncio.Task[None] | None = None
 
     # --- who there is -----------------------------------------------------------------------------
 
     async def brokers(self, cluster: str) -> list[str]:
-        if cluster and cluster not in await self.clusters():
+        if cluster and cluster not in await self._clusters.clusters():
             raise TopicNotFound(
                 f"Cluster {cluster} does not exist; GET /admin/v2/clusters lists them"
             )
@@ -65,7 +69,7 @@ class BrokerAdministration(TenantAdministration):
     def _live(self) -> dict[str, IncarnationRecord]:
         return {
             identifier: viewed.record
-            for identifier, viewed in self._broker.views.incarnations.items.items()
+            for identifier, viewed in self._site.broker.views.incarnations.items.items()
         }
 
     async def leader_broker(self) -> dict[str, str]:
@@ -74,7 +78,7 @@ class BrokerAdministration(TenantAdministration):
         try:
             async with asyncio.timeout(LEADER_S):
                 while True:
-                    record = self._live().get(await self._broker.leader.current())
+                    record = self._live().get(await self._site.broker.leader.current())
                     if record is not None:
                         return {
                             "serviceUrl": record.http_url,
@@ -98,7 +102,7 @@ class BrokerAdministration(TenantAdministration):
                 f"broker {broker} is not there; GET /admin/v2/brokers lists the live ones"
             )
         status = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
-        items = self._broker.views.bundles.items
+        items = self._site.broker.views.bundles.items
         return {
             name: dict(status)
             for name, viewed in sorted(items.items())
@@ -115,7 +119,7 @@ class BrokerAdministration(TenantAdministration):
         is served here: bundles move as load wants, and another broker that has it may be sick.
         Raises ServiceNotReady saying what failed.
         """
-        broker = self._broker
+        broker = self._site.broker
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
             # whoever asked may have gone
@@ -155,13 +159,13 @@ class BrokerAdministration(TenantAdministration):
 
     async def _create_health_namespace(self) -> None:
         try:
-            await self.create_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
+            await self._namespaces.create_namespace(SYSTEM_NAMESPACE, initial_boundaries(1), {})
         except TopicExists:
             return
 
     async def check_backlog_quotas(self) -> None:
         """Have backlogs of topics served here compared with their quotas at once."""
-        broker = self._broker
+        broker = self._site.broker
         for owned in list(broker.ownership.owned.values()):
             for topic in list(owned.topics.values()):
                 if owned.serving and not topic.frozen:
@@ -170,7 +174,7 @@ class BrokerAdministration(TenantAdministration):
     # --- settings ---------------------------------------------------------------------------------
 
     def configuration(self) -> dict[str, str]:
-        settings = self._broker.context.settings
+        settings = self._site.broker.context.settings
         return {
             field.name: str(getattr(settings, field.name)) for field in dataclasses.fields(settings)
         }
@@ -179,8 +183,8 @@ class BrokerAdministration(TenantAdministration):
         """Pulsar's InternalConfigurationData; there are no ledgers in BookKeeper, and the store
         is named by its kind only."""
         return {
-            "metadataStoreUrl": self._process.store_name,
-            "configurationMetadataStoreUrl": self._process.store_name,
+            "metadataStoreUrl": self._site.process.store_name,
+            "configurationMetadataStoreUrl": self._site.process.store_name,
             "ledgersRootPath": None,
             "bookkeeperMetadataServiceUri": None,
             "stateStorageServiceUrl": None,
@@ -189,8 +193,8 @@ class BrokerAdministration(TenantAdministration):
     # --- load and statistics ----------------------------------------------------------------------
 
     def metrics_json(self) -> list[dict[str, Any]]:
-        metrics = self._broker.context.metrics
-        counts = self._broker.service.counts()
+        metrics = self._site.broker.context.metrics
+        counts = self._site.broker.service.counts()
         named = dict(
             zip(
                 ("brk_bundles", "brk_topics_count", "brk_producers_count", "brk_consumers_count"),
@@ -203,13 +207,13 @@ class BrokerAdministration(TenantAdministration):
         return [
             {
                 "metrics": named,
-                "dimensions": {"broker": self._broker.context.broker, "metric": "broker"},
+                "dimensions": {"broker": self._site.broker.context.broker, "metric": "broker"},
             }
         ]
 
     def load_report(self) -> dict[str, Any]:
         """Pulsar's LoadManagerReport, as of the last report of this broker."""
-        broker = self._broker
+        broker = self._site.broker
         context = broker.context
         viewed = broker.views.load.get(broker.incarnation)
         load = viewed.record if viewed is not None else None
@@ -239,7 +243,7 @@ class BrokerAdministration(TenantAdministration):
     async def broker_topics(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         turns = Turns(STATS_PER_TURN_MAX)
-        for name, owned in sorted(self._broker.ownership.owned.items()):
+        for name, owned in sorted(self._site.broker.ownership.owned.items()):
             kinds: dict[str, dict[str, Any]] = {}
             for kind, topics in (
                 ("persistent", owned.topics),

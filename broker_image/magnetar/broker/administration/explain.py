@@ -14,10 +14,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from magnetar.broker.administration.explanation import explain_in_words
-from magnetar.broker.administration.operations import OperationAdministration
 from magnetar.broker.administration.owned_facts import owned_facts
 from magnetar.broker.administration.peers import ask_broker
-from magnetar.broker.administration.topics import TopicAdministration
+from magnetar.broker.administration.site import Site
 from magnetar.broker.reading.log_keys import sealed_files
 from magnetar.broker.upkeep.garbage_collection import REWRITE
 from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
@@ -47,15 +46,18 @@ RECOVERY_BASE_MS = 20
 LogFile = tuple[str, int]
 
 
-class ExplainAdministration(OperationAdministration, TopicAdministration):
+class Explanations:
     """Explains bundles and topics."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     async def explain(self, topic: TopicName | None, bundle: BundleName | None) -> dict[str, Any]:
         """All facts and the sentences made of them. Raises NamespaceNotFound, InvalidRequest for
         a bundle that the namespace does not have."""
         name, place = await self._located(topic, bundle)
         facts: dict[str, Any] = {"topic": str(topic) if topic is not None else None, **place}
-        item = await self._broker.context.store.get(keys.bundle(name))
+        item = await self._site.broker.context.store.get(keys.bundle(name))
         record = BundleRecord.decode(item.value) if item is not None else None
         facts["record"] = _record(record, item.mod_revision if item is not None else 0)
         facts["owner"] = await self._owner(record)
@@ -68,13 +70,13 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         facts["log_files"] = await self._log_files(name, record, manifest, sealed)
         facts["jobs"] = await self._jobs(name)
         facts["new owners"] = self._takers(record)
-        facts["lease_s"] = self._broker.context.settings.lease_ttl_s
-        facts["now_ms"] = self._broker.context.clock.wall_ms()
+        facts["lease_s"] = self._site.broker.context.settings.lease_ttl_s
+        facts["now_ms"] = self._site.broker.context.clock.wall_ms()
         return {**facts, **explain_in_words(facts)}
 
     def explain_owned(self, topic: TopicName | None, bundle: BundleName) -> dict[str, Any]:
         """What only the owner of a bundle knows, as this broker sees it."""
-        return owned_facts(self._broker, bundle, topic)
+        return owned_facts(self._site.broker, bundle, topic)
 
     # --- where it is ------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
                 "topic, bundle: name one of them; topic=persistent://tenant/namespace/topic"
             )
         namespace = topic.namespace_name if topic is not None else bundle.namespace  # type: ignore[union-attr]
-        record = await self._namespace_record(namespace)
+        record = await self._site.namespace_record(namespace)
         parts = bundles_of(namespace, record.boundaries)
         if topic is not None:
             bundle = bundle_of(namespace, record.boundaries, topic.hash)
@@ -110,7 +112,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """The incarnation that the record names, dead or alive."""
         if record is None or not record.incarnation:
             return None
-        item = await self._broker.context.store.get(keys.incarnation(record.incarnation))
+        item = await self._site.broker.context.store.get(keys.incarnation(record.incarnation))
         found: dict[str, Any] = {
             "incarnation": record.incarnation,
             "broker": record.incarnation.rpartition(".")[0],
@@ -118,7 +120,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         }
         if item is not None:
             live = IncarnationRecord.decode(item.value)
-            cordon = self._broker.views.cordons.get(live.broker)
+            cordon = self._site.broker.views.cordons.get(live.broker)
             found |= {
                 "service_url": live.service_url,
                 "http_url": live.http_url,
@@ -128,7 +130,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         return found
 
     async def _leader(self) -> dict[str, Any] | None:
-        item = await self._broker.context.store.get(keys.LEADER)
+        item = await self._site.broker.context.store.get(keys.LEADER)
         if item is None:
             return None
         candidate = LeaderRecord.decode(item.value).candidate
@@ -144,12 +146,12 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """What the owner says, or why it says nothing."""
         if owner is None or not owner["alive"]:
             return None, ""
-        if owner["incarnation"] == self._broker.incarnation:
-            return owned_facts(self._broker, bundle, topic), ""
+        if owner["incarnation"] == self._site.broker.incarnation:
+            return owned_facts(self._site.broker, bundle, topic), ""
         query = urlencode(
             {"bundle": str(bundle), **({"topic": str(topic)} if topic is not None else {})}
         )
-        context, path = self._broker.context, f"/magnetar/v1/explain/owned?{query}"
+        context, path = self._site.broker.context, f"/magnetar/v1/explain/owned?{query}"
         try:
             found: dict[str, Any] = await ask_broker(
                 context, owner["http_url"], "GET", path, timeout_s=OWNER_TIMEOUT_S
@@ -162,13 +164,13 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         """Whether the topic's entry is there, and the bundles of its partitions."""
         if topic is None:
             return None, []
-        item = await self._broker.context.store.get(keys.partitioned_topic(topic))
+        item = await self._site.broker.context.store.get(keys.partitioned_topic(topic))
         if item is None:
             return False, []
         count = PartitionedTopicRecord.decode(item.value).partitions
-        record = await self._namespace_record(topic.namespace_name)
+        record = await self._site.namespace_record(topic.namespace_name)
         parts = [topic.with_partition(index) for index in range(min(count, PARTITIONS_SHOWN_MAX))]
-        owners = self._broker.views.bundles
+        owners = self._site.broker.views.bundles
         shown = []
         for part in parts:
             bundle = str(bundle_of(topic.namespace_name, record.boundaries, part.hash))
@@ -188,7 +190,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         self, bundle: BundleName, topic: TopicName | None
     ) -> tuple[Manifest, dict[str, Any]]:
         """The bundle's manifest, and what of it people ask for."""
-        context = self._broker.context
+        context = self._site.broker.context
         try:
             manifest, name, revision = await load_manifest(context.store, context.volume, bundle)
         except (StorageError, StoreError) as error:
@@ -222,7 +224,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         names."""
         incarnations = {span.incarnation for span in record.chain} if record is not None else set()
         incarnations |= {found.incarnation for found in manifest.level0}
-        store = self._broker.context.store
+        store = self._site.broker.context.store
         found = await asyncio.gather(
             *(sealed_files(store, keys.logs_of(name)) for name in sorted(incarnations))
         )
@@ -286,7 +288,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
                 if number == end[0]
                 else known.length
                 if known is not None
-                else self._broker.context.settings.log_file_bytes
+                else self._site.broker.context.settings.log_file_bytes
             )
             size += max(0, length - (start[1] if number == start[0] else FILE_HEADER_BYTES))
         return {
@@ -328,7 +330,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
         for file in shown:
             keepers = [
                 {"bundle": name, "why": "recovery"}
-                for name, viewed in sorted(self._broker.views.bundles.items.items())
+                for name, viewed in sorted(self._site.broker.views.bundles.items.items())
                 if _replays(viewed.record, file)
             ]
             keepers += [
@@ -349,7 +351,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
 
     async def _listed_by(self, bundle: BundleName) -> set[LogFile]:
         """Files in the manifest of another bundle; none if it cannot be read."""
-        context = self._broker.context
+        context = self._site.broker.context
         try:
             manifest, _, _ = await load_manifest(context.store, context.volume, bundle)
         except (StorageError, StoreError):
@@ -358,7 +360,7 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
 
     async def _jobs(self, bundle: BundleName) -> list[str]:
         """Jobs that work on this bundle's files now, which keeps all of them."""
-        items = (await self._broker.context.store.range(keys.INTENTS)).items
+        items = (await self._site.broker.context.store.range(keys.INTENTS)).items
         intents = [IntentRecord.decode(item.value) for item in items]
         return sorted(
             {
@@ -370,11 +372,11 @@ class ExplainAdministration(OperationAdministration, TopicAdministration):
 
     def _takers(self, record: BundleRecord | None) -> dict[str, Any]:
         """Who may be given the bundle if its owner goes, the most likely one first."""
-        views = self._broker.views
+        views = self._site.broker.views
         counts: dict[str, int] = {}
         for viewed in views.bundles.items.values():
             counts[viewed.record.incarnation] = counts.get(viewed.record.incarnation, 0) + 1
-        candidates = dict(self._broker.ownership.assigner.candidates())
+        candidates = dict(self._site.broker.ownership.assigner.candidates())
         if record is not None:
             candidates.pop(record.incarnation, None)
         first = least_loaded(candidates, counts, 0) if candidates else ""

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from magnetar.broker.administration.base import Administration
+from magnetar.broker.administration.site import Site
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.client.compression import decompress
@@ -56,8 +56,11 @@ _BYTES = (
 _TIMES = ("publish_time", "event_time", "deliver_at_time")
 
 
-class MessageAdministration(Administration):
+class Messages:
     """Messages of topics, one at a time."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     async def peek(self, topic: TopicName, subscription: str, number: int) -> FoundMessage:
         """The `number`-th (from 1) entry that is not acknowledged. Raises SubscriptionNotFound,
@@ -149,12 +152,12 @@ class MessageAdministration(Administration):
             raise UnsupportedCommand(
                 f"{what} on a non-persistent topic is not allowed: it keeps none"
             )
-        if topic.partition < 0 and await self._broker.service.partitions(topic):
+        if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise UnsupportedCommand(
                 f"{what} on a partitioned topic is not allowed; ask for one of its partitions "
                 f"({topic}-partition-0)"
             )
-        return await self._host(topic)
+        return await self._site.host(topic)
 
 
 async def _message(host: TopicHost, ordinal: int) -> FoundMessage:

@@ -11,20 +11,23 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.broker.administration.base import Administration
 from magnetar.broker.administration.peers import ask_broker
+from magnetar.broker.administration.site import Site
 from magnetar.errors import MagnetarError, NotAllowed, TopicNotFound
 from magnetar.metadata import keys
 from magnetar.metadata.records import CordonRecord
 
 
-class OperationAdministration(Administration):
+class Operations:
     """Brokers, as a person operates them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
         """Raises TopicNotFound for a broker that is not there, NotAllowed if nobody else takes
         bundles and `force` is not set."""
-        views = self._broker.views
+        views = self._site.broker.views
         live = {viewed.record.broker for viewed in views.incarnations.items.values()}
         if broker not in live:
             raise TopicNotFound(
@@ -42,23 +45,29 @@ class OperationAdministration(Administration):
                 f"nobody but {broker} takes bundles; start another broker, or lift a cordon, first"
             )
         record = CordonRecord(drain=drain, reason=reason)
-        revision = await self._broker.context.store.put(keys.cordon(broker), record.encode())
+        revision = await self._site.broker.context.store.put(keys.cordon(broker), record.encode())
         views.cordons.observe(broker, record.encode(), revision)
 
     async def uncordon(self, broker: str) -> None:
         """Raises TopicNotFound if there is no such cordon."""
-        found, revision = await self._change(
+        found, revision = await self._site.change(
             keys.cordon(broker), CordonRecord, lambda current: current
         )
         if found is None:
             raise TopicNotFound(f"broker {broker} is not cordoned; there is nothing to undo")
-        _, revision = await self._change(keys.cordon(broker), CordonRecord, lambda _current: None)
-        self._broker.views.cordons.observe(broker, None, revision)
+        _, revision = await self._site.change(
+            keys.cordon(broker), CordonRecord, lambda _current: None
+        )
+        self._site.broker.views.cordons.observe(broker, None, revision)
+
+    def damage(self) -> list[dict[str, Any]]:
+        """What is wrong with the storage of this broker now."""
+        return self._site.broker.context.damage.listed()
 
     async def cluster_damage(self) -> dict[str, Any]:
         """Damage that any broker knows of, why those publish nothing that lack space, and
         brokers that do not answer."""
-        broker = self._broker
+        broker = self._site.broker
         others = [
             viewed.record
             for name, viewed in sorted(broker.views.incarnations.items.items())
@@ -89,4 +98,4 @@ class OperationAdministration(Administration):
 
     def short_of_space(self) -> str:
         """Why this broker publishes nothing for want of space; "" while it has enough."""
-        return str(self._broker.context.log.space.short or "")
+        return str(self._site.broker.context.log.space.short or "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from magnetar.broker.administration.base import Administration
+from magnetar.broker.administration.site import Site
 from magnetar.broker.commands.seeking import reset
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.topics.subscription_host import SubscriptionHost
@@ -26,15 +26,18 @@ from magnetar.names import TopicName
 from magnetar.topics.ledgers import LATEST
 
 
-class SubscriptionAdministration(Administration):
+class Subscriptions:
     """Subscriptions of topics."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     async def subscriptions(self, topic: TopicName) -> list[str]:
         async def names(part: TopicName) -> list[str]:
-            host = await self._host(part)
+            host = await self._site.host(part)
             return [name for name, found in host.subscriptions.items() if found.core.durable]
 
-        found = await self._on_each(topic, names, "GET", "/subscriptions")
+        found = await self._site.on_each(topic, names, "GET", "/subscriptions")
         return sorted({name for part in found.values() for name in part})
 
     async def create_subscription(
@@ -46,15 +49,15 @@ class SubscriptionAdministration(Administration):
     ) -> None:
         """Raises TopicExists if it is there, TopicNotFound if the topic is not and its namespace
         forbids to create it."""
-        if self._broker.service.namespace_policies(
+        if self._site.broker.service.namespace_policies(
             topic.namespace_name
         ).auto_topic_creation.allowed:
             # As for a client that subscribes: what auto-creation makes of an absent topic (perhaps
             # partitions) is there first.
-            await self._broker.service.partitions_for_client(topic, may_create=True)
+            await self._site.broker.service.partitions_for_client(topic, may_create=True)
 
         async def create(part: TopicName) -> None:
-            host = await self._host(part, create=True)
+            host = await self._site.host(part, create=True)
             if subscription in host.subscriptions:
                 raise TopicExists(f"Subscription {subscription} already exists for topic {part}")
             start = position if position is not None else LATEST
@@ -66,7 +69,7 @@ class SubscriptionAdministration(Administration):
         body: dict[str, Any] = {"properties": properties}
         if position is not None:
             body |= {"ledgerId": position[0], "entryId": position[1]}
-        await self._on_each(
+        await self._site.on_each(
             topic, create, "PUT", f"/subscription/{quote(subscription, safe='')}", body
         )
 
@@ -74,7 +77,7 @@ class SubscriptionAdministration(Administration):
         async def read(part: TopicName) -> dict[str, str]:
             return dict((await self._subscription(part, subscription)).core.properties)
 
-        found = await self._on_each(
+        found = await self._site.on_each(
             topic, read, "GET", f"/subscription/{quote(subscription, safe='')}/properties"
         )
         return next(iter(found.values()))
@@ -87,7 +90,7 @@ class SubscriptionAdministration(Administration):
             host.core.replace_properties(properties)
             await write(host)
 
-        await self._on_each(
+        await self._site.on_each(
             topic,
             replace,
             "PUT",
@@ -111,7 +114,7 @@ class SubscriptionAdministration(Administration):
             await host.topic.bundle.remove_subscription(host)
 
         forced = "?force=true" if force else ""
-        await self._on_each(
+        await self._site.on_each(
             topic, delete, "DELETE", f"/subscription/{quote(subscription, safe='')}{forced}"
         )
 
@@ -122,7 +125,7 @@ class SubscriptionAdministration(Administration):
             await skip(await self._subscription(part, subscription), count)
 
         what = f"skip/{count}" if count is not None else "skip_all"
-        await self._on_each(
+        await self._site.on_each(
             topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/{what}"
         )
 
@@ -135,7 +138,7 @@ class SubscriptionAdministration(Administration):
             )
 
         async def act(part: TopicName) -> None:
-            host = await self._host(part)
+            host = await self._site.host(part)
             named = (
                 [await self._subscription(part, subscription)]
                 if subscription is not None
@@ -150,7 +153,7 @@ class SubscriptionAdministration(Administration):
             if subscription is not None
             else "all_subscription"
         )
-        await self._on_each(topic, act, "POST", f"/{which}/expireMessages/{seconds}")
+        await self._site.on_each(topic, act, "POST", f"/{which}/expireMessages/{seconds}")
 
     async def expire_to(
         self, topic: TopicName, subscription: str, position: tuple[int, int]
@@ -177,7 +180,7 @@ class SubscriptionAdministration(Administration):
             host = await self._subscription(part, subscription)
             await reset(host, await first_published_at(host.topic, timestamp_ms))
 
-        await self._on_each(
+        await self._site.on_each(
             topic,
             act,
             "POST",
@@ -186,7 +189,7 @@ class SubscriptionAdministration(Administration):
 
     async def _one_topic(self, topic: TopicName, what: str) -> None:
         """Raises UnsupportedCommand for a partitioned topic, on which a position means nothing."""
-        if topic.partition < 0 and await self._broker.service.partitions(topic):
+        if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise UnsupportedCommand(
                 f"{what} is not allowed for partitioned-topic {topic}; name one of its partitions"
             )
@@ -194,7 +197,7 @@ class SubscriptionAdministration(Administration):
     async def _subscription(self, topic: TopicName, name: str) -> SubscriptionHost:
         """A durable subscription of a topic served here. Raises SubscriptionNotFound,
         TopicNotFound, NotOwner."""
-        found = (await self._host(topic)).subscriptions.get(name)
+        found = (await self._site.host(topic)).subscriptions.get(name)
         if found is None:
             raise SubscriptionNotFound(f"Subscription {name} not found on topic {topic}")
         return found

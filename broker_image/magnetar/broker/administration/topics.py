@@ -8,58 +8,55 @@ partitions.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
-from magnetar.broker.administration.messages import MessageAdministration
-from magnetar.broker.administration.peers import ask_broker, ask_peer
+from magnetar.broker.administration.moves import Moves
+from magnetar.broker.administration.peers import ask_peer
+from magnetar.broker.administration.site import Site
 from magnetar.broker.administration.statistics import internal_stats, sum_stats, topic_stats
-from magnetar.broker.administration.subscriptions import SubscriptionAdministration
+from magnetar.broker.administration.subscriptions import Subscriptions
 from magnetar.broker.commands.service import Mode
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep.expiry import trim_now
 from magnetar.errors import (
     InUse,
-    InvalidRequest,
     NotAllowed,
     NotOwner,
-    ServiceNotReady,
-    StoreUnavailable,
     TopicExists,
     TopicNotFound,
     UnsupportedCommand,
 )
 from magnetar.metadata import keys
-from magnetar.metadata.records import IncarnationRecord, TopicPoliciesRecord
-from magnetar.names import BundleName, NamespaceName, TopicName
+from magnetar.metadata.records import TopicPoliciesRecord
+from magnetar.names import NamespaceName, TopicName
 from magnetar.rest.ports import ListMode
 from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import readable_entry
 
 
-class TopicAdministration(SubscriptionAdministration, MessageAdministration):
+class Topics:
     """Topics as a whole."""
 
-    # --- life -------------------------------------------------------------------------------------
+    def __init__(self, site: Site, moves: Moves, subscriptions: Subscriptions) -> None:
+        self._site, self._moves, self._subscriptions = site, moves, subscriptions
 
     async def topics(self, name: NamespaceName, mode: ListMode = "PERSISTENT") -> list[str]:
-        return await self._broker.service.topics_in(name, Mode.Value(mode))
+        return await self._site.broker.service.topics_in(name, Mode.Value(mode))
 
     async def partitioned_topics(self, name: NamespaceName) -> list[str]:
-        await self._namespace_record(name)
-        await self._broker.ownership.registry.catch_up(name)
-        return self._broker.ownership.registry.partitioned(name)
+        await self._site.namespace_record(name)
+        await self._site.broker.ownership.registry.catch_up(name)
+        return self._site.broker.ownership.registry.partitioned(name)
 
     async def create_topic(self, topic: TopicName, properties: dict[str, str]) -> None:
         """Raises TopicExists."""
-        if topic.partition < 0 and await self._broker.service.partitions(topic):
+        if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise TopicExists("This topic already exists")
         if await self._existing(topic) is not None:
             raise TopicExists("This topic already exists")
-        host = await self._broker.service.open_topic(topic, create=True, by_administrator=True)
+        host = await self._site.broker.service.open_topic(topic, create=True, by_administrator=True)
         if properties:
             await host.update_properties(
                 {f"user.{name}": value for name, value in properties.items()}
@@ -68,14 +65,14 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def _existing(self, topic: TopicName) -> TopicHost | None:
         """The topic as served here, None if it is not there: a partition that nobody has used
         yet is not created. Raises NotOwner."""
-        await self._served_here(topic)
-        owned = await self._broker.ownership.serving_topic(topic)
+        await self._site.served_here(topic)
+        owned = await self._site.broker.ownership.serving_topic(topic)
         return await owned.topic(topic, create=False) if topic.persistent else owned.held(topic)
 
     async def delete_topic(self, topic: TopicName, force: bool) -> None:
         """Delete a topic with its subscriptions. Raises InUse while it has clients and `force`
         is not set, NotAllowed for a partitioned topic."""
-        if topic.partition < 0 and await self._broker.service.partitions(topic):
+        if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise NotAllowed(
                 f"topic {topic} is partitioned; DELETE {topic.local}/partitions deletes it with "
                 "its partitions"
@@ -94,7 +91,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         Who comes to a partition while others are deleted stops it there: what has been published to
         that one is kept. Raises TopicNotFound, InUse.
         """
-        parts = await self._parts(topic)
+        parts = await self._site.parts(topic)
         if parts == [topic]:
             raise TopicNotFound(
                 f"Topic partitions {topic} not found: the topic is not partitioned or does not "
@@ -103,8 +100,10 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         if not force:
             await self._check_each(parts)
         await self._delete_each(parts, force)
-        await self._change(keys.topic_policies(topic), TopicPoliciesRecord, lambda _current: None)
-        await self._broker.service.partitioning.delete(topic)
+        await self._site.change(
+            keys.topic_policies(topic), TopicPoliciesRecord, lambda _current: None
+        )
+        await self._site.broker.service.partitioning.delete(topic)
         # Clients may have come to partitions that were deleted before the record was gone.
         await self._delete_each(parts, force=True)
 
@@ -119,7 +118,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
                     raise
                 with contextlib.suppress(TopicNotFound):  # nobody uses this partition
                     stats = await ask_peer(
-                        self._broker.context, error.http_url, "GET", part, "/stats"
+                        self._site.broker.context, error.http_url, "GET", part, "/stats"
                     )
                     consumers = {
                         name: len(found["consumers"])
@@ -130,9 +129,9 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def _delete_each(self, parts: list[TopicName], force: bool) -> None:
         for part in parts:
             with contextlib.suppress(TopicNotFound):  # nobody uses this partition
-                await self._delete_anywhere(part, force)
+                await self.delete_anywhere(part, force)
 
-    async def _delete_anywhere(self, topic: TopicName, force: bool) -> None:
+    async def delete_anywhere(self, topic: TopicName, force: bool) -> None:
         """As `delete_topic`, whoever serves it."""
         try:
             await self.delete_topic(topic, force)
@@ -140,7 +139,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             if not error.http_url:
                 raise
             await ask_peer(
-                self._broker.context,
+                self._site.broker.context,
                 error.http_url,
                 "DELETE",
                 topic,
@@ -148,26 +147,24 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             )
 
     async def partitions(self, topic: TopicName, may_create: bool) -> int:
-        return await self._broker.service.partitions_for_client(topic, may_create)
+        return await self._site.broker.service.partitions_for_client(topic, may_create)
 
     async def create_partitions(self, topic: TopicName, partitions: int) -> None:
-        await self._broker.service.partitioning.create(topic, partitions)
+        await self._site.broker.service.partitioning.create(topic, partitions)
 
     async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
-        await self._broker.service.partitioning.grow(
-            topic, partitions, tuple(await self.subscriptions(topic))
+        await self._site.broker.service.partitioning.grow(
+            topic, partitions, tuple(await self._subscriptions.subscriptions(topic))
         )
 
-    # --- statistics -------------------------------------------------------------------------------
-
     async def stats(self, topic: TopicName) -> dict[str, Any]:
-        return topic_stats(await self._host(topic))
+        return topic_stats(await self._site.host(topic))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
-        return internal_stats(await self._host(topic))
+        return internal_stats(await self._site.host(topic))
 
     async def partitioned_stats(self, topic: TopicName, per_partition: bool) -> dict[str, Any]:
-        count = await self._broker.service.partitions(topic)
+        count = await self._site.broker.service.partitions(topic)
         if not count:
             raise TopicNotFound(f"Partitioned Topic not found: {topic}")
 
@@ -177,7 +174,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
             except TopicNotFound:
                 return sum_stats(())  # nobody has used this partition yet
 
-        found = await self._on_each(topic, one, "GET", "/stats")
+        found = await self._site.on_each(topic, one, "GET", "/stats")
         partitions = {str(part): stats for part, stats in found.items()} if per_partition else {}
         return {
             **sum_stats(found.values()),
@@ -186,10 +183,10 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
         }
 
     async def partitioned_internal_stats(self, topic: TopicName) -> dict[str, Any]:
-        count = await self._broker.service.partitions(topic)
+        count = await self._site.broker.service.partitions(topic)
         if not count:
             raise TopicNotFound(f"Partitioned Topic not found: {topic}")
-        found = await self._on_each(topic, self.internal_stats, "GET", "/internalStats")
+        found = await self._site.on_each(topic, self.internal_stats, "GET", "/internalStats")
         return {
             "metadata": {"partitions": count, "deleted": False},
             "partitions": {str(part): stats for part, stats in found.items()},
@@ -198,7 +195,7 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def last_message_id(self, topic: TopicName) -> dict[str, Any]:
         """MessageIdImpl of the last entry; with the index of its last message if that is a
         batch."""
-        host = await self._host(topic)
+        host = await self._site.host(topic)
         position, entry = await host.last_message(read_compacted=False)
         found = _message_id(position, host.partition)
         if entry is not None:
@@ -208,46 +205,44 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
                 found |= {"batchIndex": count - 1, "batchSize": count}
         return found
 
-    # --- work -------------------------------------------------------------------------------------
-
     async def terminate(self, topic: TopicName) -> dict[str, Any]:
         """Nothing can be published any more; the last message id. Raises UnsupportedCommand for
         a partitioned topic."""
-        if topic.partition < 0 and await self._broker.service.partitions(topic):
+        if topic.partition < 0 and await self._site.broker.service.partitions(topic):
             raise UnsupportedCommand(
                 "Termination of a partitioned topic is not allowed; use "
                 f"{topic.local}/terminate/partitions"
             )
-        host = await self._host(topic)
+        host = await self._site.host(topic)
         return _message_id(await host.terminate(), host.partition)
 
     async def terminate_partitions(self, topic: TopicName) -> dict[str, Any]:
         """Terminate every partition; the last message ids by partition number."""
-        found = await self._on_each(topic, self.terminate, "POST", "/terminate")
+        found = await self._site.on_each(topic, self.terminate, "POST", "/terminate")
         return {str(max(0, part.partition)): last for part, last in found.items()}
 
     async def trim(self, topic: TopicName) -> None:
         """Drop now what retention lets go."""
 
         async def act(part: TopicName) -> None:
-            await trim_now(await self._host(part))
+            await trim_now(await self._site.host(part))
 
-        await self._on_each(topic, act, "POST", "/trim")
+        await self._site.on_each(topic, act, "POST", "/trim")
 
     async def truncate(self, topic: TopicName) -> None:
         """Skip everything for every subscription and drop it, whatever retention says."""
 
         async def act(part: TopicName) -> None:
-            await (await self._host(part)).truncate()
+            await (await self._site.host(part)).truncate()
 
-        await self._on_each(topic, act, "DELETE", "/truncate")
+        await self._site.on_each(topic, act, "DELETE", "/truncate")
 
     async def roll(self, topic: TopicName) -> tuple[int, int]:
-        return await self._broker.service.roll(topic)
+        return await self._site.broker.service.roll(topic)
 
     async def compaction_status(self, topic: TopicName) -> dict[str, Any]:
         """Whether a compacted view is there; what runs is known to the job that runs."""
-        host = await self._host((await self._parts(topic))[0])
+        host = await self._site.host((await self._site.parts(topic))[0])
         if topic.persistent and await host.bundle.is_compacted(host):
             return {"status": "SUCCESS", "lastError": ""}
         return {"status": "NOT_RUN", "lastError": ""}
@@ -263,97 +258,12 @@ class TopicAdministration(SubscriptionAdministration, MessageAdministration):
     async def unload_topic(self, topic: TopicName, destination: str) -> None:
         """Hand the topic's bundle over, of a partitioned topic those of all partitions. Raises
         NotOwner for a topic of another broker's."""
-        ownership, parts = self._broker.ownership, await self._parts(topic)
+        ownership, parts = self._site.broker.ownership, await self._site.parts(topic)
         bundles = dict.fromkeys([await ownership.bundle_of(part) for part in parts])
         if parts == [topic]:
-            await self._unload_bundle(next(iter(bundles)), destination)
+            await self._moves.unload(next(iter(bundles)), destination)
         else:
-            await self._unload_each(bundles, destination)
-
-    async def _unload_each(self, bundles: Iterable[BundleName], destination: str) -> None:
-        """Have bundles transferred, whoever serves them, but those that `destination` has
-        already; the first failure, when all have been tried."""
-        # refuse it once, and before anything moves
-        target = self._destination(destination) if destination else ""
-        outcomes = await asyncio.gather(
-            *(self._unload_anywhere(bundle, destination, target) for bundle in bundles),
-            return_exceptions=True,
-        )
-        if (
-            failed := next((outcome for outcome in outcomes if outcome is not None), None)
-        ) is not None:
-            raise failed
-
-    async def _unload_anywhere(self, bundle: BundleName, destination: str, target: str) -> None:
-        """Have a bundle transferred by whoever serves it; nothing if nobody does, or `target`,
-        the incarnation of `destination`."""
-        viewed, owner = self._broker.views.bundles.get(str(bundle)), self._owner_of(str(bundle))
-        if owner is None or (viewed is not None and viewed.record.incarnation == target):
-            return
-        if str(bundle) in self._broker.ownership.owned:
-            await self._unload_bundle(bundle, destination)
-            return
-        query = f"?destinationBroker={quote(destination, safe='')}" if destination else ""
-        path = f"/admin/v2/namespaces/{bundle.namespace}/{bundle.range}/unload{query}"
-        await ask_broker(self._broker.context, owner.http_url, "PUT", path)
-
-    def _owner_of(self, bundle: str) -> IncarnationRecord | None:
-        """The live incarnation that has a bundle, as far as we know."""
-        views = self._broker.views
-        viewed = views.bundles.get(bundle)
-        owner = views.incarnations.get(viewed.record.incarnation) if viewed is not None else None
-        return owner.record if owner is not None else None
-
-    async def _bundle_served_here(self, bundle: BundleName) -> None:
-        """Raises NotOwner with the owner's address if that is another broker."""
-        ownership = self._broker.ownership
-        if str(bundle) not in ownership.owned:
-            owner = await ownership.resolve(bundle)
-            if owner.broker != self._broker.context.broker:
-                raise NotOwner(
-                    f"bundle {bundle} is served by {owner.broker}; ask {owner.http_url}",
-                    owner.http_url,
-                    owner.http_url_tls,
-                )
-            await ownership.serving(bundle)
-
-    async def _unload_bundle(self, bundle: BundleName, destination: str) -> None:
-        """Move a bundle by request of a person: to a named broker it is pinned there for
-        `move_pin_s`."""
-        ownership = self._broker.ownership
-        target = self._destination(destination) if destination else ""
-        pinned_until_ms = self._pinned_until_ms(None) if target else 0
-        await self._bundle_served_here(bundle)
-        with store_needed():
-            await ownership.move(
-                str(bundle), target, "unload requested", pinned_until_ms=pinned_until_ms
-            )
-
-    def _pinned_until_ms(self, seconds: float | None) -> int:
-        """When a pin of now ends (None = after `move_pin_s`); 0: there is none."""
-        context = self._broker.context
-        kept_s = context.settings.move_pin_s if seconds is None else seconds
-        return context.clock.wall_ms() + int(kept_s * 1000) if kept_s else 0
-
-    def _destination(self, name: str) -> str:
-        """The incarnation of a live broker, named, or as GET /admin/v2/brokers lists it, or by
-        an address. Raises InvalidRequest."""
-        address = name.rpartition("://")[2]
-        for identifier, viewed in self._broker.views.incarnations.items.items():
-            if name == viewed.record.broker or address in addresses_of_broker(viewed.record):
-                return identifier
-        raise InvalidRequest(
-            f"destinationBroker: {name!r} is not a live broker; GET /admin/v2/brokers lists them"
-        )
-
-
-@contextlib.contextmanager
-def store_needed() -> Iterator[None]:
-    """Raises ServiceNotReady where the metadata store gives no answer."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise ServiceNotReady(f"the metadata store does not answer: {error}") from error
+            await self._moves.unload_each(bundles, destination)
 
 
 def _check_unused(host: TopicHost) -> None:
@@ -374,16 +284,6 @@ def _refuse_clients(topic: TopicName, producers: int, consumers: Mapping[str, in
             f"Topic {topic} has consumers connected to {', '.join(names[:5])}; close them first or "
             "force it"
         )
-
-
-def address_of_broker(record: IncarnationRecord) -> str:
-    """host:port by which REST lists a broker: of the address that other brokers use."""
-    return record.http_url.partition("://")[2]
-
-
-def addresses_of_broker(record: IncarnationRecord) -> frozenset[str]:
-    """host:port of all addresses of a broker's REST."""
-    return frozenset({address_of_broker(record), record.http_url_tls.partition("://")[2]} - {""})
 
 
 def _message_id(position: Position, partition: int) -> dict[str, Any]:

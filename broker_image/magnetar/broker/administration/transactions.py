@@ -13,8 +13,8 @@ import asyncio
 from typing import Any
 from urllib.parse import urlencode
 
-from magnetar.broker.administration.base import Administration
 from magnetar.broker.administration.peers import ask_broker
+from magnetar.broker.administration.site import Site
 from magnetar.broker.connections.refusals import NO_COORDINATOR
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.coordinator.discovery import FIRST
@@ -39,13 +39,16 @@ from magnetar.transactions.participant_records import Outcome
 from magnetar.transactions.topic.pending_acks import PendingAcks
 
 
-class TransactionAdministration(Administration):
+class TransactionFacts:
     """Answers from the coordinators: the one of this process, or those that hold a number."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     async def coordinators(self) -> list[dict[str, Any]]:
         """Pulsar's TransactionCoordinatorInfo of each. Raises ServiceNotReady if there is none."""
-        if self._process.coordinator is not None:
-            return [{"id": FIRST, "brokerServiceUrl": self._broker.service_url}]
+        if self._site.process.coordinator is not None:
+            return [{"id": FIRST, "brokerServiceUrl": self._site.broker.service_url}]
         holders = await self._holders()
         return [
             {"id": tcid, "brokerServiceUrl": claim.service_url}
@@ -54,8 +57,8 @@ class TransactionAdministration(Administration):
 
     async def coordinator_stats(self, tcid: int) -> dict[str, Any]:
         """As `CoordinatorInspection.stats`."""
-        if self._process.coordinator is not None:
-            return await (await self._process.coordinator.inspection()).stats(tcid)
+        if self._site.process.coordinator is not None:
+            return await (await self._site.process.coordinator.inspection()).stats(tcid)
         found: dict[str, Any] = await self._ask(tcid, "GET", "")
         return found
 
@@ -63,8 +66,8 @@ class TransactionAdministration(Administration):
         """`transactions`: those of one number or of all, the oldest first, so many at most; `more`:
         whether there are others besides; `unreachable`: numbers whose coordinator does not answer.
         """
-        if self._process.coordinator is not None:
-            inspection = await self._process.coordinator.inspection()
+        if self._site.process.coordinator is not None:
+            inspection = await self._site.process.coordinator.inspection()
             rows = await inspection.transactions(tcid or FIRST, older_ms, limit + 1)
             return {"transactions": rows[:limit], "more": len(rows) > limit, "unreachable": []}
         numbers = [tcid] if tcid is not None else await self._numbers()
@@ -90,8 +93,8 @@ class TransactionAdministration(Administration):
 
     async def transaction(self, txn: TxnId) -> dict[str, Any]:
         """As `CoordinatorInspection.transaction`. Raises TransactionNotFound."""
-        if self._process.coordinator is not None:
-            return await (await self._process.coordinator.inspection()).transaction(
+        if self._site.process.coordinator is not None:
+            return await (await self._site.process.coordinator.inspection()).transaction(
                 txn.most, txn.least
             )
         found: dict[str, Any] = await self._ask(txn.most, "GET", f"/transactions/{txn.least}")
@@ -100,15 +103,15 @@ class TransactionAdministration(Administration):
     async def abort_transaction(self, txn: TxnId) -> None:
         """As `CoordinatorInspection.abort`. Raises TransactionNotFound, NotAllowed if it is
         decided already."""
-        if self._process.coordinator is not None:
-            await (await self._process.coordinator.inspection()).abort(txn.most, txn.least)
+        if self._site.process.coordinator is not None:
+            await (await self._site.process.coordinator.inspection()).abort(txn.most, txn.least)
         else:
             await self._ask(txn.most, "POST", f"/transactions/{txn.least}/abort")
 
     async def abort_transactions_of(self, role: str) -> dict[str, Any]:
         """As `CoordinatorInspection.abort_of`, at all coordinators."""
-        if self._process.coordinator is not None:
-            return await (await self._process.coordinator.inspection()).abort_of(FIRST, role)
+        if self._site.process.coordinator is not None:
+            return await (await self._site.process.coordinator.inspection()).abort_of(FIRST, role)
         suffix = f"/abort?{urlencode({'role': role})}"
         answers = await asyncio.gather(
             *(self._ask(number, "POST", suffix) for number in await self._numbers())
@@ -203,7 +206,7 @@ class TransactionAdministration(Administration):
             raise InvalidRequest(
                 f"topic {topic} is not persistent: it takes part in no transaction"
             )
-        return await self._host(topic)
+        return await self._site.host(topic)
 
     async def _pending(
         self, topic: TopicName, subscription: str
@@ -222,7 +225,7 @@ class TransactionAdministration(Administration):
 
     async def _holders(self) -> dict[int, CoordinatorClaimRecord]:
         """Who holds which number. Raises ServiceNotReady if nobody holds one."""
-        items = (await self._broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
+        items = (await self._site.broker.context.store.range(keys.COORDINATOR_CLAIMS)).items
         if not items:
             raise ServiceNotReady(NO_COORDINATOR)
         return {
@@ -238,7 +241,7 @@ class TransactionAdministration(Administration):
 
         Raises ServiceNotReady if nobody holds one.
         """
-        store = self._broker.context.store
+        store = self._site.broker.context.store
         item = await store.get(keys.COORDINATOR_SET)
         announced = CoordinatorSetRecord.decode(item.value).announced if item is not None else 0
         records = {
@@ -264,7 +267,7 @@ class TransactionAdministration(Administration):
                 "transactioncoordinators"
             )
         return await ask_broker(
-            self._broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}"
+            self._site.broker.context, claim.http_url, method, f"{INTERNAL}/{tcid}{suffix}"
         )
 
 

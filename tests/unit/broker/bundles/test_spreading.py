@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import cast
 
-from magnetar.broker.administration.port import BrokerAdminPort
-from magnetar.broker.process import BrokerProcess
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.topics.topic_registry import PLAIN_TOPIC
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
@@ -76,7 +74,7 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pair(tmp_path, rebalance_bundles=1) as cluster:
             brokers, namespace = (cluster.first, cluster.second), NamespaceName("public", "many")
-            port = BrokerAdminPort(cast(BrokerProcess, Process(tmp_path, cluster.first)))
+            port = BrokerAdministration(Process(tmp_path, cluster.first))
             for broker in brokers:
                 await broker.leader.stop()  # the test patrols itself, as the leader of its choice
             await cluster.store.put(
@@ -93,7 +91,7 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
                 await cluster.store.put(keys.bundle(bundle), assigned.encode())
             await until(lambda: len(cluster.first.ownership.owned) == 5)  # TOPIC's is one of them
             for bundle in bundles:
-                await port.unload_bundle(namespace, bundle.range, "second")
+                await port.bundles.unload_bundle(namespace, bundle.range, "second")
             await until(lambda: len(cluster.second.ownership.owned) == 4)
 
             async def patrol() -> None:
@@ -110,7 +108,7 @@ def test_what_a_person_has_moved_stays(tmp_path: Path) -> None:
             await patrol()
             await patrol()
             assert len(cluster.second.ownership.owned) == 4
-            found = await port.explain(None, bundles[0])
+            found = await port.explanations.explain(None, bundles[0])
             assert any(
                 "It is pinned to second for another 2" in sentence for sentence in found["why"]
             ), found["why"]

@@ -7,13 +7,12 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from magnetar.broker.administration.port import BrokerAdminPort
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import BrokerProcess
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError
 from magnetar.metadata import keys
@@ -261,7 +260,9 @@ IN_GONE = f"persistent://{GONE}/t"
 
 
 @asynccontextmanager
-async def with_namespace(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort, Broker, Peer]]:
+async def with_namespace(
+    directory: Path,
+) -> AsyncIterator[tuple[BrokerAdministration, Broker, Peer]]:
     """A broker that leads, with the namespace GONE of one bundle; its maintenance is what a test
     does, and what was replaced goes at once."""
     settings: dict[str, Any] = {
@@ -270,8 +271,8 @@ async def with_namespace(directory: Path) -> AsyncIterator[tuple[BrokerAdminPort
         "maintenance_s": 3600.0,
     }
     async with running_broker(directory, **settings) as broker, open_peer(broker) as peer:
-        port = BrokerAdminPort(cast(BrokerProcess, Process(directory, broker)))
-        await port.create_namespace(GONE, initial_boundaries(1), {})
+        port = BrokerAdministration(Process(directory, broker))
+        await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
         yield port, broker, peer
 
 
@@ -301,9 +302,9 @@ async def state_of(broker: Broker, bundle: BundleName) -> BundleState | None:
     return BundleRecord.decode(item.value).state if item is not None else None
 
 
-async def delete(port: BrokerAdminPort, broker: Broker, bundle: BundleName) -> None:
+async def delete(port: BrokerAdministration, broker: Broker, bundle: BundleName) -> None:
     """Delete GONE by force, and wait until its bundle is retired."""
-    await port.delete_namespace(GONE, force=True)
+    await port.namespaces.delete_namespace(GONE, force=True)
     async with asyncio.timeout(120):
         while await state_of(broker, bundle) is not BundleState.DELETED:
             await asyncio.sleep(0.01)
@@ -362,7 +363,7 @@ def test_a_namespace_that_is_created_again_meanwhile_keeps_what_is_its_own(tmp_p
             generation = broker.ownership.owned[str(bundle)].catalog.manifest.generation
             await delete(port, broker, bundle)
             before = set(await left_of(broker, bundle))
-            await port.create_namespace(GONE, initial_boundaries(1), {})
+            await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
             await peer.answer()  # CLOSE_PRODUCER of the deleted topic
             await peer.lookup(IN_GONE)
             await peer.produce(2, IN_GONE)
@@ -412,7 +413,7 @@ def test_who_had_the_bundle_before_it_was_retired_makes_no_manifest_of_it(tmp_pa
             await delete(port, broker, bundle)
             with pytest.raises(StoreError, match="is over"):
                 await owned.catalog.cover(record, broker.context.log.position)
-            await port.create_namespace(GONE, initial_boundaries(1), {})
+            await port.namespaces.create_namespace(GONE, initial_boundaries(1), {})
             await peer.answer()
             await peer.lookup(IN_GONE)
             with pytest.raises(StoreError, match="is over"):

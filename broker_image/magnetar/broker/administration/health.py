@@ -1,8 +1,7 @@
-"""The broker's side of REST.
+"""Health, status and lookup.
 
-Owns: `AdminPort` over a broker process: health, status and lookup, and the parts of
-`administration` put together. Imports: metadata. Invariants: whether this broker is alive or ready
-is answered at any time; everything else is refused while it starts or stops.
+Owns: what REST shows of this broker as a whole, and where topics are served. Imports: metadata,
+site. Invariant: whether this broker is alive or ready is answered at any time.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar import __version__
-from magnetar.broker.administration.brokers import BrokerAdministration
-from magnetar.broker.administration.explain import ExplainAdministration
-from magnetar.broker.administration.transactions import TransactionAdministration
+from magnetar.broker.administration.site import Site
 from magnetar.broker.commands.lookups import addresses_of
+from magnetar.hosting.views import ClusterViews
 from magnetar.metadata.records import (
     INTERNAL_LISTENER,
     BundleState,
@@ -23,11 +21,14 @@ from magnetar.metadata.records import (
 from magnetar.names import COORDINATOR_TOPIC, TopicName
 
 
-class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAdministration):
-    """Answers the routes for whichever incarnation the process runs now."""
+class Health:
+    """The broker itself."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     def ready(self) -> bool:
-        broker = self._process.broker
+        broker = self._site.process.broker
         return broker is not None and broker.ready and not broker.draining
 
     def live(self) -> bool:
@@ -35,62 +36,21 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
         return True
 
     def metrics(self) -> bytes:
-        broker, coordinator = self._process.broker, self._process.coordinator
+        broker, coordinator = self._site.process.broker, self._site.process.coordinator
         own = broker.metrics.exposition() if broker is not None else b""
         return own + coordinator.exposition() if coordinator is not None else own
 
     def version(self) -> str:
         return __version__
 
-    def damage(self) -> list[dict[str, Any]]:
-        return self._broker.context.damage.listed()
-
     async def status(self) -> dict[str, Any]:
-        broker = self._broker
+        broker = self._site.broker
         views = broker.views
         leader = await broker.leader.current()
-        brokers = []
-        for identifier, viewed in sorted(views.incarnations.items.items()):
-            load = views.load.get(identifier)
-            owned = sum(
-                1
-                for bundle in views.bundles.items.values()
-                if bundle.record.incarnation == identifier
-            )
-            cordon = views.cordons.get(viewed.record.broker)
-            state = (
-                "draining"
-                if viewed.record.draining
-                else "serving"
-                if cordon is None
-                else "cordoned"
-            )
-            brokers.append(
-                {
-                    "broker": viewed.record.broker,
-                    "incarnation": identifier,
-                    "service_url": viewed.record.service_url,
-                    "listeners": {
-                        name: address.service_url
-                        for name, address in viewed.record.listeners.items()
-                    },
-                    "bundles": owned,
-                    "topics": load.record.topics if load is not None else 0,
-                    "in": load.record.message_rate_in if load is not None else 0.0,
-                    "out": load.record.message_rate_out if load is not None else 0.0,
-                    "state": state,
-                    "http_url": viewed.record.http_url,
-                    "service_url_tls": viewed.record.service_url_tls,
-                    "http_url_tls": viewed.record.http_url_tls,
-                    "version": viewed.record.version,
-                    "started_ms": viewed.record.started_ms,
-                    "producers": load.record.producers if load is not None else 0,
-                    "consumers": load.record.consumers if load is not None else 0,
-                    "cpu": load.record.cpu_usage if load is not None else None,
-                    "memory": load.record.memory_usage if load is not None else None,
-                    "cordon": cordon.record.reason if cordon is not None else None,
-                }
-            )
+        brokers = [
+            _broker_row(views, identifier, viewed.record)
+            for identifier, viewed in sorted(views.incarnations.items.items())
+        ]
         bundles = [
             {
                 "bundle": name,
@@ -107,13 +67,13 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
             "incarnation": broker.incarnation,
             "leader": leader,
             "storage_id": broker.storage_id,
-            "volume": self._process.volume_location,
+            "volume": self._site.process.volume_location,
             "brokers": brokers,
             "bundles": bundles,
         }
 
     async def lookup(self, topic: TopicName, listener: str) -> dict[str, str]:
-        ownership, service = self._broker.ownership, self._broker.service
+        ownership, service = self._site.broker.ownership, self._site.broker.service
         owner: (
             CoordinatorClaimRecord | IncarnationRecord | None
         ) = await service.coordinators.holder_of(topic)
@@ -136,7 +96,7 @@ class BrokerAdminPort(BrokerAdministration, ExplainAdministration, TransactionAd
         return _found(url, http_url or owner.http_url, url_tls, http_url_tls or owner.http_url_tls)
 
     async def bundle_range(self, topic: TopicName) -> str:
-        return (await self._broker.ownership.bundle_of(topic)).range
+        return (await self._site.broker.ownership.bundle_of(topic)).range
 
 
 def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str, str]:
@@ -149,3 +109,34 @@ def _found(url: str, http_url: str, url_tls: str, http_url_tls: str) -> dict[str
         "httpUrlTls": http_url_tls,
     }
     return {name: address for name, address in found.items() if address}
+
+
+def _broker_row(views: ClusterViews, identifier: str, record: IncarnationRecord) -> dict[str, Any]:
+    """One broker of the status."""
+    viewed, cordon = views.load.get(identifier), views.cordons.get(record.broker)
+    load = viewed.record if viewed is not None else None
+    owned = sum(
+        1 for bundle in views.bundles.items.values() if bundle.record.incarnation == identifier
+    )
+    state = "draining" if record.draining else "serving" if cordon is None else "cordoned"
+    return {
+        "broker": record.broker,
+        "incarnation": identifier,
+        "service_url": record.service_url,
+        "listeners": {name: address.service_url for name, address in record.listeners.items()},
+        "bundles": owned,
+        "topics": load.topics if load is not None else 0,
+        "in": load.message_rate_in if load is not None else 0.0,
+        "out": load.message_rate_out if load is not None else 0.0,
+        "state": state,
+        "http_url": record.http_url,
+        "service_url_tls": record.service_url_tls,
+        "http_url_tls": record.http_url_tls,
+        "version": record.version,
+        "started_ms": record.started_ms,
+        "producers": load.producers if load is not None else 0,
+        "consumers": load.consumers if load is not None else 0,
+        "cpu": load.cpu_usage if load is not None else None,
+        "memory": load.memory_usage if load is not None else None,
+        "cordon": cordon.record.reason if cordon is not None else None,
+    }

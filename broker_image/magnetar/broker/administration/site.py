@@ -1,4 +1,4 @@
-"""What all parts of the broker's admin side share.
+"""What all parts of the broker's administration share.
 
 Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting
 on all partitions of a topic. Imports: metadata, names, errors. Invariants: a question that needs
@@ -42,49 +42,61 @@ class OwnCoordinator(Protocol):
     def exposition(self) -> bytes: ...
 
 
-class AdministeredProcess(Protocol):
-    """A broker process, as its administration sees it."""
+class Process(Protocol):
+    """The process whose broker is administered."""
 
     @property
-    def broker(self) -> Broker | None: ...
+    def broker(self) -> Broker | None:
+        """The current incarnation."""
+        ...
+
     @property
-    def coordinator(self) -> OwnCoordinator | None: ...
+    def coordinator(self) -> OwnCoordinator | None:
+        """The transaction coordinator in this process; None: coordinators are other processes."""
+        ...
+
     @property
-    def store_name(self) -> str: ...
+    def volume_location(self) -> str:
+        """Where messages are kept."""
+        ...
+
     @property
-    def volume_location(self) -> str: ...
+    def store_name(self) -> str:
+        """Where metadata is."""
+        ...
 
 
-class Administration:
+class Site:
     """Answers for whichever incarnation the process runs now."""
 
-    def __init__(self, process: AdministeredProcess) -> None:
-        self._process = process
+    def __init__(self, process: Process) -> None:
+        self.process = process
 
     @property
-    def _broker(self) -> Broker:
-        broker = self._process.broker
+    def broker(self) -> Broker:
+        """The incarnation that serves now. Raises ServiceNotReady."""
+        broker = self.process.broker
         if broker is None or not broker.ready:
             raise ServiceNotReady("the broker is starting or stopping; try again in a moment")
         return broker
 
     # --- records ----------------------------------------------------------------------------------
 
-    async def _create(self, key: str, value: bytes, what: str) -> int:
+    async def create(self, key: str, value: bytes, what: str) -> int:
         """Write a new key; its revision. Raises TopicExists."""
-        result = await self._broker.context.store.transact(
+        result = await self.broker.context.store.transact(
             [Compare(key, "create", "=", 0)], [Put(key, value)]
         )
         if not result.succeeded:
             raise TopicExists(f"{what} already exists")
         return result.revision
 
-    async def _change(
+    async def change(
         self, key: str, kind: type[R], change: Callable[[R | None], R | None]
     ) -> tuple[R | None, int]:
         """Compare-and-swap a record: `change` gets the current one and returns the next, None to
         delete it. The next one, its revision."""
-        store = self._broker.context.store
+        store = self.broker.context.store
         for _ in range(ATTEMPTS_MAX):
             item = await store.get(key)
             current = kind.decode(item.value) if item is not None else None
@@ -98,40 +110,51 @@ class Administration:
                 return wanted, result.revision
         raise StoreUnavailable(f"{key} is changed by others all the time; try again")
 
-    async def _namespace_record(self, name: NamespaceName) -> NamespaceRecord:
+    async def namespace_record(self, name: NamespaceName) -> NamespaceRecord:
         """Raises NamespaceNotFound."""
-        item = await self._broker.context.store.get(keys.namespace(name))
+        item = await self.broker.context.store.get(keys.namespace(name))
         if item is None:
             raise NamespaceNotFound(
                 f"Namespace {name} does not exist; create it with PUT or a TopicNamespace"
             )
         return NamespaceRecord.decode(item.value)
 
+    async def change_namespace(
+        self,
+        name: NamespaceName,
+        change: Callable[[NamespaceRecord | None], NamespaceRecord | None],
+    ) -> int:
+        """Change a namespace's record, ahead of the watch that will report it; its revision."""
+        written, revision = await self.change(keys.namespace(name), NamespaceRecord, change)
+        if written is not None:
+            self.broker.views.namespaces.observe(str(name), written.encode(), revision)
+        return revision
+
     # --- topics -----------------------------------------------------------------------------------
 
-    async def _served_here(self, topic: TopicName) -> None:
+    async def served_here(self, topic: TopicName) -> None:
         """Have the topic's bundle assigned if need be. Raises NotOwner with the owner's address
         if that is another broker."""
-        ownership = self._broker.ownership
+        ownership = self.broker.ownership
         owner = await ownership.owner_of(topic)
-        if owner.broker != self._broker.context.broker:
+        if owner.broker != self.broker.context.broker:
             raise NotOwner(
                 f"topic {topic} is served by {owner.broker}; ask {owner.http_url}",
                 owner.http_url,
                 owner.http_url_tls,
             )
 
-    async def _host(self, topic: TopicName, *, create: bool = False) -> TopicHost:
+    async def host(self, topic: TopicName, *, create: bool = False) -> TopicHost:
         """The topic as served here. Raises TopicNotFound, NotOwner, NamespaceNotFound."""
-        await self._served_here(topic)
-        return await self._broker.service.open_topic(topic, create=create)
+        await self.served_here(topic)
+        return await self.broker.service.open_topic(topic, create=create)
 
-    async def _parts(self, topic: TopicName) -> list[TopicName]:
+    async def parts(self, topic: TopicName) -> list[TopicName]:
         """The partitions of a partitioned topic, or the topic itself."""
-        count = await self._broker.service.partitions(topic) if topic.partition < 0 else 0
+        count = await self.broker.service.partitions(topic) if topic.partition < 0 else 0
         return [topic.with_partition(index) for index in range(count)] if count else [topic]
 
-    async def _on_each(
+    async def on_each(
         self,
         topic: TopicName,
         act: Callable[[TopicName], Awaitable[T]],
@@ -142,13 +165,13 @@ class Administration:
         """Act on every partition of a topic, here or by asking its owner `method` (with `body`)
         for `suffix` of the partition's path."""
         found: dict[TopicName, T] = {}
-        for part in await self._parts(topic):
+        for part in await self.parts(topic):
             try:
                 found[part] = await act(part)
             except NotOwner as error:
                 if not error.http_url or part == topic:
                     raise
                 found[part] = await ask_peer(
-                    self._broker.context, error.http_url, method, part, suffix, body
+                    self.broker.context, error.http_url, method, part, suffix, body
                 )
         return found

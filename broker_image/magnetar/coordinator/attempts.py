@@ -1,0 +1,81 @@
+"""One attempt to have a participant carry out a decision.
+
+Owns: `Order`, what one participant has to do, and `Attempts`, which makes one attempt at a time.
+Imports: the core, participants. Invariant: a participant that no longer exists, or contradicts the
+decision, is not asked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from magnetar.coordinator.metrics import CoordinatorMetrics
+from magnetar.coordinator.participants import Participants
+from magnetar.errors import InvalidTxnStatus, MagnetarError, SubscriptionNotFound, TopicNotFound
+from magnetar.transactions.coordinator.core import CoordinatorCore
+from magnetar.transactions.ids import TxnId
+from magnetar.transactions.records import Action, Participant
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Order:
+    """What one participant is to be told, and how often that has failed."""
+
+    txn: TxnId
+    action: Action
+    name: Participant
+    failures: int = 0
+
+
+class Attempts:
+    """Asks participants to carry decisions out."""
+
+    def __init__(
+        self, core: CoordinatorCore, participants: Participants, metrics: CoordinatorMetrics
+    ) -> None:
+        self._core, self._participants, self._metrics = core, participants, metrics
+
+    async def make(self, order: Order) -> bool:
+        """Whether the participant has carried the decision out, or never will."""
+        txn, action, name = order.txn, order.action, order.name
+        try:
+            await self._inform(txn, action, name)
+        except (TopicNotFound, SubscriptionNotFound) as error:
+            log.info(
+                "transaction.participant_gone", txn=str(txn), topic=name.topic, error=str(error)
+            )
+        except InvalidTxnStatus as error:  # and it would say so permanently
+            log.error(
+                "transaction.participant_contradicts",
+                txn=str(txn),
+                action=action.name,
+                error=str(error),
+                **name._asdict(),
+            )
+        except MagnetarError as error:
+            order.failures += 1
+            self._metrics.participant_failures.inc()
+            if order.failures & (order.failures - 1) == 0:  # the first, second, fourth...
+                log.warning(
+                    "transaction.participant_unavailable",
+                    txn=str(txn),
+                    topic=name.topic,
+                    subscription=name.subscription,
+                    failures=order.failures,
+                    error=str(error),
+                )
+            return False
+        return True
+
+    async def _inform(self, txn: TxnId, action: Action, name: Participant) -> None:
+        low_watermark = self._core.low_watermark
+        if name.subscription:
+            await self._participants.end_on_subscription(
+                name.topic, name.subscription, txn, action, low_watermark
+            )
+        else:
+            await self._participants.end_on_partition(name.topic, txn, action, low_watermark)
