@@ -108,7 +108,11 @@ async def publish_one(
     )
     send = history.send(topic, name, 0, payload_of(name, 0, 0))
     position = await producer.send(send.payload)
-    send.acknowledged(Position(position.ledger, position.entry, position.batch_index))
+    # -1:-1: it was repeated after a reconnect, and deduplication knew it
+    repeated = position.ledger < 0
+    send.acknowledged(
+        None if repeated else Position(position.ledger, position.entry, position.batch_index)
+    )
     await producer.close()
 
 
