@@ -187,7 +187,7 @@ def test_an_incarnation_is_fenced_once_for_all_its_bundles(
     async def script(volume: PosixVolume) -> None:
         _, end = await write_terms(volume)
         scans = LogScans(volume)
-        with pytest.raises(OSError, match="away"):
+        with pytest.raises(OSError, match="unavailable"):
             await scans.fence(INCARNATION)
         sealed = await asyncio.gather(*(scans.fence(INCARNATION) for _ in range(100)))
         assert all(found == sealed[0] for found in [*sealed, await scans.fence(INCARNATION)])
