@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.coordinator import retired, transaction_log
+from magnetar.coordinator.attempts import Attempts
 from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.coordinator.transactions import Transactions
 from magnetar.errors import MagnetarError, TopicNotFound
@@ -148,15 +149,15 @@ def the_last_word_counts(patch: Patch) -> None:
 
 def a_failure_counts_as_an_answer(patch: Patch) -> None:
     """A participant is asked once."""
-    tell = Transactions._inform
+    inform = Attempts._inform
 
-    async def once(found: Transactions, txn: TxnId, action: Action, name: Participant) -> None:
+    async def once(attempts: Attempts, txn: TxnId, action: Action, name: Participant) -> None:
         try:
-            await tell(found, txn, action, name)
+            await inform(attempts, txn, action, name)
         except MagnetarError as error:
             raise TopicNotFound("as good as gone") from error
 
-    patch.setattr(Transactions, "_inform", once)
+    patch.setattr(Attempts, "_inform", once)
 
 
 def the_watermark_is_the_highest_ended(patch: Patch) -> None:
