@@ -20,10 +20,6 @@ PACKAGES = (
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
 OUTGROWN = {
-    "broker_image/magnetar/broker/bundles/bundle.py",
-    "broker_image/magnetar/broker/bundles/ownership.py",
-    "broker_image/magnetar/broker/bundles/recovery/bundle_recovery.py",
-    "broker_image/magnetar/broker/bundles/splitting.py",
     "broker_image/magnetar/broker/connections/connection.py",
     "broker_image/magnetar/broker/reading/catalog.py",
     "broker_image/magnetar/broker/topics/publishing.py",

@@ -270,16 +270,19 @@ class BufferedWork(Protocol):
     """What is buffered while a bundle is split."""
 
     def send(self, session: AttachedProducer, run: SendRun) -> None: ...
+    def confirmation(
+        self, subscription: ServedSubscription, confirmed: Callable[[], None]
+    ) -> None: ...
     def request(self, size: int, again: Callable[[], None]) -> bool: ...
 
 
 class ServedBundle(Protocol):
     """A bundle in service, as its topics see it."""
 
-    serving: bool
-
     @property
     def name(self) -> BundleName: ...
+    @property
+    def serving(self) -> bool: ...
     @property
     def context(self) -> BrokerContext: ...
     @property

@@ -151,7 +151,7 @@ def cursors_are_not_written_at_the_freeze(patch: Patch) -> None:
     freeze = OwnedBundle.freeze
 
     def forgetful(owned: OwnedBundle, **how: Any) -> None:
-        vars(owned)["_dirty"].clear()
+        vars(owned.cursors)["_dirty"].clear()
         freeze(owned, **how)
 
     patch.setattr(OwnedBundle, "freeze", forgetful)

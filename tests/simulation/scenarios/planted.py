@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.bundles import ownership
-from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
+from magnetar.broker.bundles import acquiring
+from magnetar.broker.bundles.bundle import RecoveredBundle
+from magnetar.broker.bundles.cursor_writing import CursorWriter
 from magnetar.broker.bundles.recovery import log_scans
 from magnetar.broker.bundles.recovery.log_scans import LogScans
 from magnetar.broker.commands.sessions import ProducerSession
@@ -90,7 +91,7 @@ def length_before_fence(patch: Patch) -> None:
 
 def last_range_ignored(patch: Patch) -> None:
     """Recovery replays the chain without what the last owner wrote."""
-    recover: Recover = vars(ownership)["recover_bundle"]
+    recover: Recover = vars(acquiring)["recover_bundle"]
 
     async def forgetful(
         context: BrokerContext,
@@ -105,7 +106,7 @@ def last_range_ignored(patch: Patch) -> None:
             record = replace(record, chain=(*chain[:-1], replace(chain[-1], end=chain[-1].start)))
         return await recover(context, bundle, record, ledger_ids, scans, None)
 
-    patch.setattr(ownership, "recover_bundle", forgetful)
+    patch.setattr(acquiring, "recover_bundle", forgetful)
 
 
 def receipt_before_flush(patch: Patch) -> None:
@@ -132,21 +133,23 @@ def receipt_before_flush(patch: Patch) -> None:
 
 def ack_confirmed_before_flush(patch: Patch) -> None:
     """ACK_RESPONSE leaves when the cursor record is handed to the log."""
-    append = OwnedBundle._append_deltas
+    append = CursorWriter._append_deltas
 
     def hasty(
-        bundle: OwnedBundle, subscription: SubscriptionHost, confirmed: Sequence[Callable[[], None]]
+        cursors: CursorWriter,
+        subscription: SubscriptionHost,
+        confirmed: Sequence[Callable[[], None]],
     ) -> None:
         for confirm in confirmed:
             confirm()
-        append(bundle, subscription, [lambda: None] if confirmed else ())
+        append(cursors, subscription, [lambda: None] if confirmed else ())
 
-    patch.setattr(OwnedBundle, "_append_deltas", hasty)
+    patch.setattr(CursorWriter, "_append_deltas", hasty)
 
 
 def ledger_of_the_term_before(patch: Patch) -> None:
     """A new term goes on in the ledger of the one before, from entry 0."""
-    recover: Recover = vars(ownership)["recover_bundle"]
+    recover: Recover = vars(acquiring)["recover_bundle"]
 
     async def stale(
         context: BrokerContext,
@@ -161,7 +164,7 @@ def ledger_of_the_term_before(patch: Patch) -> None:
                 topic.core.ledger = topic.core.last_confirmed.ledger
         return recovered
 
-    patch.setattr(ownership, "recover_bundle", stale)
+    patch.setattr(acquiring, "recover_bundle", stale)
 
 
 def topics_of_a_bundle_share_their_ids(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.bundles import ownership as bundle_ownership
+from magnetar.broker.bundles import acquiring
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.metadata.records import BundleState
 from magnetar.metadata.store import Compare, Operation, Put, TxnResult
@@ -43,14 +43,14 @@ def a_recovery_that_hangs_goes_to_another(seed: int) -> dict[str, int]:
         pytest.MonkeyPatch.context() as patch,
     ):
         target, epoch, hanging = story.others(story.owner)[0], story.record.epoch, [True]
-        hung, recover = story.incarnation(target), vars(bundle_ownership)["recover_bundle"]
+        hung, recover = story.incarnation(target), vars(acquiring)["recover_bundle"]
 
         async def hang(context: Any, *how: Any) -> Any:
             if context.incarnation == hung and hanging:
                 await asyncio.get_running_loop().create_future()
             return await recover(context, *how)
 
-        patch.setattr(bundle_ownership, "recover_bundle", hang)
+        patch.setattr(acquiring, "recover_bundle", hang)
         story.move(target)
         story.until(lambda: story.record.state is BundleState.OWNED and story.record.epoch > epoch)
         assert story.owner != target

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import structlog
 
-from magnetar.broker.bundles import bundle, ownership, releasing
+from magnetar.broker.bundles import acquiring, bundle, releasing
 from magnetar.broker.bundles import log_rolling as rolling
 from magnetar.broker.bundles.bundle import RecoveredBundle
 from magnetar.broker.bundles.recovery.bundle_recovery import Preloaded
@@ -343,7 +343,7 @@ def _observed(cluster: Cluster) -> Iterator[None]:
     history = cluster.history
     answer = ProducerSession.durable
     # whatever stands there now, a planted bug included
-    rebuild: Recover = vars(ownership)["recover_bundle"]
+    rebuild: Recover = vars(acquiring)["recover_bundle"]
 
     def durable(session: ProducerSession, ledger: int, first_entry: int, run: SendRun) -> None:
         last = Position(ledger, first_entry + len(run) - 1)
@@ -389,7 +389,7 @@ def _observed(cluster: Cluster) -> Iterator[None]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProducerSession, "durable", durable)
-        patch.setattr(ownership, "recover_bundle", recover)
+        patch.setattr(acquiring, "recover_bundle", recover)
         patch.setattr(bundle, "CHECKPOINT_SLICE_BYTES", 1)
         patch.setattr(releasing, "MOVE_SCAN_BYTES_MAX", 16 << 10)
         patch.setattr(rolling, "SMALL_FILE_BYTES_MAX", 8 << 10)

@@ -46,16 +46,12 @@ STARTED = {
     "broker/administration/brokers.py:Brokers.check_health": ASKED,
     "broker/incarnation.py:Broker._spawn": CARRIED,
     "broker/draining.py:Draining.drain": ASKED,
-    "broker/bundles/assigning.py:Assigner.assign_merged": ASKED,
-    "broker/bundles/bundle.py:OwnedBundle._write_dirty_in": ITEM,
-    "broker/bundles/bundle.py:OwnedBundle.topic": ASKED,
+    "broker/bundles/cursor_writing.py:CursorWriter._write_in": ITEM,
     "broker/bundles/leader.py:Leader._lead": CARRIED,
     "broker/bundles/leader.py:Leader.start": CARRIED,
     "broker/bundles/liveness.py:Liveness.may_be_named": ASKED,
-    "broker/bundles/ownership.py:Ownership._ask_store": ASKED,
-    "broker/bundles/ownership.py:Ownership.begin": LIFE,
-    "broker/bundles/ownership.py:Ownership.resolve": ASKED,
     "broker/bundles/preloading.py:_Preload.__init__": ITEM,
+    "broker/bundles/work.py:BundleWork.begin": LIFE,
     "broker/commands/topic_watchers.py:TopicWatchers._changed": CONNECTION,
     "broker/connections/connection.py:Connection._handle_frames": CONNECTION,
     "broker/connections/connection.py:Connection.spawn": CONNECTION,
@@ -87,7 +83,6 @@ STARTED = {
     "hosting/security/handshakes.py:Handshakes._ask": CONNECTION,
     "broker/reading/log_keys.py:LogKeys.publish": ITEM,
     "broker/bundles/recovery/log_scans.py:LogScans._join": ASKED,
-    "broker/bundles/recovery/log_scans.py:LogScans.fence": ASKED,
     "broker/bundles/log_rolling.py:LogRoller._roll_after_release": ASKED,
     "broker/bundles/log_rolling.py:LogRoller.roll": ASKED,
     "broker/bundles/log_rolling.py:LogRoller.roll_soon": ASKED,
@@ -98,6 +93,7 @@ STARTED = {
     "broker/topics/subscription_host.py:SubscriptionHost._expect_return": ITEM,
     "broker/topics/topic_host.py:TopicHost.terminate": ASKED,
     "broker/topics/topic_registry.py:TopicRegistry._start": ITEM,
+    "hosting/shared_task.py:SharedTasks.join": ASKED,
     "hosting/views.py:StoreView.start": ITEM,
 }
 """Where a server starts something that runs by itself -> what an unforeseen error of it costs."""
@@ -264,9 +260,11 @@ def test_a_cursor_that_cannot_be_written_holds_up_no_other(tmp_path: Path) -> No
         confirmed: list[str] = []
         for name in ("a", "b"):
             topic.subscriptions[name].core.acknowledge(None, ((0, 1),))
-            topic.bundle._dirty[topic.subscriptions[name]] = [partial(confirmed.append, name)]
+            topic.bundle.cursors._dirty[topic.subscriptions[name]] = [
+                partial(confirmed.append, name)
+            ]
         with broken(topic.subscriptions["a"], "core", "name"):
-            topic.bundle._write_dirty()
+            topic.bundle.cursors.write_all()
         await broker.context.log.barrier()
         assert confirmed == ["b"]
         assert broker.metrics.surprises.counts["cursors"] == 1

@@ -413,7 +413,7 @@ def check_can_be_written(broker: Broker) -> None:
         encoder = CheckpointEncoder(str(owned.name), owned.epoch, "b", LogPosition(0, 0))
         for name in sorted(owned.topics):
             encoder.add(name, owned.topics[name].to_state())
-        owned._write_dirty()
+        owned.cursors.write_all()
         assert not [
             host
             for topic in owned.topics.values()

@@ -1,11 +1,11 @@
-"""Giving bundles to brokers.
+"""Assigning bundles to brokers.
 
 Owns: what any broker, and the leader, may write about bundles that it does not serve: assigning an
-orphan, asking an owner to hand one over; and which incarnations may be given bundles. Imports:
-balance (transition rules, placement), metadata. Source: transition rule of PIP-192. Invariants:
-what is decided is decided on the store's own state of the bundle and committed by compare-and-swap
-on it; a wrong choice of a destination costs a move, never data; an outage of the store that cost
-everybody its lease costs nobody its bundles.
+orphan, asking an owner to transfer a bundle; and which incarnations may be assigned bundles.
+Imports: ownership rules and placement, metadata. Source: transition rule of PIP-192. Invariants: a
+decision is made on the store's own state of the bundle and committed by compare-and-swap on it; a
+wrong choice of a destination costs a move, never data; an outage of the store that ends every lease
+takes no bundle from its owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
-from magnetar.hosting.shared_task import outcome
+from magnetar.hosting.shared_task import SharedTasks, outcome
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord, NamespaceRecord
@@ -34,8 +34,8 @@ STORE_RETRY_S = 0.1
 
 
 class BundleSplit(NotOwner):
-    """This range is not a bundle (any more): look at the namespace again, which this broker has
-    now done."""
+    """This range is not a bundle (any more). This broker has read its namespace again; so should
+    the caller."""
 
 
 class Assigner:
@@ -44,7 +44,7 @@ class Assigner:
 
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
-        self._assigning: dict[str, asyncio.Task[None]] = {}
+        self._assigning = SharedTasks[None]("assign")
         self._intended: Counter[str] = Counter()
         self._holders: dict[str, str] = {}
         self._held: Counter[str] = Counter()
@@ -54,13 +54,13 @@ class Assigner:
         self._others_missing_until = 0.0
 
     def distrust_absence(self) -> None:
-        """Our own registration is gone: others may be missing for the same reason, so nobody's
-        bundles are orphans for now."""
+        """Our own registration is gone: others may be missing for the same reason, so no bundle
+        with an owner is an orphan for now."""
         self._others_missing_until = math.inf
 
     def trust_absence_soon(self) -> None:
-        """We are registered again; who was away like us has as long again as reconnecting takes,
-        half a lease, to do the same."""
+        """We are registered again; other brokers have half a lease, as long as reconnecting takes,
+        to do the same."""
         self._others_missing_until = (
             self._context.clock.monotonic() + self._context.settings.lease_ttl_s / 2
         )
@@ -68,18 +68,7 @@ class Assigner:
     async def assign_merged(self, name: str) -> None:
         """Assign an orphan; concurrent requests for the same bundle share one attempt. Raises
         BundleSplit, NamespaceNotFound."""
-        task = self._assigning.get(name)
-        if task is None:
-            task = asyncio.create_task(self._assign_quietly(name), name=f"assign {name}")
-            self._assigning[name] = task
-            task.add_done_callback(lambda done: self._assigned(name, done))
-        await outcome(task)
-
-    def _assigned(self, name: str, task: asyncio.Task[None]) -> None:
-        """Who asked gets the error, and nobody is missed whose client has left concurrently."""
-        self._assigning.pop(name, None)
-        if not task.cancelled():
-            task.exception()
+        await outcome(self._assigning.join(name, lambda: self._assign_quietly(name)))
 
     async def _assign_quietly(self, name: str) -> None:
         try:
@@ -102,8 +91,7 @@ class Assigner:
         item = await store.get(keys.bundle(BundleName.parse(name)))
         record = BundleRecord.decode(item.value) if item is not None else None
         if record is None or record.state is BundleState.DELETED:
-            # Whoever holds an old view of the namespace must not make a bundle of what has been
-            # split.
+            # An old view of the namespace must not make a bundle of a range that was split.
             record = None
             guards.append(await self._still_a_bundle(BundleName.parse(name)))
         taken = record is not None and record.state is not BundleState.FREE
@@ -123,7 +111,7 @@ class Assigner:
             await self._write_assigning(name, item, record, destination, guards)
         finally:
             self._intended[destination] -= 1
-            self._intended += Counter()  # forget who has none
+            self._intended += Counter()  # drops zeros
 
     async def _write_assigning(
         self,
@@ -147,7 +135,7 @@ class Assigner:
     async def _write(
         self, name: str, expected: int, record: BundleRecord, *guards: Compare
     ) -> bool:
-        """Compare-and-swap a bundle's record, the guards holding as well; whether it was done."""
+        """Compare-and-swap a bundle's record under the guards; whether it was done."""
         key, value = keys.bundle(BundleName.parse(name)), record.encode()
         result = await self._context.store.transact(
             [Compare(key, "mod", "=", expected), *guards], [Put(key, value)]
@@ -157,8 +145,8 @@ class Assigner:
         return result.succeeded
 
     async def reassign(self, name: str, guard: Compare, reason: str) -> bool:
-        """Give a bundle that waits for its destination to another one; whether that was done.
-        Raises ServiceNotReady if there is no other."""
+        """Assign a bundle that waits for its destination to another broker; whether that was done.
+        Raises ServiceNotReady if there is none."""
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
             return False
@@ -201,7 +189,7 @@ class Assigner:
         return least_loaded(candidates, counts, self._context.clock.random_bits(31))
 
     def _count(self, names: Iterable[str]) -> None:
-        """Keep count of who has how many; what is on its way counts for where it goes."""
+        """Count bundles by broker; one in transfer counts for its destination."""
         for name in names:
             viewed, before = self._views.bundles.get(name), self._holders.pop(name, None)
             if before is not None:
@@ -226,8 +214,8 @@ class Assigner:
         return found
 
     async def request_move(self, name: str, destination: str, reason: str, guard: Compare) -> None:
-        """Write Releasing for somebody's bundle, for its owner to act on; a record that has
-        changed concurrently is left alone."""
+        """Write Releasing for another broker's bundle; does nothing if its record has changed
+        concurrently."""
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.OWNED:
             return
@@ -241,7 +229,4 @@ class Assigner:
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = list(self._assigning.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._assigning.stop()

@@ -1,7 +1,7 @@
 """Keeping recovery short.
 
 Owns: when a checkpoint is written and pointed to, and which sealed files a manifest takes in on the
-way. Imports: balance (transition rules), metadata. Invariants: it only saves work: a store or a
+way. Imports: ownership rules, metadata. Invariants: it only saves work: a store or a
 volume in trouble delays it and harms nothing; nothing leaves the chain before the checkpoint that
 covers it is durable; one bundle is worked on by one task at a time, and of those with much to
 replay one after another.
@@ -10,29 +10,22 @@ replay one after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.bundles.log_rolling import LogRoller
-from magnetar.broker.bundles.records import commit_record
+from magnetar.broker.bundles.records import BundleRecords
+from magnetar.broker.bundles.served import ServedBundles
+from magnetar.broker.bundles.work import BundleWork
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import NotOwner, ServiceNotReady, StorageError, StoreError
-from magnetar.hosting.views import ClusterViews, Viewed
+from magnetar.hosting.views import Viewed
 from magnetar.metadata.records import BundleRecord, BundleState, CheckpointPointer
 from magnetar.ownership import rules as rules
 
 log = structlog.get_logger(__name__)
-
-
-class BundleWork(Protocol):
-    """The tasks that work on bundles, one per bundle."""
-
-    def busy(self, name: str) -> bool: ...
-
-    def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
 class CheckpointWritten(NamedTuple):
@@ -45,23 +38,18 @@ class CheckpointWritten(NamedTuple):
 
 
 class Checkpointer:
-    """Writes checkpoints of the bundles in `owned`, when asked and when chains grow."""
+    """Writes checkpoints of the bundles in `served`, when asked and when chains grow."""
 
     def __init__(
         self,
         context: BrokerContext,
-        views: ClusterViews,
-        owned: Mapping[str, OwnedBundle],
+        records: BundleRecords,
+        served: ServedBundles,
         roller: LogRoller,
         work: BundleWork,
     ) -> None:
-        self._context, self._views, self._owned, self._roller, self._work = (
-            context,
-            views,
-            owned,
-            roller,
-            work,
-        )
+        self._context, self._records, self._served = context, records, served
+        self._roller, self._work = roller, work
         self._asked: dict[str, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._stopped = False
@@ -69,8 +57,8 @@ class Checkpointer:
     async def checkpoint_if_long(
         self, owned: OwnedBundle, record: BundleRecord, scan_bytes_max: int
     ) -> CheckpointWritten | None:
-        """A checkpoint that lets whoever comes next skip most of the chain; None if the chain is
-        short, or it cannot be had now."""
+        """A checkpoint that lets the next owner skip most of the chain; None if the chain is
+        short, or no checkpoint can be written now."""
         if self._roller.chain_bytes(record) <= scan_bytes_max:
             return None
         total = owned.replay.total
@@ -102,16 +90,17 @@ class Checkpointer:
     def checkpoint_long_chains(self) -> None:
         """Begin checkpoints of bundles whose chains have grown too long."""
         limit = self._context.settings.checkpoint_files_max * self._context.settings.log_file_bytes
-        for name, owned in self._owned.items():
-            viewed = self._views.bundles.get(name)
-            if (
-                viewed is None
-                or self._work.busy(name)
-                or viewed.record.state is not BundleState.OWNED
-            ):
-                continue
-            if self._roller.chain_bytes(viewed.record) > limit:
+        for name, owned in self._served.by_name.items():
+            viewed = self._idle(name)
+            if viewed is not None and self._roller.chain_bytes(viewed.record) > limit:
                 self._work.begin(name, self._checkpoint(name, owned, viewed))
+
+    def _idle(self, name: str) -> Viewed[BundleRecord] | None:
+        """The record of a bundle that is owned, and that no task works on."""
+        viewed = self._records.get(name)
+        if viewed is None or self._work.busy(name) or viewed.record.state is not BundleState.OWNED:
+            return None
+        return viewed
 
     async def _checkpoint(
         self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
@@ -128,13 +117,10 @@ class Checkpointer:
         self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
     ) -> None:
         written = await self.checkpoint_if_long(owned, viewed.record, scan_bytes_max=-1)
-        if written is None or self._owned.get(name) is not owned:
+        if written is None or self._served.get(name) is not owned:
             return
         advanced = rules.advance_checkpoint(viewed.record, written.pointer)
-        if (
-            await commit_record(self._context, self._views, name, viewed.mod_revision, advanced)
-            is not None
-        ):
+        if await self._records.commit(name, viewed.mod_revision, advanced) is not None:
             owned.replay.covered(written.total, written.size)
             log.info(
                 "bundle.checkpoint",
@@ -146,13 +132,8 @@ class Checkpointer:
     async def checkpoint(self, name: str) -> None:
         """Write a checkpoint of a bundle we serve and point to it, however short its chain is;
         nothing if it is being worked on."""
-        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
-        if (
-            owned is None
-            or viewed is None
-            or self._work.busy(name)
-            or viewed.record.state is not BundleState.OWNED
-        ):
+        owned, viewed = self._served.get(name), self._idle(name)
+        if owned is None or viewed is None:
             return
         await asyncio.wait([self._work.begin(name, self._checkpoint(name, owned, viewed))])
 
@@ -186,7 +167,7 @@ class Checkpointer:
     async def cover(self, name: str) -> None:
         """Make everything acknowledged so far in a bundle readable from sealed, manifest-listed
         files. Raises NotOwner, StorageError."""
-        owned, viewed = self._owned.get(name), self._views.bundles.get(name)
+        owned, viewed = self._served.get(name), self._records.get(name)
         if owned is None or viewed is None or not owned.serving:
             raise NotOwner(f"bundle {name} is not served by this broker; ask its owner")
         position = await self._roller.roll("requested", always=True)

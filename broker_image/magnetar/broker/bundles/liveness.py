@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from magnetar import __version__
 from magnetar.broker.context import BrokerContext
-from magnetar.hosting.shared_task import outcome
+from magnetar.hosting.shared_task import cancel_all, outcome
 from magnetar.metadata.records import IncarnationRecord
 from magnetar.network import connect_over
 from magnetar.wire import requests
@@ -138,7 +138,4 @@ class Liveness:
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = [peer.asking for peer in self._peers.values() if peer.asking is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(peer.asking for peer in self._peers.values() if peer.asking is not None)

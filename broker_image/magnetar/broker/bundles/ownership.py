@@ -1,55 +1,54 @@
 """Who serves which bundle.
 
-Owns: this broker's part in the incarnation of bundle records: resolving owners, assigning unowned
-bundles, acquiring, releasing, parking requests concurrently. Imports: balance (transition rules,
-placement), metadata, storage (fencing). Source: transition rule of PIP-192, transfer of PIP-307.
+Owns: this broker's part in the life of bundle records: resolving owners, starting what a record
+asks of this broker, buffering requests during a transfer. Imports: metadata, siblings. Source:
+transition rule of PIP-192, transfer of PIP-307.
 
 Invariants: a bundle is served here only between our Owned record and our RELEASE, and only while
 our claim stands; every acquisition passes through an Assigning record whose revision is the epoch;
-nothing is replayed before the previous owner's log is sealed; a request for a bundle that changes
-hands waits (up to `park_timeout_s`) instead of being refused.
+a request for a bundle in transfer waits (up to `park_timeout_s`) instead of being refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import structlog
 
+from magnetar.broker.bundles.acquiring import Acquirer
 from magnetar.broker.bundles.assigning import Assigner
 from magnetar.broker.bundles.bundle import OwnedBundle, RecoveredBundle
 from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.liveness import Liveness
 from magnetar.broker.bundles.log_rolling import LogRoller
-from magnetar.broker.bundles.preloading import Preloads
-from magnetar.broker.bundles.records import commit_record
-from magnetar.broker.bundles.recovery.bundle_recovery import noted_lengths, recover_bundle
+from magnetar.broker.bundles.records import BundleRecords
+from magnetar.broker.bundles.recovery.bundle_recovery import noted_lengths
 from magnetar.broker.bundles.recovery.log_scans import LogScans
-from magnetar.broker.bundles.recovery.retries import RecoveryRetries
 from magnetar.broker.bundles.releasing import Releaser
 from magnetar.broker.bundles.renewals import Renewals
+from magnetar.broker.bundles.served import ServedBundles
 from magnetar.broker.bundles.splitting import Splitter
+from magnetar.broker.bundles.work import BundleWork
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.entry_index import TailCache
 from magnetar.broker.reading.log_keys import LogKeys
 from magnetar.broker.topics.effective_policies import EffectivePolicies
 from magnetar.broker.topics.topic_registry import TopicRegistry
-from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StorageError, StoreError
+from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
+from magnetar.hosting.shared_task import SharedTasks
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
 from magnetar.metadata.records import (
-    RESTORE_STRIDE,
     BundleRecord,
     BundleState,
     IncarnationRecord,
     NamespaceRecord,
 )
 from magnetar.names import BundleName, TopicName, bundle_of
-from magnetar.ownership import rules as rules
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
@@ -65,39 +64,47 @@ class Ownership:
 
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
-        self._tail_cache = TailCache(context.settings.tail_cache_bytes_max)
-        self._roller = LogRoller(context)
-        self._owned: dict[str, OwnedBundle] = {}
-        self.policies = EffectivePolicies(context.settings, views, self._owned)
+        self._records, self._events = BundleRecords(context, views), BundleEvents()
+        self._tail_cache, self._roller = (
+            TailCache(context.settings.tail_cache_bytes_max),
+            LogRoller(context),
+        )
         self.registry = TopicRegistry(context, views)
-        self._work: dict[str, asyncio.Task[None]] = {}
-        self._events = BundleEvents()
-        self._resolving: dict[str, asyncio.Task[None]] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._renewals = Renewals(self._owned, self._move_quietly)
-        self._liveness = Liveness(context)
+        self._served = ServedBundles(context, self.registry)
+        self.policies = EffectivePolicies(context.settings, views, self.owned)
         self.assigner = Assigner(context, views)
+        self._work = BundleWork(context, self._events, self._follow)
+        self._resolving, self._asking = SharedTasks[None]("resolve"), SharedTasks[None]("read")
+        self._renewals = Renewals(self.owned, self._move_quietly)
+        self._liveness = Liveness(context)
         self._log_keys = LogKeys(context, self.bundle_of)
-        self._beginnings: dict[str, int] = {}
-        self._retries = RecoveryRetries(context)
-        self._recovering: dict[str, int] = {}
-        self._stopped = False
         self._scans = LogScans(
             context.volume, lambda incarnation: noted_lengths(context.store, views, incarnation)
         )
-        self._preloads = Preloads(context, self._scans)
-        self.checkpointer = Checkpointer(context, views, self._owned, self._roller, self)
+        self.checkpointer = Checkpointer(
+            context, self._records, self._served, self._roller, self._work
+        )
+        self._acquirer = Acquirer(
+            context,
+            self._records,
+            self._served,
+            self._events,
+            self._scans,
+            self.policies,
+            self._make,
+        )
         self._releaser = Releaser(
             context,
             views,
-            self._owned,
+            self._records,
+            self._served,
             self._events,
             self._roller,
             self.checkpointer,
             self.assigner,
         )
         self._splitter = Splitter(
-            context, views, self._owned, self.registry, self._events, self._make
+            context, views, self._records, self._served, self._events, self._make
         )
         views.bundles.listen(self._bundles_changed)
         for view in (views.incarnations, views.cordons, views.namespaces):
@@ -109,9 +116,9 @@ class Ownership:
         self._bundles_changed(list(views.bundles.items))
 
     @property
-    def owned(self) -> dict[str, OwnedBundle]:
-        """Bundles served here, by name; read only."""
-        return self._owned
+    def owned(self) -> Mapping[str, OwnedBundle]:
+        """Bundles served here, by name."""
+        return self._served.by_name
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -158,12 +165,7 @@ class Ownership:
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while (owner := await self._owner_to_name(name)) is None:
             remaining = self._remaining(deadline, name)
-            settling = self._resolving.get(name)
-            if settling is None:  # one for all who ask for this bundle
-                settling = self._resolving[name] = asyncio.create_task(
-                    self._settle(name), name=f"resolve {name}"
-                )
-                settling.add_done_callback(lambda done: self._settled(name, done))
+            settling = self._resolving.join(name, lambda: self._settle(name))
             await asyncio.wait([settling], timeout=remaining)
             if (
                 settling.done()
@@ -173,32 +175,25 @@ class Ownership:
                 raise error  # that there is no such bundle
         return owner
 
-    def _settled(self, name: str, task: asyncio.Task[None]) -> None:
-        self._resolving.pop(name, None)
-        if not task.cancelled():
-            # told to who asked, and missed by nobody whose client has left concurrently
-            task.exception()
-
     async def _owner_to_name(self, name: str) -> IncarnationRecord | None:
         """The owner of a bundle, if it has one that clients may be sent to."""
-        viewed = self._views.bundles.get(name)
+        viewed = self._records.get(name)
         if viewed is None or viewed.record.state not in (BundleState.OWNED, BundleState.SPLITTING):
             return None
-        owner = self._views.incarnations.get(viewed.record.incarnation)
+        incarnation = viewed.record.incarnation
+        owner = self._views.incarnations.get(incarnation)
         if owner is None:
             return None
-        ours = viewed.record.incarnation == self._context.incarnation
-        return (
-            owner.record
-            if ours or await self._liveness.may_be_named(viewed.record.incarnation, owner.record)
-            else None
+        named = incarnation == self._context.incarnation or await self._liveness.may_be_named(
+            incarnation, owner.record
         )
+        return owner.record if named else None
 
     async def _settle(self, name: str) -> None:
         """Assign a bundle if it is an orphan; returns when something about it has changed, or
         after a while."""
         event = self._events.of(name)
-        if self._is_orphan(self._views.bundles.get(name)):
+        if self._is_orphan(self._records.get(name)):
             await self.assigner.assign_merged(name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
@@ -210,14 +205,10 @@ class Ownership:
         name, asked = str(bundle), False
         deadline = self._context.clock.monotonic() + self._context.settings.park_timeout_s
         while True:
-            changed = self._events.of(name)
-            owned = self._owned.get(name)
+            changed, owned = self._events.of(name), self._served.get(name)
             if owned is not None and owned.serving:
                 return owned
-            viewed = self._views.bundles.get(name)
-            if owned is None and (
-                viewed is None or self._is_orphan(viewed) or not self._concerns_us(viewed.record)
-            ):
+            if owned is None and not self._concerns_us(self._records.get(name)):
                 if asked:
                     raise NotOwner(
                         f"bundle {name} is not served by this broker or is being unloaded; look "
@@ -226,39 +217,33 @@ class Ownership:
                 asked = True
                 await self._ask_store(name)
                 continue
-            await self._wait(changed, deadline, name)
+            # the caller looks again and gives up at its own deadline
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(self._remaining(deadline, name), LOOK_AGAIN_S)):
+                    await changed.wait()
 
     async def _ask_store(self, name: str) -> None:
-        """Who was sent here by a bundle's former owner may be faster than our watch: see the
-        record as it is now, once for all who ask."""
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = self._asking[name] = asyncio.create_task(
-                self._read_record(name), name=f"read {name}"
-            )
-            asking.add_done_callback(lambda _task: self._asking.pop(name, None))
-        await asyncio.wait([asking], timeout=LOOK_AGAIN_S)
+        """A client that a bundle's former owner sent here may be faster than our watch: read the
+        record, once for all who ask."""
 
-    async def _read_record(self, name: str) -> None:
-        with contextlib.suppress(StoreError):
-            item = await self._context.store.get(keys.bundle(BundleName.parse(name)))
-            if item is not None:
-                self._views.bundles.observe(name, item.value, item.mod_revision)
+        async def read() -> None:
+            with contextlib.suppress(StoreError):
+                await self._records.read(name)
 
-    def _concerns_us(self, record: BundleRecord) -> bool:
+        await asyncio.wait([self._asking.join(name, read)], timeout=LOOK_AGAIN_S)
+
+    def _concerns_us(self, viewed: Viewed[BundleRecord] | None) -> bool:
         """Whether we have the bundle, or are to get it."""
-        return self._context.incarnation in (record.incarnation, record.destination)
+        return (
+            viewed is not None
+            and not self._is_orphan(viewed)
+            and self._context.incarnation in (viewed.record.incarnation, viewed.record.destination)
+        )
 
     def _is_orphan(self, viewed: Viewed[BundleRecord] | None) -> bool:
         if viewed is None or viewed.record.state is BundleState.FREE:
             return True
         return self._views.incarnations.get(viewed.record.incarnation) is None
-
-    async def _wait(self, changed: asyncio.Event, deadline: float, name: str) -> None:
-        # the caller looks again and gives up at its own deadline
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(self._remaining(deadline, name), LOOK_AGAIN_S)):
-                await changed.wait()
 
     def _remaining(self, deadline: float, name: str) -> float:
         """Seconds left to wait. Raises ServiceNotReady if there are none."""
@@ -275,139 +260,37 @@ class Ownership:
     def _bundles_changed(self, names: list[str]) -> None:
         for name in names:
             self._events.changed(name)
-            self._preloads.look(name, self._views.bundles.get(name))
+            self._acquirer.preloads.look(name)
             self._follow(name)
 
     def _follow(self, name: str) -> None:
         """Start what our record asks for, unless this bundle is being worked on already."""
-        if name in self._work:
-            self._give_up_recovery(name)
+        if self._work.stopped:
             return
-        viewed, owned = self._views.bundles.get(name), self._owned.get(name)
+        if self._work.busy(name):
+            if self._acquirer.give_up(name):
+                self._work.cancel(name)
+            return
+        viewed, owned = self._records.get(name), self._served.get(name)
         if viewed is not None and viewed.record.incarnation == self._context.incarnation:
             state = viewed.record.state
             if state is BundleState.ASSIGNING and owned is None:
-                self.begin(name, self._acquire(name, viewed))
+                self._work.begin(name, self._acquirer.carry_out(name, viewed))
             elif state is BundleState.RELEASING and owned is not None:
-                self.begin(name, self._releaser.carry_out(name, owned, viewed))
+                self._work.begin(name, self._releaser.carry_out(name, owned, viewed))
             elif state is BundleState.SPLITTING and owned is not None:
-                self.begin(name, self._split(owned, viewed))
+                self._work.begin(name, self._split(owned, viewed))
             taken = state is BundleState.ASSIGNING  # taken from us and given back, both unseen
         else:
             taken = True
         if taken and owned is not None:
-            # Somebody took a bundle that we never released: they have fenced us, or will; stop
-            # before we find out the hard way.
+            # Another broker took a bundle that we never released: it has fenced us, or will.
             self._context.fail(f"bundle {name} was taken over while we served it")
-
-    def _give_up_recovery(self, name: str) -> None:
-        """A recovery for a record that has been replaced leads nowhere, however long it would
-        take."""
-        revision, viewed = self._recovering.get(name), self._views.bundles.get(name)
-        if revision is not None and (viewed is None or viewed.mod_revision != revision):
-            log.info("bundle.recovery_given_up", bundle=name, revision=revision)
-            del self._recovering[name]
-            self._work[name].cancel()
-
-    def busy(self, name: str) -> bool:
-        """Whether a task works on this bundle."""
-        return name in self._work
-
-    def begin(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work on a bundle, on which nobody else works; its failure ends this incarnation."""
-        task = asyncio.create_task(work, name=f"bundle {name}")
-        self._work[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
-        return task
-
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
-        self._work.pop(name, None)
-        self._beginnings.pop(name, None)
-        self._events.changed(name)
-        if task.cancelled():
-            if not self._stopped:
-                self._follow(name)
-            return
-        error = task.exception()
-        if error is not None:
-            log.error("bundle.work_failed", bundle=name, error=repr(error))
-            self._context.fail(f"bundle {name}: {error!r}")
-            return
-        self._follow(name)
-
-    # --- acquiring --------------------------------------------------------------------------------
-
-    async def _acquire(self, name: str, assigned: Viewed[BundleRecord]) -> None:
-        """From our Assigning record to Owned: fence, recover, commit."""
-        started = self._context.clock.monotonic()
-        epoch = self._context.restore * RESTORE_STRIDE + assigned.mod_revision
-        self._recovering[name] = assigned.mod_revision
-        try:
-            bundle, ledger_ids = BundleName.parse(name), LedgerIds(epoch)
-            preloaded = await self._preloads.take(name, assigned.record)
-            recovered = await recover_bundle(
-                self._context, bundle, assigned.record, ledger_ids, self._scans, preloaded
-            )
-            policies, owned = self.policies.version, self._make(bundle, ledger_ids, recovered)
-            await owned.host(recovered.topics)
-        except Exception as error:
-            # Stay Assigning: the leader may place it elsewhere, and we look again when the record
-            # changes or the retry comes. Whatever it is, it is about what is stored of this bundle:
-            # an end of ours would pass it on to the next broker, and that one's to the one after
-            # it.
-            self._recovering.pop(name, None)
-            revision, items = assigned.mod_revision, self._views.bundles.items
-            await self._retries.wait(
-                name,
-                epoch,
-                error,
-                lambda: self._events.of(name),
-                lambda: getattr(items.get(name), "mod_revision", -1) != revision,
-            )
-            return
-        finally:
-            self._recovering.pop(name, None)
-        self._retries.over(name)
-        try:
-            # Once we have seen the assignment: files of whoever is fenced by now may go, and our
-            # term would begin in one that is gone.
-            await self._context.log.check_claim()
-        except StorageError:
-            return  # which ends this incarnation
-        start, end = self._context.log.position, recovered.sealed_end
-        self._beginnings[name] = start.file
-        record = rules.own(
-            assigned.record, self._context.incarnation, epoch=epoch, start=start, sealed_end=end
-        )
-        committed = await commit_record(
-            self._context, self._views, name, assigned.mod_revision, record
-        )
-        if committed is None and not self._is_ours(name, epoch):
-            log.info("bundle.acquire_lost", bundle=name, epoch=epoch)
-            return
-        self._owned[name] = owned
-        if self.policies.version != policies:
-            owned.refresh_policies()
-        owned.append_term(record)  # before anything else of this term
-        self.registry.adopt(owned)
-        self._context.metrics.bundles_owned.set(len(self._owned))
-        kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"
-        self._context.metrics.acquisitions.labels(kind).inc()
-        seconds = round(self._context.clock.monotonic() - started, 4)
-        self._context.metrics.acquire_seconds.observe(seconds)
-        log.info(
-            "bundle.owned",
-            bundle=name,
-            epoch=epoch,
-            topics=len(recovered.topics),
-            seconds=seconds,
-            fenced=recovered.fenced,
-        )
 
     def _make(
         self, name: BundleName, ledger_ids: LedgerIds, recovered: RecoveredBundle
     ) -> OwnedBundle:
-        ledger_ids.running_low, due = self._renewals.ask, self.checkpointer.ask
+        ledger_ids.running_low = self._renewals.ask
         return OwnedBundle(
             self._context,
             name,
@@ -416,20 +299,8 @@ class Ownership:
             self._tail_cache,
             self.policies,
             self.registry,
-            due,
+            self.checkpointer.ask,
         )
-
-    def _is_ours(self, name: str, epoch: int) -> bool:
-        """Whether our term began though its answer was lost: a request to release it may have
-        changed the record since."""
-        viewed = self._views.bundles.get(name)
-        if viewed is None:
-            return False  # taken from us, divided, and gone
-        ours = (viewed.record.incarnation, viewed.record.epoch) == (
-            self._context.incarnation,
-            epoch,
-        )
-        return ours and viewed.record.state is not BundleState.ASSIGNING
 
     # --- releasing --------------------------------------------------------------------------------
 
@@ -461,48 +332,50 @@ class Ownership:
     async def _split(self, owned: OwnedBundle, splitting: Viewed[BundleRecord]) -> None:
         children = await self._splitter.carry_out(owned, splitting)
         if not children:
-            self._roller.roll_soon()  # it was called off, and has left
-        self._bundles_changed(children)  # somebody may want one of them moved already
+            self._roller.roll_soon()  # the split was called off, and the bundle has left
+        self._bundles_changed(children)  # one of them may be asked for already
 
     # --- our log ----------------------------------------------------------------------------------
 
     def file_sealed(self, number: int, length: int, topics: dict[str, list[int]]) -> None:
-        """The log has sealed a file: make it known, and shorten chains that have grown too long."""
+        """The log has sealed a file: publish its key, and shorten chains that are too long."""
         self._roller.file_sealed(number, length)
         self._log_keys.publish(number, length, topics)
         self.checkpointer.checkpoint_long_chains()
 
     @property
     def first_file_needed(self) -> int:
-        """Files of our log from this one on may be the start of a term that is about to be
-        committed."""
-        return min(self._beginnings.values(), default=self._context.log.position.file)
+        """As `Acquirer.first_file_needed`."""
+        return self._acquirer.first_file_needed
 
     # --- stopping ---------------------------------------------------------------------------------
 
     async def empty(self, reason: str) -> None:
-        """Hand over every bundle we have now; raises ServiceNotReady if no other broker may take
+        """Transfer every bundle we have now; raises ServiceNotReady if no other broker may take
         them: then they stay."""
         self.assigner.place((self._context.incarnation,))
-        await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self._owned)))
+        await self._move_all(reason)
 
     async def release_all(self, reason: str) -> None:
-        """Hand every bundle over, or free it where nobody can take it; raises TimeoutError after
+        """Transfer every bundle, or free it where no broker can take it; raises TimeoutError after
         `drain_timeout_s`."""
         self.assigner.leaving = True
         async with asyncio.timeout(self._context.settings.drain_timeout_s):
-            while self._owned or self._work.keys() - self._retries.waiting.keys():
-                if self._owned:
-                    await asyncio.gather(
-                        *(self._move_quietly(name, reason) for name in sorted(self._owned))
-                    )
-                else:
-                    hopeful = [
-                        task
-                        for name, task in self._work.items()
-                        if name not in self._retries.waiting
-                    ]
+            while True:
+                hopeful = [
+                    task
+                    for name, task in self._work.tasks.items()
+                    if not self._acquirer.retries(name)
+                ]
+                if self.owned:
+                    await self._move_all(reason)
+                elif hopeful:
                     await asyncio.wait(hopeful, timeout=1.0)
+                else:
+                    return
+
+    async def _move_all(self, reason: str) -> None:
+        await asyncio.gather(*(self._move_quietly(name, reason) for name in sorted(self.owned)))
 
     async def _move_quietly(self, name: str, reason: str) -> None:
         try:
@@ -514,22 +387,19 @@ class Ownership:
             await asyncio.sleep(STORE_RETRY_S)
 
     async def stop(self) -> None:
-        """Cancel what is under way; the records stay for whoever recovers them."""
-        self._stopped = True
+        """Cancel what is under way; the records stay for the brokers that recover them."""
+        self._work.close()
         self._roller.stop()
         self.checkpointer.stop()
         await self._log_keys.stop()
         await self.assigner.stop()
         await self._liveness.stop()
         await self._renewals.stop()
-        tasks = [*self._work.values(), *self._resolving.values(), *self._asking.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._preloads.stop()
+        await self._work.stop()
+        await self._resolving.stop()
+        await self._asking.stop()
+        await self._acquirer.preloads.stop()
         await self._scans.stop()
         await self.registry.stop()
-        for owned in self._owned.values():
-            owned.stop()
-        self._owned.clear()
+        self._served.stop()
         self._events.all_changed()

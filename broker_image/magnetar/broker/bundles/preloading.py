@@ -13,12 +13,13 @@ import asyncio
 
 import structlog
 
+from magnetar.broker.bundles.records import BundleRecords
 from magnetar.broker.bundles.recovery.bundle_recovery import BundleReplay, Preloaded
 from magnetar.broker.bundles.recovery.log_scans import LiveRead, LogScans
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.reading.catalog import BundleCatalog
-from magnetar.hosting.views import Viewed
-from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState
+from magnetar.hosting.shared_task import cancel_all
+from magnetar.metadata.records import BundleRecord, BundleState
 from magnetar.names import BundleName
 from magnetar.topics.ledger_ids import LedgerIds
 
@@ -29,28 +30,30 @@ class _Preload:
     """One bundle on its way to us."""
 
     def __init__(
-        self, context: BrokerContext, scans: LogScans, name: str, releasing: Viewed[BundleRecord]
+        self,
+        context: BrokerContext,
+        scans: LogScans,
+        bundle: BundleName,
+        record: BundleRecord,
+        epoch: int,
     ) -> None:
-        self._context, self._scans, self._releasing = context, scans, releasing
-        self._bundle = BundleName.parse(name)
+        """`epoch`: above all that is in the log, and not above the one to come."""
+        self._context, self._scans, self._bundle = context, scans, bundle
+        self.record, self._epoch = record, epoch
         self._reading: LiveRead | None = None
         self._cut = False
-        self.record = releasing.record
-        self.task = asyncio.create_task(self._run(), name=f"preload {name}")
+        self.task = asyncio.create_task(self._run(), name=f"preload {bundle}")
 
     async def _run(self) -> Preloaded | None:
         try:
             return await self._read()
         except Exception as error:
-            # An old record, or a file that has just gone: recovery will see what is there, and tell
-            # of it.
+            # An old record, or a file that was just collected: recovery will report what is there.
             log.info("bundle.preload_failed", bundle=str(self._bundle), error=repr(error))
             return None
 
     async def _read(self) -> Preloaded:
-        # An epoch above all that is in the log, and not above the one to come.
-        epoch = self._context.restore * RESTORE_STRIDE + self._releasing.mod_revision
-        replay = BundleReplay(self._bundle, LedgerIds(epoch))
+        replay = BundleReplay(self._bundle, LedgerIds(self._epoch))
         await replay.load(self._context, self.record.checkpoint)
         *ended, (term, last) = zip(self.record.epochs, self.record.chain, strict=True)
         for former, span in ended:
@@ -73,23 +76,24 @@ class _Preload:
 
 
 class Preloads:
-    """The bundles that are being handed to this broker."""
+    """The bundles that are being transferred to this broker."""
 
-    def __init__(self, context: BrokerContext, scans: LogScans) -> None:
-        self._context, self._scans = context, scans
+    def __init__(self, context: BrokerContext, records: BundleRecords, scans: LogScans) -> None:
+        self._context, self._records, self._scans = context, records, scans
         self._loading: dict[str, _Preload] = {}
 
-    def look(self, name: str, viewed: Viewed[BundleRecord] | None) -> None:
+    def look(self, name: str) -> None:
         """The record of a bundle has changed: begin to read one that is coming, forget one that
         is not (any more)."""
-        found = self._loading.get(name)
+        found, viewed = self._loading.get(name), self._records.get(name)
         record = viewed.record if viewed is not None else None
         if record is not None and viewed is not None and self._is_coming(record):
             # The source may point to a newer checkpoint first, which makes what is to be read
             # shorter.
             if found is None or found.record.chain != record.chain:
                 self._drop(name)
-                self._loading[name] = _Preload(self._context, self._scans, name, viewed)
+                bundle, epoch = BundleName.parse(name), self._records.epoch_of(viewed)
+                self._loading[name] = _Preload(self._context, self._scans, bundle, record, epoch)
         elif (
             record is None
             or record.state is not BundleState.ASSIGNING
@@ -125,7 +129,5 @@ class Preloads:
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = [found.task for found in self._loading.values()]
-        for name in list(self._loading):
-            self._drop(name)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        loading, self._loading = self._loading, {}
+        await cancel_all(found.task for found in loading.values())

@@ -1,8 +1,8 @@
-"""Committing a bundle's record.
+"""Committing bundles' records.
 
-Owns: `commit_record`, the compare-and-swap by which a party to a bundle changes its record; what a
-record tells of a change whose answer was lost. Imports: metadata. Invariant: the outcome is known
-when it returns: an answer that was lost is resolved by reading the record again.
+Owns: the compare-and-swap by which a party to a bundle changes its record, and what the record
+shows of a change whose answer was lost; the epoch of a term. Imports: metadata. Invariant: the
+outcome is known when `commit` returns: a lost answer is resolved by reading the record.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import StoreUnavailable
-from magnetar.hosting.views import ClusterViews
+from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
-from magnetar.metadata.records import BundleRecord, BundleState, LogRange
+from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState
 from magnetar.metadata.store import Compare, Put
 from magnetar.names import BundleName
 
@@ -24,38 +24,68 @@ log = structlog.get_logger(__name__)
 STORE_RETRY_S = 0.1
 
 
-async def commit_record(
-    context: BrokerContext, views: ClusterViews, name: str, expected: int, record: BundleRecord
-) -> int | None:
-    """Compare-and-swap our record; its revision, or None if somebody else changed it. Resolves
-    unknown outcomes by reading."""
-    key, value = keys.bundle(BundleName.parse(name)), record.encode()
-    while True:
-        try:
-            result = await context.store.transact(
-                [Compare(key, "mod", "=", expected)], [Put(key, value)]
-            )
-            if result.succeeded:
-                views.bundles.observe(name, value, result.revision)
-                return result.revision
-            item = await context.store.get(key)
-            if item is not None:
-                views.bundles.observe(name, item.value, item.mod_revision)
-            # The same value is our own write, whose answer was lost.
-            return item.mod_revision if item is not None and item.value == value else None
-        except StoreUnavailable as error:
-            log.warning("bundle.commit_unknown", bundle=name, error=str(error))
-            await asyncio.sleep(STORE_RETRY_S)
+class BundleRecords:
+    """Records of bundles, as a broker that takes part in their transfer reads and writes them."""
 
+    def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
+        self._context, self._bundles = context, views.bundles
 
-def others_went_on(context: BrokerContext, views: ClusterViews, name: str, ours: LogRange) -> bool:
-    """Whether a record that we gave away with the range `ours` was taken though its answer was
-    lost: others have gone on from where we ended.
+    def get(self, name: str) -> Viewed[BundleRecord] | None:
+        """The newest record that we know."""
+        return self._bundles.get(name)
 
-    One that is gone or Deleted was divided since, or its namespace deleted. That we were fenced
-    before is then told by our claim, not by the record.
-    """
-    viewed = views.bundles.get(name)
-    if viewed is None or viewed.record.state is BundleState.DELETED:
-        return True
-    return viewed.record.incarnation != context.incarnation and ours in viewed.record.chain
+    def settled(self, name: str) -> Viewed[BundleRecord] | None:
+        """The record of a bundle that we own and that no transfer or split is under way of."""
+        viewed = self._bundles.get(name)
+        if viewed is None or viewed.record.incarnation != self._context.incarnation:
+            return None
+        return viewed if viewed.record.state is BundleState.OWNED else None
+
+    def epoch_of(self, viewed: Viewed[BundleRecord]) -> int:
+        """The epoch of the term that begins with this record."""
+        return self._context.restore * RESTORE_STRIDE + viewed.mod_revision
+
+    async def commit(self, name: str, expected: int, record: BundleRecord) -> int | None:
+        """Compare-and-swap our record; its revision, or None if another broker changed it."""
+        store, key, value = (
+            self._context.store,
+            keys.bundle(BundleName.parse(name)),
+            record.encode(),
+        )
+        while True:
+            try:
+                result = await store.transact(
+                    [Compare(key, "mod", "=", expected)], [Put(key, value)]
+                )
+                if result.succeeded:
+                    self._bundles.observe(name, value, result.revision)
+                    return result.revision
+                item = await store.get(key)
+                if item is not None:
+                    self._bundles.observe(name, item.value, item.mod_revision)
+                # The same value is our own write, whose answer was lost.
+                return item.mod_revision if item is not None and item.value == value else None
+            except StoreUnavailable as error:
+                log.warning("bundle.commit_unknown", bundle=name, error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def end_term(self, name: str, expected: int, record: BundleRecord) -> bool:
+        """Commit the record that ends our term; whether it was accepted.
+
+        It was, too, if its answer was lost and others have continued from the range it ends with.
+        If the record is gone or Deleted the bundle was divided since, or its namespace deleted.
+        Whether we were fenced before is shown by our claim, not by the record.
+        """
+        if await self.commit(name, expected, record) is not None:
+            return True
+        viewed = self._bundles.get(name)
+        if viewed is None or viewed.record.state is BundleState.DELETED:
+            return True
+        others = viewed.record.incarnation != self._context.incarnation
+        return others and record.chain[-1] in viewed.record.chain
+
+    async def read(self, name: str) -> None:
+        """Bring our view of one bundle up to date. Raises StoreError."""
+        item = await self._context.store.get(keys.bundle(BundleName.parse(name)))
+        if item is not None:
+            self._bundles.observe(name, item.value, item.mod_revision)

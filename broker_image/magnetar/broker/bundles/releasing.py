@@ -1,17 +1,16 @@
 """Releasing bundles: the source's side of a planned move.
 
 Owns: asking for a move or a pin of a bundle that is served here, and carrying a move out. Imports:
-balance (transition rules), metadata. Source: transition rule of PIP-192, transfer of PIP-307.
+ownership rules, metadata. Source: transition rule of PIP-192, transfer of PIP-307.
 
-Invariants: consumers are told to reconnect before RELEASE is written, and what they acknowledged
-before they read that is written before RELEASE, so that the new owner does not deliver it again;
-publishing goes on until the freeze; after RELEASE nothing of this term is written.
+Invariants: consumers are disconnected before RELEASE is written, and what they acknowledged before
+they read that is written before RELEASE, so that the new owner does not deliver it again;
+publishing continues until the freeze; after RELEASE nothing of this term is written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
 
 import structlog
 
@@ -20,38 +19,41 @@ from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.bundles.checkpointer import Checkpointer
 from magnetar.broker.bundles.events import BundleEvents
 from magnetar.broker.bundles.log_rolling import LogRoller
-from magnetar.broker.bundles.records import commit_record, others_went_on
+from magnetar.broker.bundles.records import BundleRecords
+from magnetar.broker.bundles.served import ServedBundles
 from magnetar.broker.context import BrokerContext
-from magnetar.errors import DestinationRefused, NotOwner, ServiceNotReady
+from magnetar.errors import DestinationRefused, ServiceNotReady
 from magnetar.hosting.advertised import Successor
 from magnetar.hosting.views import ClusterViews, Viewed
-from magnetar.metadata.records import BundleRecord, BundleState
+from magnetar.metadata.records import BundleRecord
 from magnetar.ownership import rules as rules
 
 log = structlog.get_logger(__name__)
 
 MOVE_SCAN_BYTES_MAX = 2 << 20
-"""A successor replays this much of the log in some milliseconds: not worth a checkpoint before
+"""A new owner replays this much of the log in some milliseconds: not worth a checkpoint before
 the move."""
 PRELOAD_S_MIN, PRELOAD_S_MAX, PRELOAD_BYTES_PER_S = 0.02, 0.5, 20 << 20
-"""How long a source goes on serving while the destination reads ahead: some time to begin, and
-what reading takes at about this pace."""
+"""How long a source serves while the destination reads ahead: some time to begin, and what reading
+takes at about this pace."""
 
 
 class Releaser:
-    """Moves bundles in `owned` away."""
+    """Transfers bundles in `served` to other brokers."""
 
     def __init__(
         self,
         context: BrokerContext,
         views: ClusterViews,
-        owned: MutableMapping[str, OwnedBundle],
+        records: BundleRecords,
+        served: ServedBundles,
         events: BundleEvents,
         roller: LogRoller,
         checkpointer: Checkpointer,
         assigner: Assigner,
     ) -> None:
-        self._context, self._views, self._owned, self._events = context, views, owned, events
+        self._context, self._views, self._events = context, views, events
+        self._records, self._served = records, served
         self._roller, self._checkpointer, self._assigner = roller, checkpointer, assigner
         self._permits = asyncio.Semaphore(context.settings.moves_parallel_max)
 
@@ -65,8 +67,8 @@ class Releaser:
         frees the bundle cleanly.
         """
         async with self._permits:
-            owned = self._served(name)
-            # One that is gone is replaced by placement, as it is when it goes on the way.
+            owned = self._served.require(name)
+            # A destination that is gone is replaced by placement, as one that goes on the way is.
             if (
                 self._views.incarnations.get(destination) is not None
                 and destination not in self._assigner.candidates()
@@ -77,10 +79,9 @@ class Releaser:
                 )
             # Again if our own checkpoint changed the record first; never on the record of a broker
             # that took the bundle from us.
-            while self._owned.get(name) is owned:
-                # None: it has been split, and that is history already
-                viewed = self._views.bundles.get(name)
-                if viewed is None or not self._is_settled(viewed.record):
+            while self._served.get(name) is owned:
+                viewed = self._records.settled(name)
+                if viewed is None:
                     break
                 # now, so that it can begin to read
                 wanted = destination or self._choose_destination(name, viewed.record)
@@ -88,41 +89,24 @@ class Releaser:
                 releasing = rules.release(
                     viewed.record, wanted, reason=reason, pinned_until_ms=pinned
                 )
-                await commit_record(
-                    self._context, self._views, name, viewed.mod_revision, releasing
-                )
-            while self._owned.get(name) is owned:
-                changed = self._events.of(name)
-                if self._owned.get(name) is owned:
-                    await changed.wait()
+                await self._records.commit(name, viewed.mod_revision, releasing)
+            while self._served.get(name) is owned:
+                await self._events.of(name).wait()
 
     async def pin(self, name: str, until_ms: int) -> None:
         """Have load balancing leave the bundle here until then; 0: no longer. Raises NotOwner,
         ServiceNotReady, StoreError."""
-        owned = self._served(name)
-        while self._owned.get(name) is owned:
-            viewed = self._views.bundles.get(name)
-            if viewed is None or not self._is_settled(viewed.record):
+        owned = self._served.require(name)
+        while self._served.get(name) is owned:
+            viewed = self._records.settled(name)
+            if viewed is None:
                 raise ServiceNotReady(
                     f"bundle {name} is being unloaded or split; try again in a moment"
                 )
             pinned = rules.pin(viewed.record, until_ms)
-            if (
-                await commit_record(self._context, self._views, name, viewed.mod_revision, pinned)
-                is not None
-            ):
+            if await self._records.commit(name, viewed.mod_revision, pinned) is not None:
                 log.info("bundle.pinned", bundle=name, until_ms=until_ms)
                 return
-
-    def _served(self, name: str) -> OwnedBundle:
-        owned = self._owned.get(name)
-        if owned is None:
-            raise NotOwner(f"bundle {name} is not served by this broker")
-        return owned
-
-    def _is_settled(self, record: BundleRecord) -> bool:
-        """Whether we own it and nothing is under way."""
-        return record.state is BundleState.OWNED and record.incarnation == self._context.incarnation
 
     # --- doing it ---------------------------------------------------------------------------------
 
@@ -131,7 +115,7 @@ class Releaser:
     ) -> None:
         """From our Releasing record to another broker's Assigning (or Free).
 
-        Checkpoint, send consumers away, freeze, flush, RELEASE, commit, send producers away.
+        Checkpoint, disconnect consumers, freeze, flush, RELEASE, commit, disconnect producers.
         """
         releasing = await self._prepare(name, owned, releasing)
         record, revision = releasing.record, releasing.mod_revision
@@ -142,10 +126,7 @@ class Releaser:
         self._context.metrics.release_seconds.observe(self._context.clock.monotonic() - started)
         destination = self._choose_destination(name, record)
         released = rules.released(record, destination, end=end)
-        committed = await commit_record(self._context, self._views, name, revision, released)
-        if committed is None and not others_went_on(
-            self._context, self._views, name, released.chain[-1]
-        ):
+        if not await self._records.end_term(name, revision, released):
             self._context.fail(f"bundle {name} was taken over during its release")
             return
         log.info(
@@ -155,11 +136,10 @@ class Releaser:
             destination=destination or "nobody",
             reason=record.reason,
         )
-        # At once: while the successor reads the rest and commits, our clients come to it and wait
+        # At once: while the new owner reads the rest and commits, our clients reach it and wait
         # there (PIP-307).
         owned.close_clients(self._address_of(destination))
-        del self._owned[name]
-        self._context.metrics.bundles_owned.set(len(self._owned))
+        self._served.end(owned)
         self._roller.roll_soon()
 
     def _address_of(self, incarnation: str) -> Successor | None:
@@ -179,9 +159,7 @@ class Releaser:
         )
         if written is not None:
             record = rules.advance_checkpoint(record, written.pointer)
-            revision = await commit_record(
-                self._context, self._views, name, releasing.mod_revision, record
-            )
+            revision = await self._records.commit(name, releasing.mod_revision, record)
             if revision is None:
                 # another broker has changed the record, which the release will find out
                 return releasing

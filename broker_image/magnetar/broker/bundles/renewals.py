@@ -2,8 +2,8 @@
 
 Owns: `Renewals`: the unloading of bundles whose term has few ledger ids left. Imports: bundle,
 topics.ledger_ids. Invariant: a bundle is unloaded once at a time, as by an administrator; its next
-owner has a new epoch, and with it all ledger ids. One that could not be unloaded is asked for again
-with the next id that is wanted.
+owner has a new epoch, and with it all ledger ids. An unload that failed is repeated with the next
+ledger id that is taken.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import structlog
 
 from magnetar.broker.bundles.bundle import OwnedBundle
+from magnetar.hosting.shared_task import cancel_all
 from magnetar.topics.ledger_ids import LedgerIds
 
 log = structlog.get_logger(__name__)
 
 REASON = "few ledger ids of its epoch are left"
 Unload = Callable[[str, str], Coroutine[Any, Any, None]]
-"""Hand a bundle over, for this reason; does not raise."""
+"""Unload a bundle, for this reason; does not raise."""
 
 
 class Renewals:
@@ -46,7 +47,4 @@ class Renewals:
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = list(self._unloading.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._unloading.values())

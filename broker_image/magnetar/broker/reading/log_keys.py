@@ -15,6 +15,7 @@ import structlog
 
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import NamespaceNotFound, StoreError
+from magnetar.hosting.shared_task import cancel_all
 from magnetar.metadata import keys
 from magnetar.metadata.records import LogFileRecord
 from magnetar.metadata.store import MetadataStore
@@ -97,7 +98,4 @@ class LogKeys:
 
     async def stop(self) -> None:
         """Give up what is under way; the collector writes the keys of a dead incarnation."""
-        tasks = list(self._publishing)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._publishing)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.bundles import ownership
+from magnetar.broker.bundles import acquiring, ownership
+from magnetar.broker.bundles.records import BundleRecords
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
@@ -33,7 +34,8 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
 ) -> None:
     """While its records are replayed, or its topics are put in service: the broker lives, serves
     others, tries again, and has it in the end."""
-    work: Any = vars(ownership)[step]
+    module = acquiring if step == "recover_bundle" else ownership
+    work: Any = vars(module)[step]
     broken: set[str] = set()
     met = asyncio.Event()
 
@@ -55,7 +57,7 @@ def test_a_surprise_in_a_recovery_is_damage_of_that_bundle_alone(
             bundle = str(await broker.ownership.bundle_of(TopicName.parse(TOPIC)))
             broker.fail("crash")
         broken.add(bundle)
-        monkeypatch.setattr(ownership, step, surprising)
+        monkeypatch.setattr(module, step, surprising)
         async with (
             running_broker(tmp_path, store=store, name="second", park_timeout_s=120.0) as broker,
             open_peer(broker) as peer,
@@ -91,7 +93,7 @@ def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
 ) -> None:
     """Its topics stand ready before its record says whose it is, and are not among those that
     are told of changes yet."""
-    commit: Any = vars(ownership)["commit_record"]
+    commit: Any = BundleRecords.commit
 
     async def scenario() -> None:
         store = MemoryStore(SystemClock())
@@ -109,7 +111,7 @@ def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
         ):
             changed: list[str] = []
 
-            async def commit_later(context: Any, views: Any, name: str, *arguments: Any) -> Any:
+            async def commit_later(records: Any, name: str, *arguments: Any) -> Any:
                 if name == str(bundle) and not changed:
                     changed.append(name)
                     await rest("POST", f"{NAMESPACE}/maxProducersPerTopic", 3)
@@ -118,9 +120,9 @@ def test_policies_that_change_while_a_bundle_is_taken_hold_in_it(
                             broker.service.namespace_policies(bundle.namespace).max_producers == 3
                         )
                     )
-                return await commit(context, views, name, *arguments)
+                return await commit(records, name, *arguments)
 
-            monkeypatch.setattr(ownership, "commit_record", commit_later)
+            monkeypatch.setattr(BundleRecords, "commit", commit_later)
             async with open_peer(broker) as peer:
                 await peer.lookup()
             assert changed

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from magnetar.broker.bundles import bundle as bundles
+from magnetar.broker.bundles import cursor_writing
 from magnetar.broker.incarnation import Broker
 from magnetar.errors import LimitExceeded, StorageFull, WireCode
 from magnetar.names import TopicName
@@ -189,7 +189,7 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_keeps_nobody_waiti
 
         with (
             mock.patch.object(bundle, "append", append_second),
-            mock.patch.object(bundles, "DIRTY_RETRY_S", 0.01),
+            mock.patch.object(cursor_writing, "DIRTY_RETRY_S", 0.01),
         ):
             peer.write(requests.ack(1, [identifier]) + requests.ack(2, [identifier]))
             async with asyncio.timeout(30):

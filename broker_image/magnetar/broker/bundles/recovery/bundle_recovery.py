@@ -58,8 +58,7 @@ from magnetar.transactions.participant_records import Append
 log = structlog.get_logger(__name__)
 
 TAKEN_PER_TURN_MAX = 200
-"""Topics and subscriptions of a checkpoint that are taken in one go: about 5 ms, in which nobody
-else is served."""
+"""Topics and subscriptions of a checkpoint per turn of the loop: about 5 ms."""
 
 
 async def recover_bundle(
@@ -73,8 +72,8 @@ async def recover_bundle(
     """The bundle's topics as of the end of its chain, for the term of `ledger_ids`. Raises
     StorageError; CorruptData says what is damaged or missing.
 
-    Of a planned move only what `preloaded` has not seen is read. Something may also be missing
-    because the record is old, and others have gone on since: then its successor does not name it.
+    Of a planned transfer only what `preloaded` has not seen is read. A file may also be missing
+    because the record is old and others have continued since.
     """
     try:
         if preloaded is not None:
@@ -103,7 +102,7 @@ async def _recover(
         try:
             _check_whole(chain[-1], sealed, noted)
         except CorruptData:
-            scans.look_again(chain[-1].incarnation)  # it may be brought back
+            scans.look_again(chain[-1].incarnation)  # it may be restored
             raise
         # An owner that died before its first file was durable has written nothing of this term.
         sealed_end = log_end(sealed, chain[-1].start)
@@ -137,13 +136,12 @@ async def noted_lengths(
 
 
 def _check_whole(span: LogRange, sealed: Sequence[SealedFile], noted: Mapping[int, int]) -> None:
-    """The end of a log is missed by nobody who reads it: what is known to have been there is looked
-    for. Raises CorruptData.
+    """A reader does not notice a missing end of a log: check that all that is known of it exists.
+    Raises CorruptData.
 
     Known are files that were noted as sealed, one that its predecessor's seal announces, and what
-    was durable when a term began. (So of a file nothing is known only until the one before it is
-    sealed.) Where a loss was accepted the log ends. The collector takes none of them while a
-    record's chain is open in this log.
+    was durable when a term began. Where a loss was accepted the log ends. The garbage collector
+    deletes none of them while a record's chain is open in this log.
     """
     cut = next(
         (file.number for file in sealed if file.accepted and file.number >= span.start.file), None
@@ -270,7 +268,7 @@ class BundleReplay:
             await turns.after(taken)
 
     def begin(self, ledger_ids: LedgerIds) -> None:
-        """The term these topics are served in is known now."""
+        """These topics are served in the term of `ledger_ids`."""
         self._ledger_ids = ledger_ids
         for found in self.topics.values():
             found.core.begin_term(ledger_ids)
@@ -342,7 +340,7 @@ class BundleReplay:
                 and isinstance(record.change, Append)
                 and record.change.first == place
             ):
-                # without this record the entry would be nobody's
+                # without this record the entry would be of no transaction
                 found.core.chunks.apply(chunk, place)
 
     def _apply(
@@ -358,58 +356,38 @@ class BundleReplay:
         found = self.topics.get(sidecar_of or record.topic)
         if found is None:
             return  # a record of a topic that has been deleted since, and not created again yet
-        if (
-            isinstance(record, EntriesRecord)
-            and record.count == 1
-            and (chunk := sent_chunk(record.data, record.producer))
-        ):
+        if isinstance(record, CursorRecord):
+            _apply_cursor(found, record)
+            return
+        if record.count == 1 and (chunk := sent_chunk(record.data, record.producer)):
             position = Position(record.ledger, record.first_entry)
             if sidecar_of is None:
                 found.core.chunks.apply(chunk, position)
             else:
                 self._chunks_ahead[sidecar_of] = chunk, position
-        if isinstance(record, EntriesRecord) and sidecar_of is not None:
+        if sidecar_of is not None:
             found.used().apply_entries(incarnation, place, record)
-        elif isinstance(record, EntriesRecord):
-            new = found.core.apply_entries(record.ledger, record.first_entry, record.count)
-            before = UNKNOWN
-            if new:
-                before = found.core.messages - sum(record.message_counts[:-new])
-                found.core.apply_messages(sum(record.message_counts[-new:]))
-                found.core.ages.total += sum(record.lengths[-new:])
-                found.core.age(self._elapsed_ms)
-            found.core.apply_sequences(record.producer, record.sequences)
-            last = found.core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
-            # else all of it has been dropped; a run of which only a part is left is kept whole
-            if last is not None:
-                offset = place.offset + record.entries_offset
-                first, counts = last + 1 - record.count, record.message_counts
-                found.index.add(
-                    Run(
-                        first,
-                        incarnation,
-                        place.file,
-                        offset,
-                        record.lengths,
-                        counts,
-                        record.append_ms,
-                        before,
-                    )
-                )
-        elif record.operation is CursorOperation.DELETE:
-            found.core.apply_subscription_removed(record.subscription)
-            if found.transactions is not None:
-                found.transactions.pending.pop(record.subscription, None)
         else:
-            found.core.apply_cursor(
-                record.subscription,
-                CursorDelta(
-                    Position(*record.mark_delete),
-                    tuple(record.ranges),
-                    tuple(record.partial),
-                    record.operation is not CursorOperation.ACKNOWLEDGE,
-                    record.properties,
-                ),
+            self._apply_entries(found, incarnation, place, record)
+
+    def _apply_entries(
+        self, found: RecoveredTopic, incarnation: str, place: RecordPlace, record: EntriesRecord
+    ) -> None:
+        core, counts = found.core, record.message_counts
+        new, before = core.apply_entries(record.ledger, record.first_entry, record.count), UNKNOWN
+        if new:
+            before = core.messages - sum(counts[:-new])
+            core.apply_messages(sum(counts[-new:]))
+            core.ages.total += sum(record.lengths[-new:])
+            core.age(self._elapsed_ms)
+        core.apply_sequences(record.producer, record.sequences)
+        last = core.ledgers.find((record.ledger, record.first_entry + record.count - 1))
+        # else all of it has been dropped; a run of which only a part is left is kept whole
+        if last is not None:
+            first, offset = last + 1 - record.count, place.offset + record.entries_offset
+            lengths, append_ms = record.lengths, record.append_ms
+            found.index.add(
+                Run(first, incarnation, place.file, offset, lengths, counts, append_ms, before)
             )
 
     def _apply_topic(self, record: TopicRecord) -> None:
@@ -433,3 +411,19 @@ class BundleReplay:
             created_ms,
             {name: value for name, value in record.properties.items() if name != "created_ms"},
         )
+
+
+def _apply_cursor(found: RecoveredTopic, record: CursorRecord) -> None:
+    if record.operation is CursorOperation.DELETE:
+        found.core.apply_subscription_removed(record.subscription)
+        if found.transactions is not None:
+            found.transactions.pending.pop(record.subscription, None)
+        return
+    delta = CursorDelta(
+        Position(*record.mark_delete),
+        tuple(record.ranges),
+        tuple(record.partial),
+        record.operation is not CursorOperation.ACKNOWLEDGE,
+        record.properties,
+    )
+    found.core.apply_cursor(record.subscription, delta)

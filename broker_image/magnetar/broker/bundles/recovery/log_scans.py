@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from magnetar.errors import StorageError
+from magnetar.hosting.shared_task import SharedTasks, cancel_all
 from magnetar.metadata.records import LogPosition
 from magnetar.storage.log.fencing import SealedFile, fence, lost_file
 from magnetar.storage.log.recovery import ScannedRecord, scan, scan_durable, scan_part
@@ -67,7 +68,7 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Walks:
-    """Who waits for the next walk over a log, and the task that walks."""
+    """The readers of the next walk over a log, and the task that walks."""
 
     waiting: list[_Reader] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -107,57 +108,44 @@ class LogScans:
         self._volume = volume
         self._walks: dict[tuple[str, bool], _Walks] = {}
         self._noted = noted
-        self._fencing: dict[str, asyncio.Task[Fenced]] = {}
+        self._fencing = SharedTasks[Fenced]("fence")
         self._fenced: OrderedDict[str, Fenced] = OrderedDict()
 
     # --- fencing ----------------------------------------------------------------------------------
 
     async def fence(self, incarnation: str) -> Fenced:
-        """As `storage.fencing.fence`, once for all who want it: what an incarnation has
-        acknowledged when it is fenced is all it ever will.
+        """As `storage.fencing.fence`, once for all callers: what an incarnation has acknowledged
+        when it is fenced is all it ever will.
 
         Raises StoreError as well, if what was noted cannot be read.
         """
         held = self._fenced.get(incarnation)
         if held is not None:
             return held
-        task = self._fencing.get(incarnation)
-        if task is None:
-            task = self._fencing[incarnation] = asyncio.create_task(
-                self._fence(incarnation), name=f"fence {incarnation}"
-            )
-            task.add_done_callback(lambda done: self._was_fenced(incarnation, done))
-        return await asyncio.shield(task)
+        return await asyncio.shield(
+            self._fencing.join(incarnation, lambda: self._fence(incarnation))
+        )
 
     async def _fence(self, incarnation: str) -> Fenced:
         # first: what is noted later may be of a file that was made later
         noted = await self._noted(incarnation)
         sealed = await fence(self._volume, incarnation, noted)
         lost = await lost_file(self._volume, incarnation, sealed)
-        return Fenced(sealed, noted if lost is None else {lost: 0, **noted})
-
-    def look_again(self, incarnation: str) -> None:
-        """What was found when it was fenced is not all of it: the next one who asks lists its
-        files again."""
-        self._fenced.pop(incarnation, None)
-
-    def _was_fenced(self, incarnation: str, task: asyncio.Task[Fenced]) -> None:
-        self._fencing.pop(incarnation, None)
-        if task.cancelled() or task.exception() is not None:
-            return  # whoever waited has the error; the next one tries again
-        self._fenced[incarnation] = task.result()
+        fenced = Fenced(sealed, noted if lost is None else {lost: 0, **noted})
+        self._fenced[incarnation] = fenced
         while len(self._fenced) > FENCED_HELD_MAX:
             self._fenced.popitem(last=False)
+        return fenced
+
+    def look_again(self, incarnation: str) -> None:
+        """What was found when it was fenced is not all of it: the next caller lists its files
+        again."""
+        self._fenced.pop(incarnation, None)
 
     async def stop(self) -> None:
         """Cancel what is under way."""
-        tasks = [
-            *self._fencing.values(),
-            *(walks.task for walks in self._walks.values() if walks.task is not None),
-        ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fencing.stop()
+        await cancel_all(walks.task for walks in self._walks.values() if walks.task is not None)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -185,7 +173,7 @@ class LogScans:
     async def _read_alone(
         self, incarnation: str, start: LogPosition, end: LogPosition, term: int, take: Take
     ) -> None:
-        """As `read`, without waiting for anybody."""
+        """As `read`, without waiting for a walk of others."""
         alone = _Reader(term, start, end, take, asyncio.get_running_loop().create_future())
         await self._walk(incarnation, [alone], scan_part if start.file == end.file else scan)
         await alone.reached
@@ -209,10 +197,11 @@ class LogScans:
         return reader, walks
 
     async def _walk_all(self, incarnation: str, walks: _Walks, *, live: bool) -> None:
-        """One walk after another until nobody waits; whoever comes during one joins the next."""
+        """One walk after another until no reader waits; one that comes during a walk joins the
+        next."""
         try:
             while walks.waiting:
-                await asyncio.sleep(0)  # everybody whom this turn of the loop brings takes part
+                await asyncio.sleep(0)  # readers that this turn of the loop brings take part
                 readers, walks.waiting = walks.waiting, []
                 await (self._walk_live if live else self._walk)(incarnation, readers)
         finally:
@@ -232,7 +221,7 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(group.end)
-        except Exception as error:  # as above: a walk has nobody else to tell
+        except Exception as error:  # the readers report it
             group.fail(error)
         finally:
             group.abandon()
@@ -251,7 +240,7 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(reached)
-        except Exception as error:  # as above: a walk has nobody else to tell
+        except Exception as error:  # the readers report it
             group.fail(error)
         finally:
             group.abandon()
@@ -269,8 +258,8 @@ class _Group:
             self.by_term.setdefault(reader.term, []).append(reader)
 
     def give(self, scanned: ScannedRecord) -> None:
-        """Hand a record to those of its term; who has all of its range, or has left, takes no
-        further part."""
+        """Give a record to the readers of its term; one that has all of its range, or has left,
+        takes no further part."""
         at, record = scanned.place, scanned.record
         readers = self.by_term.get(record.epoch)
         if readers is None:
@@ -282,10 +271,10 @@ class _Group:
                 self._take(reader, scanned)
 
     def _take(self, reader: _Reader, scanned: ScannedRecord) -> None:
-        """What a reader's own state has against a record is its own failure."""
+        """A record that one reader cannot apply fails that reader alone."""
         try:
             reader.over = reader.take(scanned)
-        except Exception as error:  # whatever it is, it belongs to whoever waits for the reader
+        except Exception as error:  # it concerns this reader alone
             reader.shared = False
             reader.reached.set_exception(error)
             self._leave(reader)
@@ -294,13 +283,13 @@ class _Group:
             self._settle(reader, reader.end)
 
     def end_cut(self, reached: LogPosition) -> None:
-        """At the end of a block: let those go who have been cut, or have all of their term."""
+        """At the end of a block: settle readers that were cut, or have all of their term."""
         for reader in self._all():
             if reader.cut or reader.over:
                 self._settle(reader, max(reached, reader.start, key=_place))
 
     def finish(self, reached: LogPosition) -> None:
-        """The walk is over: everybody has what there is."""
+        """The walk is over: every reader has what there is."""
         for reader in self._all():
             self._settle(reader, max(reached, reader.start, key=_place))
 
@@ -310,7 +299,7 @@ class _Group:
                 reader.reached.set_exception(error)
 
     def abandon(self) -> None:
-        """The walk itself was cancelled: nobody may wait permanently."""
+        """The walk was cancelled: no reader may wait permanently."""
         for reader in self._all():
             reader.reached.cancel()
 

@@ -1,10 +1,10 @@
 """Bundles that cannot be recovered.
 
-Owns: how long a failed recovery waits before it is tried again, and that it is named concurrently.
-Imports: errors, siblings. Invariants: whatever keeps a bundle from being recovered is damage of
-that bundle, a surprise too, unless it is the store; the wait doubles up to `recovery_retry_max_s`
-and ends at once when the bundle's record changes; the damage is listed until the bundle is
-recovered, here or elsewhere.
+Owns: how long a failed recovery waits before its next attempt, and the report of its damage.
+Imports: errors, siblings. Invariants: an error that keeps a bundle from being recovered is damage
+of that bundle, an unforeseen one too, unless it is the store's; the wait doubles up to
+`recovery_retry_max_s` and ends at once when the bundle's record changes; the damage is listed until
+the bundle is recovered, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class RecoveryRetries:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._failures: dict[str, int] = {}
-        self.waiting: dict[str, None] = {}
-        """Bundles whose next attempt is not due yet: nobody should wait for them."""
 
     async def wait(
         self,
@@ -45,7 +43,7 @@ class RecoveryRetries:
         when `changed()` is set."""
         failures = self._failures[bundle] = self._failures.get(bundle, 0) + 1
         foreseen = isinstance(error, StorageError | StoreError)
-        told = (
+        damage = (
             error
             if foreseen
             else StorageError(
@@ -56,26 +54,15 @@ class RecoveryRetries:
             "bundle.recovery_failed",
             bundle=bundle,
             epoch=epoch,
-            error=str(told),
+            error=str(damage),
             exc_info=None if foreseen else error,
         )
-        if isinstance(told, StorageError):
-            self._context.damage.note(WHAT, bundle, told, bundle=bundle)
+        if isinstance(damage, StorageError):
+            self._context.damage.note(WHAT, bundle, damage, bundle=bundle)
         wait_s = min(
             self._context.settings.recovery_retry_max_s, RETRY_S * (1 << min(failures - 1, 16))
         )
         deadline = self._context.clock.monotonic() + wait_s
-        self.waiting[bundle] = None
-        try:
-            await self._until(deadline, changed, stale)
-        finally:
-            del self.waiting[bundle]
-        if stale():
-            self.over(bundle)
-
-    async def _until(
-        self, deadline: float, changed: Callable[[], asyncio.Event], stale: Callable[[], bool]
-    ) -> None:
         while not stale():
             event, remaining = changed(), deadline - self._context.clock.monotonic()
             if remaining <= 0:
@@ -83,8 +70,9 @@ class RecoveryRetries:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining):
                     await event.wait()
+        self.over(bundle)
 
     def over(self, bundle: str) -> None:
-        """It was recovered, or is somebody else's now."""
+        """It was recovered, or has another owner now."""
         if self._failures.pop(bundle, None) is not None:
             self._context.damage.clear(WHAT, bundle)
