@@ -1,42 +1,34 @@
 """What a bundle has in sealed files.
 
-Owns: the bundle's manifest as this broker knows it, reads through level-0 indexes and compacted
-segments, and bringing the manifest up to date. Imports: storage, topics.ledgers, metadata,
-segments. Invariants: only committed manifests are served, and never an older one after a newer one;
-a compacted view is used only up to its horizon; a file that is missing is looked for in a fresh
-manifest first, and an entry that cannot be found is an error, never a gap.
+Owns: the bundle's manifest as this broker knows it, and reads through level-0 indexes, level-1
+segments and compacted views. Imports: storage, topics.ledgers, siblings. Invariants: only committed
+manifests are served, and never an older one after a newer one; a compacted view is used only up to
+its horizon; a file that is missing is looked for in a fresh manifest first, and an entry that
+cannot be found is an error, never a gap.
 """
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import structlog
 
 from magnetar.broker.context import BrokerContext
+from magnetar.broker.reading.coverage import commit_in_term, files_of_chain
 from magnetar.broker.reading.entry_checks import PieceOfRun, checked_entries
+from magnetar.broker.reading.indexes import IndexCache
 from magnetar.broker.reading.segments import SegmentCache
-from magnetar.errors import CorruptData, ServiceNotReady, StoreError
-from magnetar.metadata import keys
+from magnetar.errors import CorruptData, StoreError
 from magnetar.metadata.records import BundleRecord, LogPosition
-from magnetar.metadata.store import Compare
 from magnetar.names import BundleName, TopicName, sidecar_of
 from magnetar.storage import names
-from magnetar.storage.log.fencing import fence
-from magnetar.storage.log.index import LevelZeroIndex, Run
-from magnetar.storage.log.recovery import build_index
-from magnetar.storage.log.seals import read_seal
+from magnetar.storage.log.index import Run
 from magnetar.storage.manifest import (
     Compacted,
-    LevelZero,
     Manifest,
-    Outcome,
     SegmentReference,
-    commit_manifest,
     committed_generation,
     load_manifest,
 )
@@ -49,14 +41,7 @@ from magnetar.wire.pulsar_api_pb2 import MessageMetadata
 
 log = structlog.get_logger(__name__)
 
-INDEXES_HELD_MAX = 64
-INDEXED_RUNS_HELD_MAX = 100_000
-"""Runs of indexes in memory, about half a kilobyte each, beyond those of the index that was
-asked for last: a file of tiny runs has very many."""
 READ_BYTES_MAX = 4 << 20
-SEAL_WAIT_S = 5.0
-SEAL_LOOK_S = 0.1
-
 
 F = TypeVar("F")
 Sources = Callable[[tuple[int, int]], tuple[tuple[int, int], int] | None]
@@ -108,6 +93,35 @@ def last_surviving_message(metadata: MessageMetadata) -> int:
     return index
 
 
+def _consecutive(
+    block: Block,
+    row: int,
+    ledgers: LedgerTable,
+    entries_max: int,
+    bytes_max: int = READ_BYTES_MAX,
+) -> CompactedRead:
+    """Rows of one block from `row` on whose ordinals follow each other, at least one."""
+    first = ledgers.find((block.ledgers[row], block.entries[row]))
+    assert first is not None, "an entry of a segment is one of the topic's"
+    found = CompactedRead(first, [], [], [])
+    size = 0
+    for at in range(row, min(len(block.entries), row + entries_max)):
+        ordinal = first + len(found.entries)
+        if ledgers.find((block.ledgers[at], block.entries[at])) != ordinal:
+            break
+        entry = block.payload(at)
+        size += len(entry)
+        if found.entries and size > bytes_max:
+            break
+        if block.flags[at] & HAS_REMOVED:
+            readable = readable_entry(entry)
+            if readable is not None:
+                found.partial.append((ordinal, surviving_messages(readable.metadata)))
+        found.entries.append(entry)
+        found.message_counts.append(block.message_counts[at])
+    return found
+
+
 class BundleCatalog:
     """Sealed data of one bundle."""
 
@@ -115,8 +129,8 @@ class BundleCatalog:
         self, context: BrokerContext, bundle: BundleName, manifest: Manifest | None
     ) -> None:
         self._context, self._bundle, self._manifest = context, bundle, manifest
-        self._indexes: OrderedDict[str, LevelZeroIndex] = OrderedDict()
-        self._runs_held = 0
+        self._indexes = IndexCache(context.volume)
+        self.index = self._indexes.index
         self._segments = SegmentCache(context.volume)
         self._belongs: dict[str, bool] = {}
 
@@ -128,8 +142,8 @@ class BundleCatalog:
         return catalog
 
     async def refresh(self) -> None:
-        """Take over the manifest that the store points to, if it is newer than ours: else it is
-        not even read."""
+        """Take the manifest that the store points to, if it is newer than ours: else it is not
+        read."""
         known = self._manifest
         if (
             known is not None
@@ -145,9 +159,7 @@ class BundleCatalog:
         """Serve this committed manifest from now on, if it is newer than ours."""
         if self._manifest is None or manifest.generation > self._manifest.generation:
             self._manifest = manifest
-            listed = {names.index(file.incarnation, file.file) for file in manifest.level0}
-            for name in self._indexes.keys() - listed:
-                self._let_go(name)
+            self._indexes.keep_only(manifest.level0)
 
     @property
     def manifest(self) -> Manifest:
@@ -189,14 +201,10 @@ class BundleCatalog:
         position = ledgers.position(first)
 
         async def once() -> tuple[Sequence[int], Sequence[int]] | None:
-            reference = self._level_one(str(topic), position)
-            if reference is not None:
-                segment = await self._segments.segment(reference)
-                block = await segment.block(segment.block_at_or_after(position))
-                row = block.row_at_or_after(*position)
-                if (block.ledgers[row], block.entries[row]) == position:
-                    found = self._consecutive(block, row, ledgers, entries_max)
-                    return found.message_counts, block.append_times[row : row + len(found.entries)]
+            if (place := await self._row(str(topic), position)) is not None:
+                block, row = place
+                found = _consecutive(block, row, ledgers, entries_max)
+                return found.message_counts, block.append_times[row : row + len(found.entries)]
             located = await self._locate(str(topic), position, entries_max, sources)
             if located is None:
                 return None
@@ -240,8 +248,8 @@ class BundleCatalog:
     async def _looked_for(
         self, topic: str, position: Position, once: Callable[[], Awaitable[F | None]]
     ) -> F:
-        """What `once` finds of an entry; it is asked again if files have been rewritten
-        concurrently. Raises StorageError."""
+        """What `once` finds of an entry; called again if files were rewritten concurrently.
+        Raises StorageError."""
         for attempt in (1, 2):
             try:
                 found = await once()
@@ -255,8 +263,7 @@ class BundleCatalog:
                     raise
                 missing = f": {error.file} is missing"  # with its index
             if attempt == 1:
-                # A rewrite came in between, and its inputs were collected: the manifest names
-                # others by now.
+                # A rewrite was committed, and its inputs were collected.
                 await self.refresh()
         raise CorruptData(
             f"entry {tuple(position)} of {topic} is in no file of bundle {self._bundle}'s "
@@ -276,14 +283,9 @@ class BundleCatalog:
         """As `read`; None if the manifest that we know does not have the entry. Raises
         FileNotFoundError, StorageError."""
         position = ledgers.position(request.first)
-        reference = self._level_one(topic, position)
-        if reference is not None:
-            segment = await self._segments.segment(reference)
-            block = await segment.block(segment.block_at_or_after(position))
-            row = block.row_at_or_after(*position)
-            if (block.ledgers[row], block.entries[row]) == position:
-                found = self._consecutive(block, row, ledgers, request.entries, bytes_max)
-                return found.entries, found.message_counts
+        if (place := await self._row(topic, position)) is not None:
+            found = _consecutive(*place, ledgers, request.entries, bytes_max)
+            return found.entries, found.message_counts
         located = await self._locate(topic, position, request.entries, sources)
         return None if located is None else await self._read_run(*located, bytes_max)
 
@@ -305,6 +307,16 @@ class BundleCatalog:
             if found is None
             else Located(topic, found[0], found[1], position.entry - found[1].first_entry, entries)
         )
+
+    async def _row(self, topic: str, position: Position) -> tuple[Block, int] | None:
+        """The block of a level-1 segment and the row in it that hold an entry."""
+        reference = self._level_one(topic, position)
+        if reference is None:
+            return None
+        segment = await self._segments.segment(reference)
+        block = await segment.block(segment.block_at_or_after(position))
+        row = block.row_at_or_after(*position)
+        return (block, row) if (block.ledgers[row], block.entries[row]) == position else None
 
     def _level_one(self, topic: str, position: Position) -> SegmentReference | None:
         """The level-1 segment whose span holds the position."""
@@ -341,44 +353,6 @@ class BundleCatalog:
                 if run is not None:
                     return names.log_file(file.incarnation, file.file), run
         return None
-
-    async def index(self, file: LevelZero) -> LevelZeroIndex:
-        """The index of a sealed log file, from memory if it was used lately. Raises CorruptData,
-        StorageError, FileNotFoundError."""
-        name = names.index(file.incarnation, file.file)
-        held = self._indexes.get(name)
-        if held is None:
-            held = await self._read_index(file, name)
-            self._let_go(name)  # somebody may have been faster
-            self._indexes[name] = held
-            held.on_decoded = self._count
-        self._indexes.move_to_end(name)
-        while len(self._indexes) > 1 and (
-            len(self._indexes) > INDEXES_HELD_MAX or self._runs_held > INDEXED_RUNS_HELD_MAX
-        ):
-            self._let_go(next(iter(self._indexes)))
-        return held
-
-    def _count(self, runs: int) -> None:
-        self._runs_held += runs
-
-    def _let_go(self, name: str) -> None:
-        """Forget an index; who uses it still has it."""
-        index = self._indexes.pop(name, None)
-        if index is not None:
-            self._runs_held -= index.runs_held
-            index.on_decoded = None
-
-    async def _read_index(self, file: LevelZero, name: str) -> LevelZeroIndex:
-        """Read, or built again from the file: everything in an index is in its file as well."""
-        try:
-            return LevelZeroIndex.decode(await self._context.volume.read(name), name)
-        except FileNotFoundError:
-            log.warning("index.rebuilt", index=name, reason="missing")
-        except CorruptData as error:
-            log.error("index.rebuilt", index=name, reason=str(error))
-            await self._context.volume.remove(name)
-        return LevelZeroIndex.decode(await self._durable_index(file), name)
 
     # --- compacted view ---------------------------------------------------------------------------
 
@@ -420,37 +394,8 @@ class BundleCatalog:
             number = segment.block_at_or_after(start)
             block = await segment.block(number)
             row = block.row_at_or_after(*start)
-            return self._consecutive(block, row, ledgers, request.entries)
+            return _consecutive(block, row, ledgers, request.entries)
         return CompactedRead(ledgers.ordinal_after(view.horizon), [], [], [])
-
-    @staticmethod
-    def _consecutive(
-        block: Block,
-        row: int,
-        ledgers: LedgerTable,
-        entries_max: int,
-        bytes_max: int = READ_BYTES_MAX,
-    ) -> CompactedRead:
-        """Rows of one block from `row` on whose ordinals follow each other, at least one."""
-        first = ledgers.find((block.ledgers[row], block.entries[row]))
-        assert first is not None, "an entry of a segment is one of the topic's"
-        found = CompactedRead(first, [], [], [])
-        size = 0
-        for at in range(row, min(len(block.entries), row + entries_max)):
-            ordinal = first + len(found.entries)
-            if ledgers.find((block.ledgers[at], block.entries[at])) != ordinal:
-                break
-            entry = block.payload(at)
-            size += len(entry)
-            if found.entries and size > bytes_max:
-                break
-            if block.flags[at] & HAS_REMOVED:
-                readable = readable_entry(entry)
-                if readable is not None:
-                    found.partial.append((ordinal, surviving_messages(readable.metadata)))
-            found.entries.append(entry)
-            found.message_counts.append(block.message_counts[at])
-        return found
 
     async def last_compacted(
         self, topic: str, ledgers: LedgerTable
@@ -478,66 +423,33 @@ class BundleCatalog:
 
     async def cover(self, record: BundleRecord, position: LogPosition) -> None:
         """List every log file of the bundle's chain before `position` of our log in the manifest.
-
-        Raises StoreError, StorageError; ServiceNotReady while a broker that gave us the bundle has
-        not sealed its file yet.
-        """
+        Raises as `files_of_chain`."""
         reached = (record.epochs[-1], position.file)
         before = self.manifest.covered
         if before is not None and reached <= before:
             return
         files = []
-        for file in await self._files(record, position):
+        for file in await files_of_chain(self._context, record, position):
             if before is not None and all((epoch, file.file) < before for epoch in file.epochs):
                 continue
             # our own have been made durable before a roll returns
             if file.incarnation != self._context.incarnation:
-                await self._durable_index(file)
-            if await self._holds(file):
+                await self._indexes.make_durable(file)
+            if any(self.holds(topic) for topic in (await self.index(file)).topics()):
                 files.append(file)
-
         known = self.manifest.generation
 
         def edit(manifest: Manifest) -> Manifest | None:
             if manifest.generation < known:
-                # Split concurrently, or the store is lost: a restore would take what is written on
-                # top for what was committed.
+                # Split concurrently, or the store is lost: a restore would believe what is written
+                # on top.
                 raise StoreError(
                     f"manifest of {self._bundle}: the store has forgotten generation {known}"
                 )
             covered = manifest.with_files(files, reached)
             return None if covered == manifest else covered
 
-        self.take(await self._commit_in_term(record.epochs[-1], edit))
-
-    async def _commit_in_term(
-        self, epoch: int, edit: Callable[[Manifest], Manifest | None]
-    ) -> Manifest:
-        """Commit the manifest while the bundle's record has the term `epoch`; the one that holds
-        then. Raises StoreError, StorageError.
-
-        The collector relies on it: a manifest of a bundle that is over never becomes current
-        (`collection.manifests_of_the_dead`).
-        """
-        context, key = self._context, keys.bundle(self._bundle)
-        while True:
-            item = await context.store.get(key)
-            if item is None or epoch not in BundleRecord.decode(item.value).epochs:
-                raise StoreError(
-                    f"manifest of {self._bundle}: term {epoch} is over, and others have gone on "
-                    "from it"
-                )
-            unchanged = Compare(key, "mod", "=", item.mod_revision)
-            committed = await commit_manifest(
-                context.store, context.volume, context.clock, self._bundle, edit, [unchanged]
-            )
-            # else the record has changed: it was shortened, or is moving
-            if committed.outcome is not Outcome.REFUSED:
-                return committed.manifest
-
-    async def _holds(self, file: LevelZero) -> bool:
-        """Whether the file has entries of this bundle."""
-        return any(self.holds(topic) for topic in (await self.index(file)).topics())
+        self.take(await commit_in_term(self._context, self._bundle, record.epochs[-1], edit))
 
     def holds(self, topic: str) -> bool:
         """Whether a topic falls into this bundle."""
@@ -545,61 +457,3 @@ class BundleCatalog:
         if known is None:
             known = self._belongs[topic] = self._bundle.contains(TopicName.parse(topic))
         return known
-
-    async def _durable_index(self, file: LevelZero) -> bytes:
-        """The index of somebody else's file, on stable storage: its writer may have died before
-        it wrote one, or before the name was synced."""
-        name = names.index(file.incarnation, file.file)
-        try:
-            data = await self._context.volume.read(name)
-        except FileNotFoundError:
-            builder = await build_index(
-                self._context.volume, file.incarnation, file.file, file.length
-            )
-            data = builder.encode(file.length)
-        await self._context.volume.put_if_absent(name, data)
-        return data
-
-    async def _files(self, record: BundleRecord, position: LogPosition) -> list[LevelZero]:
-        """The chain as files. A file that a living broker shares with us is listed only once it
-        is sealed."""
-        epochs: dict[tuple[str, int], set[int]] = {}
-        for term, span in zip(record.epochs, record.chain, strict=True):
-            own = span.end is None
-            end = position if span.end is None else span.end
-            if not own and (end.file, end.offset) <= (span.start.file, span.start.offset):
-                continue  # nothing was written: its files may be gone
-            last = end.file - 1 if own or end.offset <= 0 else end.file
-            for number in range(span.start.file, last + 1):
-                epochs.setdefault((span.incarnation, number), set()).add(term)
-        found = []
-        for (incarnation, number), terms in epochs.items():
-            length = await self._sealed_length(incarnation, number)
-            if length:
-                found.append(
-                    LevelZero(
-                        incarnation=incarnation,
-                        file=number,
-                        length=length,
-                        epochs=tuple(sorted(terms)),
-                    )
-                )
-        return found
-
-    async def _sealed_length(self, incarnation: str, number: int) -> int:
-        clock = self._context.clock
-        deadline = clock.monotonic() + SEAL_WAIT_S
-        while True:
-            length = await read_seal(self._context.volume, incarnation, number)
-            if length is not None:
-                return length
-            if clock.monotonic() > deadline:
-                if await self._context.store.get(keys.incarnation(incarnation)) is None:
-                    # It gave us the bundle and died before it sealed; if it had no other bundle,
-                    # nobody else will ever fence it.
-                    await fence(self._context.volume, incarnation)
-                    continue
-                raise ServiceNotReady(
-                    f"log file {number} of {incarnation} is not sealed yet; try again in a moment"
-                )
-            await asyncio.sleep(SEAL_LOOK_S)

@@ -86,7 +86,3 @@ class SegmentCache:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
         return held
-
-    def close(self) -> None:
-        """Forget everything: what was read may have been replaced."""
-        self._held.clear()

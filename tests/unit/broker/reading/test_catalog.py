@@ -202,7 +202,7 @@ def test_indexes_in_memory_are_bounded_in_runs(
 ) -> None:
     """A file of single messages has very many: what was not asked for lately goes, and so does
     what the manifest lists no more."""
-    monkeypatch.setattr("magnetar.broker.reading.catalog.INDEXED_RUNS_HELD_MAX", 10)
+    monkeypatch.setattr("magnetar.broker.reading.indexes.INDEXED_RUNS_HELD_MAX", 10)
 
     async def scenario() -> None:
         async with world(tmp_path, 1) as found:
