@@ -24,8 +24,6 @@ OUTGROWN = {
     "broker_image/magnetar/broker/topics/publishing.py",
     "broker_image/magnetar/broker/topics/subscription_host.py",
     "broker_image/magnetar/broker/topics/topic_host.py",
-    "broker_image/magnetar/broker/upkeep/garbage_collection.py",
-    "broker_image/magnetar/broker/upkeep/manifest_compaction.py",
     "broker_image/magnetar/cli/status.py",
     "broker_image/magnetar/client/client.py",
     "broker_image/magnetar/client/receiving.py",

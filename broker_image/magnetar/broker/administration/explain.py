@@ -18,7 +18,7 @@ from magnetar.broker.administration.owned_facts import owned_facts
 from magnetar.broker.administration.peers import ask_broker
 from magnetar.broker.administration.site import Site
 from magnetar.broker.reading.log_keys import sealed_files
-from magnetar.broker.upkeep.garbage_collection import REWRITE
+from magnetar.broker.upkeep.collection_facts import REWRITE
 from magnetar.errors import InvalidRequest, MagnetarError, StorageError, StoreError
 from magnetar.metadata import keys
 from magnetar.metadata.election import LeaderRecord

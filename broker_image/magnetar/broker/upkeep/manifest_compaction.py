@@ -12,24 +12,24 @@ what transactions have published.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 import structlog
 
 from magnetar.broker.bundles.bundle import OwnedBundle
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.reading.entry_index import EntryIndex
-from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.transactions.linked import (
-    committed_runs,
     complete_to,
-    existing_bytes,
-    is_wanted,
-    listed_end,
-    sidecar_share,
 )
-from magnetar.broker.upkeep.garbage_collection import REWRITE
+from magnetar.broker.upkeep.collection_facts import REWRITE
+from magnetar.broker.upkeep.compaction_view import (
+    FileShare,
+    RoundView,
+    forget_runs,
+    listed_names,
+    name_of,
+    valid_runs,
+)
 from magnetar.broker.upkeep.segment_compaction import (
     DamagedInput,
     LogPart,
@@ -43,15 +43,12 @@ from magnetar.metadata import keys
 from magnetar.metadata.records import IntentRecord
 from magnetar.metadata.store import Compare, Put
 from magnetar.names import topic_of_sidecar
-from magnetar.storage import names
-from magnetar.storage.log.index import LevelZeroIndex, Run
 from magnetar.storage.manifest import (
     CommitResult,
     LevelZero,
     Manifest,
     Outcome,
     SegmentReference,
-    TopicSegments,
     commit_manifest,
     commit_rewrite,
 )
@@ -63,7 +60,6 @@ from magnetar.storage.segments.level_one import (
     choose,
     choose_merge,
     is_old,
-    outside,
     while_space_is_short,
 )
 from magnetar.topics.ledgers import EARLIEST
@@ -76,25 +72,13 @@ RESERVE_FRACTION = 4
 """So large a part of the reserve is what a bundle's round may write while space is short."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What one listed file has of one topic, as of a state of that topic and the epochs it is
-    listed with (`key`)."""
-
-    key: tuple[int, int, tuple[int, ...]]
-    bytes: int
-    live_bytes: int
-    last_append_ms: int
-    pinned: bool = False
-
-
 class ManifestCompactor:
     """Tidies bundles one after the other; remembers what it has found out about files, which
     never change."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._shares: dict[str, dict[str, dict[str, _Share]]] = {}
+        self._shares: dict[str, dict[str, dict[str, FileShare]]] = {}
         """By bundle served here, listed log file and topic."""
         self._damaged: dict[tuple[str, str], float] = {}
         """By bundle and log file or segment object: what one bundle has in a file may be whole
@@ -111,7 +95,7 @@ class ManifestCompactor:
         settings, now_ms = self._context.settings, self._context.clock.wall_ms()
         age_ms = int(settings.rewrite_age_s * 1000)
         self._forget_unlisted(str(bundle.name), manifest)
-        view = _View(bundle, manifest, now_ms, age_ms)
+        view = RoundView(bundle, manifest, now_ms, age_ms)
         states = [
             state
             for file in manifest.level0
@@ -125,7 +109,7 @@ class ManifestCompactor:
                 while_space_is_short(chosen, states, settings.reserve_bytes // RESERVE_FRACTION),
                 frozenset(),
             )
-        dead = _dead_segments(bundle, manifest)
+        dead = view.dead_segments()
         if not (chosen.drop or chosen.rewrite or chosen.partly or merge or dead or view.asked()):
             return None
         if await self._a_job_works_on(bundle):
@@ -144,7 +128,7 @@ class ManifestCompactor:
     def _is_damaged(self, bundle: OwnedBundle, file: LevelZero) -> bool:
         """Whether what the bundle has in the file was found to be damaged lately: it is left
         alone for a while."""
-        return _name_of(file) in self._damaged_of(str(bundle.name))
+        return name_of(file) in self._damaged_of(str(bundle.name))
 
     def _damaged_of(self, bundle: str) -> set[str]:
         """What was found to be damaged of a bundle lately."""
@@ -157,7 +141,7 @@ class ManifestCompactor:
         """Unless the file is gone because a commit of ours that we have not learned of has
         replaced it. Raises StoreError, StorageError."""
         await bundle.catalog.refresh()
-        if name not in _listed(bundle.catalog.manifest):
+        if name not in listed_names(bundle.catalog.manifest):
             return
         place = str(bundle.name), name
         self._damaged[place] = self._context.clock.monotonic() + DAMAGED_RETRY_S
@@ -172,11 +156,11 @@ class ManifestCompactor:
     def _forget_unlisted(self, bundle: str, manifest: Manifest) -> None:
         """Nobody needs a file any more that a bundle has no longer listed."""
         shares = self._shares.get(bundle, {})
-        for name in shares.keys() - set(map(_name_of, manifest.level0)):
+        for name in shares.keys() - set(map(name_of, manifest.level0)):
             del shares[name]
         places = [place for place in self._damaged if place[0] == bundle]
         if places:
-            listed = _listed(manifest)
+            listed = listed_names(manifest)
             self._forget_damage([place for place in places if place[1] not in listed])
 
     def _forget_damage(self, places: Iterable[tuple[str, str]]) -> None:
@@ -184,7 +168,7 @@ class ManifestCompactor:
             if self._damaged.pop(place, None) is not None:
                 self._context.damage.clear(WHAT, _about(*place))
 
-    async def _state_if_sound(self, view: _View, file: LevelZero) -> FileState | None:
+    async def _state_if_sound(self, view: RoundView, file: LevelZero) -> FileState | None:
         """As `_state`; None for a file that is damaged."""
         bundle = view.bundle
         if self._is_damaged(bundle, file):
@@ -192,18 +176,18 @@ class ManifestCompactor:
         try:
             state = await self._state(view, file)
         except CorruptData as error:
-            await self._note_damage(bundle, _name_of(file), error)
+            await self._note_damage(bundle, name_of(file), error)
             return None
-        self._forget_damage([(str(bundle.name), _name_of(file))])
+        self._forget_damage([(str(bundle.name), name_of(file))])
         return state
 
-    async def _state(self, view: _View, file: LevelZero) -> FileState:
+    async def _state(self, view: RoundView, file: LevelZero) -> FileState:
         bundle, size, live, last_ms = view.bundle, 0, 0, 0
         pinned = wanted = False
         index = await bundle.catalog.index(file)
-        known = self._shares.setdefault(str(bundle.name), {}).setdefault(_name_of(file), {})
+        known = self._shares.setdefault(str(bundle.name), {}).setdefault(name_of(file), {})
         for topic in filter(bundle.catalog.holds, index.topics()):
-            share = known[topic] = _share(view, file, index, topic, known.get(topic))
+            share = known[topic] = view.share(file, index, topic, known.get(topic))
             size += share.bytes
             live += share.live_bytes
             last_ms = max(last_ms, share.last_append_ms)
@@ -229,7 +213,7 @@ class ManifestCompactor:
 
     async def _rewrite(
         self,
-        view: _View,
+        view: RoundView,
         chosen: Round,
         merge: frozenset[str],
         dead: dict[str, list[SegmentReference]],
@@ -282,7 +266,7 @@ class ManifestCompactor:
 
     async def _parts(
         self,
-        view: _View,
+        view: RoundView,
         chosen: Round,
         merge: frozenset[str],
         dead: dict[str, list[SegmentReference]],
@@ -305,7 +289,7 @@ class ManifestCompactor:
 
     async def _change(
         self,
-        view: _View,
+        view: RoundView,
         chosen: Round,
         dead: dict[str, list[SegmentReference]],
         written: Written,
@@ -409,21 +393,6 @@ def _about(bundle: str, name: str) -> str:
     return f"{bundle} {name}"
 
 
-def _name_of(file: LevelZero) -> str:
-    return names.log_file(file.incarnation, file.file)
-
-
-def _listed(manifest: Manifest) -> set[str]:
-    """Everything that a round may read: log files, and objects of segments."""
-    objects = {segment.object for topic in manifest.topics.values() for segment in topic.level1}
-    return objects.union(map(_name_of, manifest.level0))
-
-
-def valid_runs(file: LevelZero, index: LevelZeroIndex, topic: str) -> list[Run]:
-    """Runs of the terms that count."""
-    return [run for run in index.runs(topic) if run.epoch in file.epochs]
-
-
 def _after(
     listed: tuple[SegmentReference, ...],
     removed: set[tuple[str, int]],
@@ -432,143 +401,3 @@ def _after(
     """A topic's segments once this round is committed, in order."""
     kept = [segment for segment in listed if (segment.object, segment.offset) not in removed]
     return sorted([*kept, *added], key=lambda segment: segment.first)
-
-
-class _View:
-    """What one round knows of its bundle: the manifest, and which entries log files have that
-    segments may take."""
-
-    def __init__(self, bundle: OwnedBundle, manifest: Manifest, now_ms: int, age_ms: int) -> None:
-        """What was appended `age_ms` before `now_ms` is to be rewritten."""
-        self.bundle, self.manifest, self.now_ms, self.age_ms = bundle, manifest, now_ms, age_ms
-        self._ends: dict[str, int] = {}
-
-    def segments(self, topic: str) -> tuple[SegmentReference, ...]:
-        """A topic's level-1 segments, in order."""
-        return self.manifest.topic(topic).level1
-
-    def end_of(self, host: TopicHost) -> int:
-        """The ordinal from which on nothing of a topic goes into segments yet."""
-        name = str(host.name)
-        if name not in self._ends:
-            self._ends[name] = listed_end(host, self.manifest.covered)
-        return self._ends[name]
-
-    def loose_runs(self, file: LevelZero, index: LevelZeroIndex) -> Iterator[tuple[str, list[Run]]]:
-        """What can be rewritten of a file and is in no segment, by topic; entries of sidecars as
-        those of their topics."""
-        for name in filter(self.bundle.catalog.holds, index.topics()):
-            topic = topic_of_sidecar(name) or name
-            host, runs = self.bundle.topics.get(topic), valid_runs(file, index, name)
-            if topic != name:
-                runs = committed_runs(host, runs, self.end_of(host)) if host is not None else []
-            yield topic, [part for run in runs for part in outside(run, self.segments(topic))]
-
-    def loose_bytes(self, file: LevelZero, index: LevelZeroIndex) -> int:
-        """How much of it still exists."""
-        hosts = self.bundle.topics
-        return sum(
-            existing_bytes(hosts[name], run)
-            for name, runs in self.loose_runs(file, index)
-            if name in hosts
-            for run in runs
-        )
-
-    def wants(self, file: LevelZero, index: LevelZeroIndex, name: str) -> bool:
-        """Whether a compaction waits for anything of this sidecar in a file."""
-        topic = topic_of_sidecar(name)
-        host = self.bundle.topics.get(topic) if topic is not None else None
-        if (
-            topic is None
-            or host is None
-            or host.transactions is None
-            or not host.transactions.wanted_below
-        ):
-            return False
-        return is_wanted(host, valid_runs(file, index, name), self.segments(topic))
-
-    def asked(self) -> list[str]:
-        """Topics for which a compaction waits, and of which there is more to say than the
-        manifest does."""
-        found = []
-        for name, host in self.bundle.topics.items():
-            if host.transactions is not None and host.transactions.wanted_below:
-                known = self.manifest.topic(name).complete
-                if complete_to(host, self.segments(name), known) != known:
-                    found.append(name)
-        return found
-
-    def answer(self, manifest: Manifest) -> None:
-        """Nobody waits any more for what this manifest says."""
-        for name, host in self.bundle.topics.items():
-            used, complete = host.transactions, manifest.topic(name).complete
-            if (
-                used is not None
-                and complete is not None
-                and host.core.ledgers.ordinal_after(complete) >= used.wanted_below
-            ):
-                used.wanted_below = 0
-
-
-def _share(
-    view: _View, file: LevelZero, index: LevelZeroIndex, topic: str, known: _Share | None
-) -> _Share:
-    """What a file has of a topic; `known` if that is as it was."""
-    sidecar_of = topic_of_sidecar(topic)
-    host = view.bundle.topics.get(sidecar_of or topic)
-    state = (host.core.created_ms, host.core.ledgers.first) if host is not None else (-1, -1)
-    key = (*state, file.epochs)  # a file may be listed again with a later term of ours in it
-    if known is not None and known.key == key and not known.pinned:
-        return known
-    runs = valid_runs(file, index, topic)
-    size = sum(sum(run.lengths) for run in runs)
-    last_ms = max((run.append_ms for run in runs), default=0)
-    if sidecar_of is not None and host is not None:
-        live, pinned = sidecar_share(host, runs, view.end_of(host), view.segments(sidecar_of))
-        return _Share(key, size, live, last_ms, pinned)
-    live = sum(existing_bytes(host, run) for run in runs) if host is not None else 0
-    return _Share(key, size, live, last_ms)
-
-
-def _dead_segments(bundle: OwnedBundle, manifest: Manifest) -> dict[str, list[SegmentReference]]:
-    """Level-1 segments in which nothing exists any more, and everything of topics that were
-    deleted; by topic."""
-    found: dict[str, list[SegmentReference]] = {}
-    for topic, segments in manifest.topics.items():
-        host = bundle.topics.get(topic)
-        if host is None:
-            if segments != TopicSegments(trimmed=segments.trimmed):
-                found[topic] = list(segments.level1)
-            continue
-        ledgers = host.core.ledgers
-        gone = [
-            segment
-            for segment in segments.level1
-            if ledgers.ordinal_after(segment.last) <= ledgers.first
-        ]
-        if gone:
-            found[topic] = gone
-    return found
-
-
-def forget_runs(bundle: OwnedBundle) -> None:
-    """Drop from memory where entries lie that the manifest knows as well, and those that do not
-    exist any more."""
-    covered = bundle.catalog.manifest.covered
-    for host in bundle.topics.values():
-        host.index.drop_before(_known_below(bundle, host.index, covered, host.core.ledgers.first))
-
-
-def _known_below(
-    bundle: OwnedBundle, index: EntryIndex, covered: tuple[int, int] | None, first: int
-) -> int:
-    incarnation, below = bundle.context.incarnation, first
-    if covered is not None and covered[0] == bundle.epoch:
-        # All terms before ours are covered, and of ours the files before this one.
-        for run in index.runs:
-            if (
-                run.incarnation == incarnation and run.file >= covered[1]
-            ) or run.payload is not None:
-                break
-            below = max(below, run.end)
-    return below
