@@ -48,7 +48,7 @@ class CoordinatorState(enum.StrEnum):
     RELEASED = "Released"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class LogPosition:
     """A byte position in an incarnation's log: file number and offset in that file."""
 

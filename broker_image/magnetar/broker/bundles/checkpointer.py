@@ -68,19 +68,19 @@ class Checkpointer:
             always = self._context.log.position.file == record.chain[-1].start.file
             position = await self._roller.roll("checkpoint", always=always)
             start = record.chain[-1].start
-            if (position.file, position.offset) < (start.file, start.offset):
+            if position < start:
                 # this roll was under way before our term began; the next sealed file tries again
                 return None
             await owned.catalog.cover(record, position)
             pointer, size = await owned.write_checkpoint(position)
-            # Before it is pointed to, so that the newest copy in the log never needs what the
-            # store's record has let go of.
+            # Before it is pointed to: the newest copy of the record in the log never needs what the
+            # store's record has dropped.
             owned.append_term(rules.advance_checkpoint(record, pointer))
             await self._context.log.barrier()
             return CheckpointWritten(pointer, total, size)
         except (StoreError, StorageError, ServiceNotReady) as error:
-            # It only saves work: a store that is away must neither end us nor hold up a move. The
-            # next sealed file tries again.
+            # A checkpoint only saves work: a store that is unavailable neither ends this broker nor
+            # delays a transfer. The next sealed file tries again.
             log.warning("bundle.checkpoint_delayed", bundle=str(owned.name), error=str(error))
             return None
         except Exception as error:
@@ -105,8 +105,7 @@ class Checkpointer:
     async def _checkpoint(
         self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
     ) -> None:
-        """It only saves work: no error of it ends anything, the log and the claim report theirs
-        by themselves."""
+        """Its errors end nothing: the log and the claim report their own."""
         with self._context.metrics.surprises.contained("checkpoint", bundle=name):
             try:
                 await self._write_and_point(name, owned, viewed)
@@ -131,15 +130,14 @@ class Checkpointer:
 
     async def checkpoint(self, name: str) -> None:
         """Write a checkpoint of a bundle we serve and point to it, however short its chain is;
-        nothing if it is being worked on."""
+        does nothing while a task works on it."""
         owned, viewed = self._served.get(name), self._idle(name)
         if owned is None or viewed is None:
             return
         await asyncio.wait([self._work.begin(name, self._checkpoint(name, owned, viewed))])
 
     def ask(self, name: str) -> None:
-        """A successor would have much to replay of this bundle: a checkpoint, after those that
-        were asked for before."""
+        """Write a checkpoint of this bundle, after those that were asked for before."""
         if self._stopped:
             return
         self._asked[name] = None

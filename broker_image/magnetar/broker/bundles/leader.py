@@ -1,9 +1,9 @@
 """The leader's work.
 
-Owns: keeping every bundle owned, ending what is stuck, rebalancing bundles. Imports: balance,
-metadata election, storage fencing. Invariants: an act of the leader is guarded by its term, so a
-leader that has been replaced changes nothing; the leader only writes what any broker would be
-allowed to write, so a wrong decision costs a move, never data.
+Owns: keeping every bundle owned, ending stuck transfers, rebalancing, retiring bundles of deleted
+namespaces. Imports: ownership, metadata election, storage fencing. Invariants: an act of the leader
+is guarded by its term, so a leader that was replaced changes nothing; the leader writes only what
+any broker may write, so a wrong decision costs a move, never data.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 PATROL_S = 1.0
 RETRY_S = 0.5
+NO_BROKER = ServiceNotReady, NamespaceNotFound
+"""Why an orphan may stay one: no broker takes bundles, or its namespace is gone."""
 
 
 class Leader:
@@ -68,13 +70,12 @@ class Leader:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A leader that stopped by an error would keep its seat and do nothing."""
+        """A leader whose task failed would keep the election and do nothing."""
         if not task.cancelled() and task.exception() is not None:
             self._context.fail(f"leader: {task.exception()!r}")
 
     async def stop(self) -> None:
-        """Stop leading; the seat is given up at once so that another takes it without waiting
-        for the lease."""
+        """Resign, so that another broker is elected without waiting for the lease."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -99,7 +100,7 @@ class Leader:
                 self._leading = False
 
     async def _lead(self) -> None:
-        """Patrol until the seat is lost."""
+        """Patrol until the election is lost."""
         lost: asyncio.Future[Any] = asyncio.ensure_future(self._election.lost())
         try:
             while not lost.done():
@@ -112,14 +113,14 @@ class Leader:
             lost.cancel()
 
     def _registrations_changed(self, names: list[str]) -> None:
-        """An incarnation that is gone leaves orphans: they are not left to the next patrol."""
+        """An incarnation that is gone leaves orphans: patrol now."""
         gone = any(self._views.incarnations.get(name) is None for name in names)
         if gone and self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def patrol(self, guard: Compare) -> None:
-        """Deal with what is stuck, assign every orphan once; when there is none, even out the
-        number of bundles by one move, if that is wanted."""
+        """Retire bundles, end stuck transfers, assign every orphan once; then rebalance by one
+        move, if that is configured."""
         contained = self._context.metrics.surprises.contained
         gone: set[str] = set()
         with contained("leader", StoreError, part="retire"):
@@ -133,12 +134,10 @@ class Leader:
                 await self._spread(guard)
 
     async def _spread(self, guard: Compare) -> None:
-        """Move one bundle, not a pinned one, from the broker with most to the one with fewest: a
-        broker that joined gets its share.
+        """Move one bundle, not a pinned one, from the broker with most to the one with fewest.
 
-        By count, one at a time and with hysteresis, until the load strategies decide. What has not
-        got on for long, or has nobody because its namespace is gone, may stay so permanently, and
-        holds nothing up.
+        By count, one at a time and with hysteresis. A bundle that is stuck, or without an owner
+        because its namespace is gone, delays nothing.
         """
         clock = self._context.clock
         records = {name: viewed.record for name, viewed in self._views.bundles.items.items()}
@@ -156,29 +155,24 @@ class Leader:
             )
 
     async def _retire(self, guard: Compare) -> set[str]:
-        """Bundles of namespaces that were deleted are released to nobody, and then Deleted, without
-        a manifest; the names of those that were not yet.
+        """Release bundles of deleted namespaces to no broker, then make them Deleted; the names of
+        those that are not Deleted yet.
 
-        Not one that holds topics: a namespace is deleted after them, so its own record was lost,
-        and comes back. The record says of what lies in storage that nobody needs it; the collector
-        removes that, and the record last. A store that has lost records says no such thing.
+        Not one that holds topics: a namespace is deleted after them, so its record was lost, and
+        will be restored. A Deleted record lets the garbage collector remove the bundle's objects,
+        and the record last; a lost record does not.
         """
-        living = {
-            name
-            for name, viewed in self._views.bundles.items.items()
-            if viewed.record.state is not BundleState.DELETED
-        }
-        unknown = {
-            name for name in living if self._views.namespaces.get(_namespace_of(name)) is None
-        }
-        namespaces = {_namespace_of(name) for name in unknown}
-        store = self._context.store
-        deleted = {
-            name
-            for name in namespaces
-            if await store.get(keys.namespace(NamespaceName.parse(name))) is None
-        }
-        gone = {name for name in unknown if _namespace_of(name) in deleted}
+        unknown: dict[str, list[str]] = {}
+        for name, viewed in self._views.bundles.items.items():
+            namespace = name.rpartition("/")[0]
+            deleted = viewed.record.state is BundleState.DELETED
+            if not deleted and self._views.namespaces.get(namespace) is None:
+                unknown.setdefault(namespace, []).append(name)
+        gone: set[str] = set()
+        for namespace, names in unknown.items():
+            key = keys.namespace(NamespaceName.parse(namespace))
+            if await self._context.store.get(key) is None:
+                gone.update(names)
         for name in sorted(gone):
             with self._context.metrics.surprises.contained(
                 "leader", StoreError, part="retire", bundle=name
@@ -201,7 +195,7 @@ class Leader:
             )
 
     async def _holds_topics(self, bundle: BundleName) -> bool:
-        """Whether topics with messages are entered in a bundle that nobody owns: by our mirror
+        """Whether topics with messages are registered in a bundle without an owner: by our mirror
         if it knows of one, else by the store."""
         known = [TopicName.parse(name) for name in self._ownership.registry.names(bundle.namespace)]
         held = any(bundle.contains(name) for name in known if name.persistent)
@@ -225,7 +219,7 @@ class Leader:
         return held
 
     async def _unstick(self, guard: Compare) -> None:
-        """Bundles that live brokers have been transferring for too long."""
+        """Fence or replace live brokers that have been transferring a bundle for too long."""
         records = {
             name: (viewed.record, viewed.mod_revision)
             for name, viewed in self._views.bundles.items.items()
@@ -234,7 +228,7 @@ class Leader:
         for stuck in self._stuck.look(self._context.clock.monotonic(), records, live.keys()):
             where = f"{stuck.record.state} by {stuck.record.incarnation} for {stuck.seconds:.0f} s"
             if stuck.remedy is Remedy.FENCE:
-                await self._put_out(
+                await self._fence(
                     stuck.record.incarnation, f"bundle {stuck.bundle} was {where}", guard
                 )
                 return  # its other bundles are orphans now
@@ -250,12 +244,12 @@ class Leader:
                     "leader", error, part="unstick", bundle=stuck.bundle
                 )
 
-    async def _put_out(self, incarnation: str, reason: str, guard: Compare) -> None:
-        """Fence an incarnation that lives and does not act, and end its registration: all its
-        bundles are taken over.
+    async def _fence(self, incarnation: str, reason: str, guard: Compare) -> None:
+        """Fence a live incarnation that does not act, then end its registration: all its bundles
+        are taken over.
 
-        In this order: who has been fenced does not register again. Not while this volume has no
-        room: then nobody can release anything.
+        A fenced incarnation does not register again. Not while this volume has no room: then no
+        broker can release anything.
         """
         if self._context.log.space.stalled is not None:
             return
@@ -270,11 +264,11 @@ class Leader:
         )
 
     async def _adopt_orphans(self, guard: Compare, gone: Collection[str]) -> None:
-        """Assign what nobody has: many at once, each to where the load is lowest with those before
-        it counted in.
+        """Assign bundles without an owner, many at once, each where the load is lowest with those
+        before it counted in.
 
-        Of the bundles that are `gone` with their namespace only those with an owner that died, who
-        is fenced in this way.
+        Of bundles that are `gone` with their namespace only those whose owner died: it is fenced in
+        this way.
         """
         orphans = [
             name
@@ -292,25 +286,13 @@ class Leader:
                 await self._ownership.assigner.assign(name, guard)
 
         outcomes = await asyncio.gather(*map(adopt, orphans), return_exceptions=True)
-        failed = [
-            (name, error)
-            for name, error in zip(orphans, outcomes, strict=True)
-            if error is not None
-        ]
-        waiting = [
-            (name, error)
-            for name, error in failed
-            if isinstance(error, ServiceNotReady | NamespaceNotFound)
-        ]
-        if waiting:
-            name, reason = waiting[0]
-            log.warning("leader.no_broker", bundle=name, error=str(reason), orphans=len(waiting))
+        failed = [(name, error) for name, error in zip(orphans, outcomes, strict=True) if error]
+        without = [found for found in failed if isinstance(found[1], NO_BROKER)]
+        if without:
+            name, reason = without[0]
+            log.warning("leader.no_broker", bundle=name, error=str(reason), orphans=len(without))
         for name, error in failed:
             if isinstance(error, StoreError) or not isinstance(error, Exception):
                 raise error
-            if not isinstance(error, ServiceNotReady | NamespaceNotFound):
+            if not isinstance(error, NO_BROKER):
                 self._context.metrics.surprises.note("leader", error, part="orphans", bundle=name)
-
-
-def _namespace_of(bundle: str) -> str:
-    return bundle.rpartition("/")[0]

@@ -41,30 +41,26 @@ class LoadReporter:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        metrics, clock = self._context.metrics, self._context.clock
-        before = (
+        clock = self._context.clock
+        before, then = self._totals(), clock.monotonic()
+        while True:
+            await asyncio.sleep(self._context.settings.load_report_s * clock.uniform(0.9, 1.1))
+            after, now = self._totals(), clock.monotonic()
+            seconds = max(now - then, 1e-3)
+            await self._publish(
+                [(new - old) / seconds for new, old in zip(after, before, strict=True)]
+            )
+            before, then = after, now
+
+    def _totals(self) -> tuple[float, ...]:
+        metrics = self._context.metrics
+        return (
             metrics.messages_in,
             metrics.messages_out,
             metrics.bytes_in,
             metrics.bytes_out,
             self._usage.cpu_seconds(),
         )
-        then = clock.monotonic()
-        while True:
-            await asyncio.sleep(self._context.settings.load_report_s * clock.uniform(0.9, 1.1))
-            now = clock.monotonic()
-            after = (
-                metrics.messages_in,
-                metrics.messages_out,
-                metrics.bytes_in,
-                metrics.bytes_out,
-                self._usage.cpu_seconds(),
-            )
-            seconds = max(now - then, 1e-3)
-            await self._publish(
-                [(new - old) / seconds for new, old in zip(after, before, strict=True)]
-            )
-            before, then = after, now
 
     async def _publish(self, rates: list[float]) -> None:
         bundles, topics, producers, consumers = self._counted.counts()

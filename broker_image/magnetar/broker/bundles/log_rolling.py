@@ -85,8 +85,7 @@ class LogRoller:
                 continue
 
     def roll_soon(self) -> None:
-        """A bundle left: what it leaves behind in the current file must become a sealed segment
-        before long."""
+        """A bundle left: its entries in the current file must be in a sealed one before long."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(
                 AFTER_RELEASE_S, self._roll_after_release
@@ -97,22 +96,19 @@ class LogRoller:
         task = asyncio.ensure_future(self.roll("bundles left", always=True))
         task.add_done_callback(
             lambda done: done.cancelled() or done.exception()
-        )  # a failed roll fences the log, which tells the broker
+        )  # a failed roll fences the log, which ends the broker
 
     def chain_bytes(self, record: BundleRecord) -> int:
         """About how much of logs a successor of this bundle would scan."""
         return sum(map(self._range_bytes, record.chain))
 
     def _range_bytes(self, span: LogRange) -> int:
-        """Of our own files we know how long they are: those that were rolled early are short.
-        Others count as full."""
+        """Our own files count by their length: those that were rolled early are short. Others count
+        as full."""
         end = span.end if span.end is not None else self._context.log.position
-        ours, full = (
-            span.incarnation == self._context.incarnation,
-            self._context.settings.log_file_bytes,
-        )
-        finished = range(span.start.file, end.file)
-        lengths = sum(self._lengths.get(number, full) if ours else full for number in finished)
+        known = self._lengths if span.incarnation == self._context.incarnation else {}
+        full = self._context.settings.log_file_bytes
+        lengths = sum(known.get(number, full) for number in range(span.start.file, end.file))
         return max(0, lengths + end.offset - span.start.offset)
 
     def stop(self) -> None:

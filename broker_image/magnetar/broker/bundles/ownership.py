@@ -103,6 +103,7 @@ class Ownership:
             self.checkpointer,
             self.assigner,
         )
+        self.move, self.pin = self._releaser.request, self._releaser.pin
         self._splitter = Splitter(
             context, views, self._records, self._served, self._events, self._make
         )
@@ -301,20 +302,6 @@ class Ownership:
             self.registry,
             self.checkpointer.ask,
         )
-
-    # --- releasing --------------------------------------------------------------------------------
-
-    async def move(
-        self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0
-    ) -> None:
-        """Ask for a planned move of a bundle we own, as `Releaser.request`. Returns when it is
-        transferred."""
-        await self._releaser.request(name, destination, reason, pinned_until_ms)
-
-    async def pin(self, name: str, until_ms: int) -> None:
-        """Keep a bundle we own here until then; 0 takes that back. Raises NotOwner,
-        ServiceNotReady while it changes hands, StoreError."""
-        await self._releaser.pin(name, until_ms)
 
     # --- splitting --------------------------------------------------------------------------------
 

@@ -115,8 +115,7 @@ class Preloads:
             found.task.cancel()
 
     async def take(self, name: str, assigned: BundleRecord) -> Preloaded | None:
-        """What was read ahead of a bundle that is ours to acquire now; None if there is nothing
-        of use."""
+        """What was read ahead of a bundle that we acquire now; None if it is of no use."""
         found = self._loading.pop(name, None)
         if found is None:
             return None

@@ -59,7 +59,9 @@ class Releaser:
 
     # --- asking for it ----------------------------------------------------------------------------
 
-    async def request(self, name: str, destination: str, reason: str, pinned_until_ms: int) -> None:
+    async def request(
+        self, name: str, destination: str, reason: str, *, pinned_until_ms: int = 0
+    ) -> None:
         """Ask for a planned move; `destination` "" lets the release choose. Returns when the bundle
         is transferred.
 

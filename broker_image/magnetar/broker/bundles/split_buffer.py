@@ -1,16 +1,16 @@
-"""What waits while a bundle is divided.
+"""Requests that are buffered while a bundle is divided.
 
-Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that came
-between the freeze of a bundle and the beginning of its children. Imports: ports. Invariants: what
-is buffered of one producer stays in order, and nothing of it is stored behind something that was
-dropped: a producer that sends more than fits is sent away once what it sent before is on its way;
-what comes from a session that has ended, or is told so, is dropped, as its client sends it again.
+Owns: SENDs, confirmations of acknowledgements and acknowledgements in transactions that arrive
+between the freeze of a bundle and the start of its children. Imports: ports. Invariants: SENDs of
+one producer stay in order, and none is stored behind one that was dropped: a producer that sends
+more than fits is disconnected after what is buffered of it; SENDs of a session that has ended are
+dropped, as its client sends them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from magnetar.broker.ports import AttachedProducer, SendRun, ServedSubscription
 
@@ -18,20 +18,9 @@ if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor
 
 CONFIRMATIONS_MAX = 100_000
-"""Beyond it an acknowledgement is remembered, and its client not told: it asks again."""
+"""Beyond it an acknowledgement is kept, and not confirmed: its client asks again."""
 REQUESTS_MAX, REQUEST_BYTES_MAX = 10_000, 16 << 20
 """Beyond either they are refused."""
-
-
-class BufferedRun(NamedTuple):
-    """A run of one producer, with a copy of its entries."""
-
-    session: AttachedProducer
-    run: SendRun
-
-    def publish(self) -> None:
-        """Go on with it."""
-        self.session.publish(self.run)
 
 
 class SplitBuffer:
@@ -39,7 +28,7 @@ class SplitBuffer:
 
     def __init__(self, bytes_max: int) -> None:
         self._room = bytes_max
-        self._sends: list[BufferedRun] = []
+        self._sends: list[tuple[AttachedProducer, SendRun]] = []
         self._missed: dict[AttachedProducer, None] = {}
         self._confirmations: list[tuple[ServedSubscription, Callable[[], None]]] = []
         self._requests: list[Callable[[], None]] = []
@@ -58,17 +47,17 @@ class SplitBuffer:
             entries.append(view[at : at + length])
             at += length
         copy = SendRun(entries, run.counts, run.sequences, run.highest, run.txn)
-        self._sends.append(BufferedRun(session, copy))
+        self._sends.append((session, copy))
 
     def confirmation(self, subscription: ServedSubscription, confirmed: Callable[[], None]) -> None:
-        """An acknowledgement that the subscription knows of, and its client wants to learn of
-        once it is durable."""
+        """An acknowledgement that the subscription has, and that is confirmed once it is
+        durable."""
         if len(self._confirmations) < CONFIRMATIONS_MAX:
             self._confirmations.append((subscription, confirmed))
 
     def request(self, size: int, again: Callable[[], None]) -> bool:
-        """Something of `size` bytes that cannot begin before the children do; False if too much
-        waits already."""
+        """A request of `size` bytes that is made `again` for the children; False if too much is
+        buffered already."""
         if len(self._requests) >= REQUESTS_MAX or size > self._request_room:
             return False
         self._request_room -= size
@@ -76,11 +65,11 @@ class SplitBuffer:
         return True
 
     def resume(self, successor: Successor) -> None:
-        """The topics are served again: go on. Producers of which something was dropped are sent
-        to the successor: they send it again."""
-        for buffered in self._sends:
-            if not buffered.session.leaving:
-                buffered.publish()
+        """The topics are served again. Producers with dropped SENDs are disconnected, with the
+        successor's address: they send them again."""
+        for session, run in self._sends:
+            if not session.leaving:
+                session.publish(run)
         for session in self._missed:
             session.close_by_broker(successor)
         for subscription, confirmed in self._confirmations:

@@ -15,6 +15,7 @@ Free, to be assigned again; children begin with every topic and log range that t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -210,9 +211,9 @@ class Splitter:
             except StoreUnavailable as error:
                 log.warning("bundle.split_unknown", bundle=str(bundle), error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
-                done = await self._done_before_if_known(split)
-                if done is not None:
-                    return done
+                with contextlib.suppress(StoreUnavailable):  # the next attempt finds out
+                    if (done := await self._done_before(split)) is not None:
+                        return done
             except StorageError as error:
                 failed += 1
                 log.warning("bundle.split_unplanned", bundle=str(bundle), error=str(error))
@@ -248,12 +249,6 @@ class Splitter:
         self._views.bundles.observe(str(bundle), deleted.encode(), revision)
 
     # --- outcomes that we did not learn of --------------------------------------------------------
-
-    async def _done_before_if_known(self, split: _Split) -> SplitPlan | None:
-        try:
-            return await self._done_before(split)
-        except StoreUnavailable:
-            return None  # tried again, which finds out
 
     async def _done_before(self, split: _Split) -> SplitPlan | None:
         """The attempt that was committed though its answer was lost; None if none was. Raises

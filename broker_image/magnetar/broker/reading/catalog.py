@@ -83,8 +83,8 @@ def surviving_messages(metadata: MessageMetadata) -> int:
 def last_surviving_message(metadata: MessageMetadata) -> int:
     """Index of the last message of a batch that compaction left, -1 if none.
 
-    Counts down instead of building a mask: both fields are whatever a producer sent, and must not
-    size an integer.
+    Counts down instead of building a mask: a producer chose both fields, which must not size an
+    integer.
     """
     removed = set(metadata.compacted_batch_indexes)
     index = max(1, metadata.num_messages_in_batch) - 1
@@ -179,8 +179,8 @@ class BundleCatalog:
         """Entries of the request from one run of a sealed file or one block of a segment, at least
         one. Raises StorageError.
 
-        `sources` if the topic was used with transactions: until they are rewritten their entries
-        lie in its sidecar.
+        `sources` if the topic was used with transactions, whose entries lie in its sidecar until
+        they are compacted.
         """
         return await self._looked_for(
             str(topic),
@@ -296,17 +296,16 @@ class BundleCatalog:
         from there."""
         linked = sources(position) if sources is not None else None
         if linked is not None:
-            position, entries, topic = (
-                Position(*linked[0]),
-                min(entries, linked[1]),
-                sidecar_of(topic),
-            )
-        found = await self._find(topic, position)
-        return (
-            None
-            if found is None
-            else Located(topic, found[0], found[1], position.entry - found[1].first_entry, entries)
-        )
+            position, topic = Position(*linked[0]), sidecar_of(topic)
+            entries = min(entries, linked[1])
+        epoch = epoch_of(position.ledger)
+        for file in self.manifest.level0:
+            if epoch in file.epochs:
+                run = (await self.index(file)).run_of(topic, *position)
+                if run is not None:
+                    name = names.log_file(file.incarnation, file.file)
+                    return Located(topic, name, run, position.entry - run.first_entry, entries)
+        return None
 
     async def _row(self, topic: str, position: Position) -> tuple[Block, int] | None:
         """The block of a level-1 segment and the row in it that hold an entry."""
@@ -344,16 +343,6 @@ class BundleCatalog:
         )
         return entries, list(run.message_counts[low:high])
 
-    async def _find(self, topic: str, position: Position) -> tuple[str, Run] | None:
-        """The log file and run that hold an entry."""
-        epoch = epoch_of(position.ledger)
-        for file in self.manifest.level0:
-            if epoch in file.epochs:
-                run = (await self.index(file)).run_of(topic, *position)
-                if run is not None:
-                    return names.log_file(file.incarnation, file.file), run
-        return None
-
     # --- compacted view ---------------------------------------------------------------------------
 
     def compacted(self, topic: str) -> Compacted | None:
@@ -371,7 +360,7 @@ class BundleCatalog:
         try:
             return await self._read_compacted_once(topic, ledgers, request)
         except FileNotFoundError:
-            # a later compaction has replaced the view, and its segments were collected
+            # a later compaction replaced the view, and its segments were deleted
             await self.refresh()
         try:
             return await self._read_compacted_once(topic, ledgers, request)
@@ -403,7 +392,7 @@ class BundleCatalog:
         """The last surviving entry of the compacted view; (EARLIEST, None) if it is empty, or the
         topic was truncated behind it.
 
-        A view keeps what its topic has dropped, and no reader gets that.
+        A view keeps entries that its topic has dropped, which no reader may get.
         """
         view = self.compacted(topic)
         assert view is not None

@@ -33,7 +33,7 @@ async def files_of_chain(
     for term, span in zip(record.epochs, record.chain, strict=True):
         own = span.end is None
         end = position if span.end is None else span.end
-        if not own and (end.file, end.offset) <= (span.start.file, span.start.offset):
+        if not own and end <= span.start:
             continue  # nothing was written: its files may be gone
         last = end.file - 1 if own or end.offset <= 0 else end.file
         for number in range(span.start.file, last + 1):

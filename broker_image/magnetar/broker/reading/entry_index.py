@@ -27,9 +27,9 @@ class Run:
     """Consecutive entries of one ledger in one log file. `offset` is that of the first entry's
     first byte.
 
-    `append_ms` is when the broker took them; where it is UNKNOWN, `message_counts` are not the
+    `append_ms` is when the broker appended them; where it is UNKNOWN, `message_counts` are not the
     entries' either. `messages_before` is how many messages the topic had before them, UNKNOWN if
-    only storage tells.
+    only storage has it.
     """
 
     __slots__ = (
@@ -80,8 +80,7 @@ class Run:
         return [0, *accumulate(self.lengths)]
 
     def entries(self, low: int, high: int) -> list[memoryview] | None:
-        """The entries low..high-1 of this run (counted from 0) if they are in memory. Made on
-        demand: what is only kept costs nothing per entry."""
+        """The entries low..high-1 of this run (counted from 0) if they are in memory."""
         if self.payload is None:
             return None
         view = memoryview(self.payload)
@@ -139,7 +138,7 @@ class EntryIndex:
         return self._runs[at].message_counts[ordinal - self._runs[at].first]
 
     def lose_file(self, incarnation: str, file: int) -> None:
-        """A log file is gone: what lay in it lies elsewhere by now."""
+        """A log file is deleted: its entries lie in segments."""
         for run in self._runs:
             if (run.incarnation, run.file) == (incarnation, file) and run.payload is None:
                 run.incarnation = ELSEWHERE
@@ -155,7 +154,7 @@ class EntryIndex:
 class TailCache:
     """Recent entries of all topics of a broker in memory, oldest run dropped first.
 
-    Separate from whatever serves catch-up reads, so that one replay evicts nobody's tail.
+    Catch-up reads do not use it, so a replay evicts no tail.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -180,7 +179,7 @@ class TailCache:
             self.bytes -= oldest.bytes
 
     def release(self, run: Run) -> None:
-        """Nobody will ever read these entries."""
+        """These entries will not be read again."""
         if run.payload is None:
             return
         run.payload = None

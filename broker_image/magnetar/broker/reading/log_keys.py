@@ -2,8 +2,8 @@
 
 Owns: `logs/<incarnation>/<n>`, the store's note of whose bundles a sealed file holds. Imports:
 metadata, names, storage's names of files. Invariants: a roll never waits for the store: the key
-follows when the store answers; a file without a key is never given up; whoever writes a file's key,
-its owner or the collector for a dead one, writes the same.
+follows when the store answers; a file without a key is never deleted; the owner of a file, and the
+garbage collector for a dead one, write the same key.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class LogKeys:
     async def _write_ours(
         self, number: int, length: int, topics: Mapping[str, Iterable[int]]
     ) -> None:
-        """Without its key a file stays until this incarnation has ended, and is completed then:
-        no error of one file concerns the others."""
+        """An error of one file leaves it without a key until this incarnation has ended."""
         with self._context.metrics.surprises.contained("log keys", file=str(number)):
             await self.write(self._context.incarnation, number, length, topics)
 
@@ -85,7 +84,7 @@ class LogKeys:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _bundle_if_any(self, topic: TopicName) -> BundleName | None:
-        """The bundle of a topic; None once its namespace is deleted: nobody needs its files
+        """The bundle of a topic; None once its namespace is deleted: its files are not needed
         then."""
         while True:
             try:
@@ -97,5 +96,5 @@ class LogKeys:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def stop(self) -> None:
-        """Give up what is under way; the collector writes the keys of a dead incarnation."""
+        """Cancel what is under way; the garbage collector writes the keys of a dead incarnation."""
         await cancel_all(self._publishing)

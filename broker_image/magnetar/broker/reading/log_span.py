@@ -1,11 +1,10 @@
 """Reading runs that lie near one another at once.
 
-Owns: `LogSpan`, the bytes of one log file that a read has fetched, and how far it is worth to
-fetch. Imports: entry_index, storage. Why: a topic that gets a message now and then has one run per
-message, between those of other topics. Read one by one, a backlog of them costs a hop to a thread
-each, 0.1 ms; read together, 1 ms per thousand. Invariants: never more than the asked number of
-bytes is held, unless one entry is larger; what is handed out is what the file holds there, so that
-a file which ends too early shows as too few bytes.
+Owns: `LogSpan`, the bytes of one log file that a read has fetched, and how far ahead to fetch.
+Imports: entry_index, storage. Why: a topic with a message now and then has one run per message,
+between those of other topics. Read one by one, each costs a hop to a thread, 0.1 ms; read together,
+1 ms per thousand. Invariants: no more than the asked number of bytes is held, unless one entry is
+larger; a file that ends too early shows as too few bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from magnetar.storage.names import log_file
 from magnetar.storage.volumes.volume import Volume
 
 GAP_BYTES_MAX = 64 * 1024
-"""What belongs to others between two runs is read along if it is no more than this."""
+"""Bytes of other topics between two runs that are read along."""
 
 
 class LogSpan:
@@ -63,7 +62,7 @@ def bytes_ahead(runs: Sequence[Run], at: int, entries: int, bytes_max: int) -> i
         ):
             break
         if following.offset < end:
-            break  # a transaction's, sent before what was published before its commit
+            break  # a transaction's entries, sent before earlier ones of the partition
         if (
             following.offset - end > GAP_BYTES_MAX
             or following.offset + following.bytes - begin > bytes_max

@@ -7,7 +7,7 @@ not known here lies in a sealed file that the bundle's manifest lists.
 
 from __future__ import annotations
 
-from magnetar.broker.reading.entry_index import Run, run_elsewhere
+from magnetar.broker.reading.entry_index import ELSEWHERE, Run, run_elsewhere
 from magnetar.transactions.participant_records import Place
 
 
@@ -28,15 +28,7 @@ class SidecarRuns:
 
     def drop(self, span: tuple[int, int, int]) -> list[Run]:
         """Remove the runs of (ledger, first, count), and return those that were known here."""
-        ledger, at, end = span
-        end += at
-        found = []
-        while at < end:
-            run = self._runs.pop((ledger, at), None)
-            if run is not None:
-                found.append(run)
-            at += run.count if run is not None else 1
-        return found
+        return [run for run in self.take(span) if run.incarnation != ELSEWHERE]
 
     def take(self, span: tuple[int, int, int]) -> list[Run]:
         """Remove the runs of (ledger, first, count), and return them; what is not known as runs

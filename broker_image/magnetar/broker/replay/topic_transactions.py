@@ -42,15 +42,12 @@ class ParticipantLimits(NamedTuple):
 
 
 def limits_of(settings: BrokerSettings) -> ParticipantLimits:
-    """The limits that a broker was given. A marker names every entry if need be, and is one
-    record of the log."""
+    """The limits that the settings give. A marker may have to name every entry, in one record."""
     entries_max = min(
         settings.txn_entries_max, settings.block_bytes_max // MARKER_BYTES_PER_ENTRY - 1
     )
-    held_max, inquire_ms = (
-        min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max)),
-        int(settings.txn_inquire_s * 1000),
-    )
+    held_max = min(settings.txn_held_acks_max, held_max_of(settings.block_bytes_max))
+    inquire_ms = int(settings.txn_inquire_s * 1000)
     return ParticipantLimits(
         BufferLimits(
             open_transactions_max=settings.txn_open_per_topic_max,
@@ -73,12 +70,11 @@ class TopicTransactions:
     def __init__(self, core: Topic, *, state: ParticipantState | None = None) -> None:
         """As recovery finds it in a checkpoint (`state`), or new."""
         self._core = core
+        name, take_ledger = core.name, core.take_sidecar_ledger
         if state is not None and state.buffer is not None:
-            self.buffer = TransactionBuffer.from_state(
-                core.name, core.take_sidecar_ledger, state.buffer
-            )
+            self.buffer = TransactionBuffer.from_state(name, take_ledger, state.buffer)
         else:
-            self.buffer = TransactionBuffer(core.name, core.take_sidecar_ledger)
+            self.buffer = TransactionBuffer(name, take_ledger)
         self.sidecar = SidecarRuns()
         self.wanted_below = 0
         """A compaction waits until what was committed with smaller ordinals is in segments."""
@@ -112,7 +108,7 @@ class TopicTransactions:
         )
 
     def begin_term(self) -> None:
-        """Go on in the term that the topic has begun; nothing is on its way."""
+        """Continue in the term that the topic has begun; nothing is under way."""
         self.buffer.begin_term()
 
     def trimmed(self) -> None:
@@ -153,8 +149,8 @@ class TopicTransactions:
                 messages = messages + sum(run.message_counts) if counted else UNKNOWN
 
     def forget(self, spans: tuple[Span, ...]) -> list[Run]:
-        """The entries of a transaction that was aborted, or had not begun, are nobody's; their
-        runs, as far as they are known."""
+        """Drop the entries of a transaction that was aborted, or had not begun; their runs, as far
+        as they are known."""
         return [run for span in spans for run in self.sidecar.drop(span[:3])]
 
     # --- replay -----------------------------------------------------------------------------------
@@ -162,15 +158,8 @@ class TopicTransactions:
     def apply_entries(self, incarnation: str, place: RecordPlace, record: EntriesRecord) -> None:
         """A run of sidecar entries; the record behind it says whose."""
         offset = place.offset + record.entries_offset
-        run = Run(
-            0,
-            incarnation,
-            place.file,
-            offset,
-            record.lengths,
-            record.message_counts,
-            record.append_ms,
-        )
+        lengths, counts = record.lengths, record.message_counts
+        run = Run(0, incarnation, place.file, offset, lengths, counts, record.append_ms)
         self.sidecar.add((record.ledger, record.first_entry), run)
 
     def apply(self, index: EntryIndex, record: TransactionRecord, elapsed_ms: int) -> None:

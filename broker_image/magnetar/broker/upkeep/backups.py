@@ -49,10 +49,8 @@ class MetadataBackups:
         try:
             report = await self._copy()
         except (StoreError, StorageError) as error:
-            if (
-                not self._report.problem
-                or now >= self._notified + self._context.settings.metadata_backup_interval_s
-            ):
+            interval_s = self._context.settings.metadata_backup_interval_s
+            if not self._report.problem or now >= self._notified + interval_s:
                 await self._inform(replace(self._report, problem=str(error)[:PROBLEM_LENGTH_MAX]))
             raise
         await self._inform(report)
@@ -75,8 +73,7 @@ class MetadataBackups:
         return report
 
     async def _inform(self, report: BackupReportRecord) -> None:
-        """Say it in the store, where the operator looks; a store that does not answer learns of
-        it next time."""
+        """Write the report that the operator reads; if the store is unavailable, the next one."""
         with contextlib.suppress(StoreError):
             await self._context.store.put(keys.BACKUP_REPORT, report.encode())
             self._report, self._notified = report, self._context.clock.monotonic()

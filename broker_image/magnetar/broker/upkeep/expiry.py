@@ -1,12 +1,11 @@
-"""What becomes due in the incarnation of topics.
+"""Periodic work on topics.
 
-Owns: the periodic looks at all topics served here: their age, time to live, retention, backlog
-quotas, deletion of topics and subscriptions that nobody uses; and the same on demand. Imports:
-topics, policies. Invariants: ages and spans are time that the owners of a topic saw pass
-(`clock.elapsed_ms`), so a wall clock that jumps expires, drops and deletes nothing; nothing younger
-than its time to live is expired; nothing is dropped that a durable subscription, the retention or a
-compacted view needs; a topic that is leaving is left alone; one topic's failure does not keep the
-others waiting.
+Owns: the round over all topics served here: their age, time to live, retention, backlog quotas,
+deletion of unused topics and subscriptions; and the same on demand. Imports: topics, policies.
+Invariants: ages are time that the owners of a topic saw pass (`clock.elapsed_ms`), so a wall clock
+that jumps expires, drops and deletes nothing; nothing younger than its time to live is expired;
+nothing is dropped that a durable subscription, the retention or a compacted view needs; a topic
+that is leaving is left alone; one topic's failure does not delay the others.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from magnetar.broker.topics.publish_times import first_published_at, publish_ms_
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.clock import elapsed_ms
-from magnetar.errors import MagnetarError, ServiceNotReady, StorageError, StoreError
+from magnetar.errors import MagnetarError, ServiceNotReady, StoreError
 from magnetar.policies import CAUGHT_UP
 from magnetar.topics.retention import MARK_INTERVAL_MS, trim_point
 
 log = structlog.get_logger(__name__)
 
 TOPICS_PER_TURN = 200
-"""Topics looked at before others of the loop get their turn."""
+"""Topics per turn of the loop."""
 
 Work = Callable[[TopicHost, int], Awaitable[None]]
 
@@ -39,8 +38,7 @@ Work = Callable[[TopicHost, int], Awaitable[None]]
 
 
 def pass_over(host: SubscriptionHost, ordinal: int) -> int:
-    """Acknowledge everything below `ordinal` in the broker's name; how many entries that were.
-    The log has it within a moment."""
+    """Acknowledge everything below `ordinal` in the broker's name; how many entries that were."""
     cursor = host.core.cursor
     before = cursor.backlog
     if ordinal > cursor.mark_delete:
@@ -49,7 +47,7 @@ def pass_over(host: SubscriptionHost, ordinal: int) -> int:
 
 
 async def write(host: SubscriptionHost) -> None:
-    """Have the cursor durable as it is now. Raises StorageError."""
+    """Make the cursor durable. Raises StorageError."""
     if host.core.durable:
         host.topic.bundle.write_cursor(host, lambda: None)
         await host.topic.context.log.barrier()
@@ -71,10 +69,9 @@ async def _older_than(topic: ServedTopic, cutoff_ms: int, low: int) -> int:
     """An ordinal, `low` at least, below which everything was appended at `cutoff_ms` or before.
     Raises StorageError.
 
-    Marks of age decide. Between two of them the clients' publish times do: by how much an entry was
-    published before the last one of them, or after the first one, whichever says that it is
-    younger. So neither our wall clock nor a client's need be right; where publish times rise by
-    more than the time between the marks they say nothing.
+    Marks of age decide; between two of them the clients' publish times, counted from the last entry
+    or from the first, whichever makes an entry younger. So no wall clock need be right. Where
+    publish times rise by more than the time between the marks they are ignored.
     """
     low, around = max(low, topic.core.ages.older_than(cutoff_ms)), topic.core.ages.around(cutoff_ms)
     if around is None or around[1].end <= low:
@@ -105,7 +102,7 @@ async def skip(host: SubscriptionHost, count: int | None) -> None:
     """Acknowledge the next `count` entries that are not acknowledged, or all (None), durably.
     Raises StorageError.
 
-    What transactions hold is not touched, and not counted.
+    Entries that transactions hold are neither touched nor counted.
     """
     cursor = host.core.cursor
     end, left = cursor.end, count
@@ -138,8 +135,8 @@ async def expire_due(topic: TopicHost, _now_ms: int) -> None:
 async def drop_unneeded(topic: TopicHost, now_ms: int, *, grace_ms: int) -> None:
     """Drop what neither a subscription nor the retention needs. Raises StorageError, StoreError,
     ServiceNotReady."""
-    # A compacted view is read by the ordinals of its entries: those stay. To look for one takes a
-    # while, in which a SEEK may go back and a subscription come: what is needed is asked again.
+    # A compacted view is read by the ordinals of its entries: those stay. During the look for one a
+    # SEEK may go back, or a subscription be created: what is needed is computed again.
     if _droppable(
         topic, now_ms, grace_ms
     ) > topic.core.ledgers.first and not await topic.bundle.is_compacted(topic):
@@ -162,15 +159,15 @@ def _droppable(topic: TopicHost, now_ms: int, grace_ms: int) -> int:
 
 
 async def trim_now(topic: TopicHost) -> None:
-    """`drop_unneeded` by request: what retention lets go goes at once. Raises StorageError,
-    StoreError, ServiceNotReady."""
+    """`drop_unneeded` by request, without grace. Raises StorageError, StoreError,
+    ServiceNotReady."""
     now_ms = elapsed_ms(topic.context.clock)
     topic.core.age(now_ms)
     await drop_unneeded(topic, now_ms, grace_ms=0)
 
 
 async def enforce_quota(topic: TopicHost, _now_ms: int) -> None:
-    """Keep producers away, or move slow subscriptions on, as the backlog quotas say. Raises
+    """Hold producers, or move slow subscriptions on, as the backlog quotas say. Raises
     StorageError."""
     verdict = topic.publishing.compare_backlog()
     if verdict.evict_to_bytes < 0 and verdict.evict_older_s < 0:
@@ -198,7 +195,7 @@ async def delete_unused(topic: TopicHost, now_ms: int) -> None:
     retention = topic.policies.retention_minutes
     if unused_ms < policy.duration_s * 1000 or retention < 0 or unused_ms < retention * 60_000:
         return
-    # To look for a compacted view takes a while, in which the topic may be used.
+    # The topic may be used again during this look for a compacted view.
     if not await topic.bundle.is_compacted(topic) and topic.unused_since_ms is not None:
         if _in_use(topic, policy.mode == CAUGHT_UP):
             topic.unused_since_ms = None
@@ -230,7 +227,7 @@ def _in_use(topic: TopicHost, caught_up: bool) -> bool:
     if len(topic.core.producers) or topic.core.unconfirmed:
         return True
     if topic.transactions is not None and topic.transactions.has_open:
-        return True  # who is asked to commit must not say that there is nothing
+        return True  # a request to commit must find the topic
     if not caught_up:
         return bool(topic.subscriptions)
     return any(host.core.connected or host.core.backlog for host in topic.subscriptions.values())
@@ -240,7 +237,7 @@ def _in_use(topic: TopicHost, caught_up: bool) -> bool:
 
 
 class TopicExpiry:
-    """Looks at the topics served here, again and again."""
+    """Works on the topics served here, round after round."""
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership = context, ownership
@@ -267,7 +264,7 @@ class TopicExpiry:
             await self.look()
 
     async def look(self) -> None:
-        """Note the age of what has come, and do what has become due."""
+        """Note the age of new entries, and do what is due."""
         now = self._context.clock.monotonic()
         due = []
         for index, (interval, work) in enumerate(self._work):
@@ -298,9 +295,8 @@ class TopicExpiry:
         try:
             await work(topic, now_ms)
         except (ServiceNotReady, StoreError):
-            # it is leaving, or the store is unavailable: whoever has it next looks at it again
-            return
-        except (StorageError, MagnetarError, FileNotFoundError) as error:
+            return  # it is leaving, or the store is unavailable: a later round does it
+        except (MagnetarError, FileNotFoundError) as error:
             log.error(
                 "topic.work_failed", topic=str(topic.name), work=work.__name__, error=str(error)
             )

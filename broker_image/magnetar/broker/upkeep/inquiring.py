@@ -1,15 +1,14 @@
 """Asking coordinators about transactions that are open for long.
 
-Owns: `Inquiries`: a transaction that its client never registered here, or lost the answer of doing
-so, is ended by nobody: its coordinator is asked. Imports: client (connections), metadata, wire. The
-question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction has the topic or
-subscription as a participant then, if it had not, and its end will be told here. Invariants: only
-"not found" ends what is here. Of a transaction that has begun it means aborted: a coordinator
-forgets it when all its participants have carried out the end, and this one has not. Of one that has
-not begun it means that nothing here is its own: that is void, and no fence stays, for a transaction
-may yet begin under the id; what came since the question was due keeps it for the next one. Of one
-that is ending, or has ended a short time ago, the end is waited for; whatever cannot be asked now
-is asked later. A round is bounded, and shared fairly by topics.
+Owns: `Inquiries`. A transaction that its client never registered here, or whose registration lost
+its answer, would never end here: its coordinator is asked. Imports: client (connections), metadata,
+wire. The question is ADD_PARTITION_TO_TXN or ADD_SUBSCRIPTION_TO_TXN: an open transaction then has
+the topic or subscription as a participant, which gets its end. Invariants: only "not found" ends a
+transaction here. If it has begun it was aborted: a coordinator forgets it when all its participants
+have ended it, and this one has not. If it has not begun its entries are void, and no fence stays,
+for a transaction may yet begin under the id; later entries keep it for the next question. If it is
+ending, or ended a short time ago, its end will arrive; what cannot be asked now is asked later. A
+round is bounded, and shared fairly by topics.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ log = structlog.get_logger(__name__)
 ASKED_PER_ROUND_MAX = 1_000
 ASKED_AT_ONCE_MAX = 32
 ROUND_S_MAX = 5.0
-"""No further question is asked in a round after it."""
+"""After it a round asks no further question."""
 
 
 class _Question(NamedTuple):
@@ -87,8 +86,8 @@ class Inquiries:
             await _Round(self._context, self._answer, questions).ask()
 
     def _due(self) -> Iterator[_Question]:
-        """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; whoever had
-        no turn is first next time."""
+        """At most ASKED_PER_ROUND_MAX, shared evenly among topics and subscriptions; those without
+        a turn are first next time."""
         parts = list(self._parts())
         now_ms, left = elapsed_ms(self._context.clock), ASKED_PER_ROUND_MAX
         start = self._turn % len(parts) if parts else 0
@@ -112,7 +111,7 @@ class Inquiries:
                     yield from ((topic, name, pending) for name, pending in used.pending.items())
 
     async def _answer(self, question: _Question, holders: dict[int, CoordinatorClaimRecord]) -> str:
-        """Ask, and carry out what follows; one of `_Round.told`. Raises MagnetarError, OSError
+        """Ask, and carry out what follows; one of `_Round.outcomes`. Raises MagnetarError, OSError
         if there is no answer."""
         topic, subscription, txn = question
         try:
@@ -187,8 +186,8 @@ class Inquiries:
     async def _holder(self, tcid: int) -> CoordinatorClaimRecord:
         """Who answers for a number: its holder, or the first coordinator.
 
-        Raises TransactionNotFound for a number that nobody has ever held: its transactions are a
-        client's invention.
+        Raises TransactionNotFound for a number that no coordinator has ever held: a client invented
+        its transactions.
         """
         store = self._context.store
         item = await store.get(keys.coordinator_claim(tcid))
@@ -212,10 +211,10 @@ class Inquiries:
 
 
 class _Round:
-    """Questions, so many at once; a coordinator that does not answer once is asked nothing more,
-    one that refuses a question is."""
+    """Asks ASKED_AT_ONCE_MAX questions at a time; a coordinator that does not answer is asked no
+    more, one that refuses a question is."""
 
-    told = "open", "ending", "forgotten", "unbegun", "gone", "refused", "unanswered"
+    outcomes = "open", "ending", "forgotten", "unbegun", "gone", "refused", "unanswered"
 
     def __init__(
         self,
@@ -244,10 +243,10 @@ class _Round:
     async def _work(self) -> None:
         while self._questions:
             question = self._questions.popleft()
-            most, told = question.txn.most, "unanswered"
+            most, outcome = question.txn.most, "unanswered"
             if most not in self._deaf and self._clock.monotonic() < self._until:
                 try:
-                    told = await self._answer(question, self._holders)
+                    outcome = await self._answer(question, self._holders)
                 except (MagnetarError, OSError) as error:
                     self._deaf[most] = repr(error)
                 except Exception as error:
@@ -257,13 +256,13 @@ class _Round:
                         topic=str(question.topic.name),
                         txn=str(question.txn),
                     )
-            self._counts.setdefault(question.topic, Counter())[told] += 1
-            if told in ("forgotten", "unbegun", "refused", "unanswered"):
+            self._counts.setdefault(question.topic, Counter())[outcome] += 1
+            if outcome in ("forgotten", "unbegun", "refused", "unanswered"):
                 self._examples[question.topic] = question.txn
 
     def _inform(self, topic: TopicHost, counts: Counter[str]) -> None:
         example = self._examples.get(topic)
-        about = {told: counts[told] for told in self.told if counts[told]}
+        about = {outcome: counts[outcome] for outcome in self.outcomes if counts[outcome]}
         if example is None:
             log.info("transaction.inquired", topic=str(topic.name), **about)
         else:

@@ -1,9 +1,9 @@
 """What a broker does for its storage beside serving.
 
-Owns: the periodic round: checkpoints by age, tidying of the bundles served here, deleting files,
-copies of the metadata store, asking after transactions that are open for long. Imports: siblings.
-Invariants: nothing here is needed to serve: whatever fails is logged and tried again in the next
-round; one thing at a time.
+Owns: the periodic round: checkpoints by age, manifest compaction, garbage collection, copies of the
+metadata store, inquiries about transactions that are open for long. Imports: siblings. Invariants:
+nothing here is needed to serve: what fails is logged and tried again in the next round; one part
+runs at a time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,8 @@ class Maintenance:
         ownership: Ownership,
         leading: Callable[[], bool],
     ) -> None:
-        self._context, self._views, self._ownership, self._leading = (
-            context,
-            views,
-            ownership,
-            leading,
-        )
+        self._context, self._views = context, views
+        self._ownership, self._leading = ownership, leading
         self.garbage_collector = GarbageCollector(context, ownership)
         self.manifest_compactor = ManifestCompactor(context)
         self.backups = MetadataBackups(context)
@@ -59,8 +55,8 @@ class Maintenance:
             await self.inquiries.close()
 
     async def round(self) -> None:
-        """Checkpoints, then what they let go of. A part that fails does not keep the others from
-        their turn."""
+        """Checkpoints, then collection of what they cover. A part that fails does not stop the
+        others."""
         with self._context.metrics.surprises.contained("maintenance", part="tidying"):
             self.manifest_compactor.forget_others(self._ownership.owned)
         for name in sorted(self._ownership.owned):
@@ -78,7 +74,7 @@ class Maintenance:
         try:
             await work(*arguments)  # type: ignore[misc]
         except Fenced:
-            return  # the broker learns of it from its log
+            return  # the log ends the broker
         except (MagnetarError, FileNotFoundError) as error:
             log.warning("maintenance.delayed", what=what, about=arguments, error=str(error))
         except Exception as error:
@@ -87,11 +83,8 @@ class Maintenance:
             )
 
     async def _checkpoint_if_old(self, name: str) -> None:
-        """End a chain that has reached into finished files, its own or a predecessor's, for
-        `checkpoint_age_s`: it pins them.
-
-        And one that has left a successor much to replay, and could not be ended when it had.
-        """
+        """Shorten a chain that has reached into finished files, its own or a predecessor's, for
+        `checkpoint_age_s`: it pins them. And one with much to replay, whose checkpoint failed."""
         viewed, owned = self._views.bundles.get(name), self._ownership.owned.get(name)
         if owned is not None and owned.replay.is_due:
             await self._ownership.checkpointer.checkpoint(name)

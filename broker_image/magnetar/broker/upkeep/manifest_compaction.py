@@ -1,13 +1,12 @@
 """Keeping a bundle's manifest short.
 
 Owns: one round over a bundle served here: files in which nothing is alive leave the manifest, old
-or mostly dead ones are rewritten into level-1 segments, small segments are merged; and the commit
-of it. Imports: storage, siblings. Invariants: what is alive is what the bundle's topics say, who
-forget an entry only after that is durable; a round commits by comparing its inputs or leaves
-nothing behind but its intent, which goes before its files; while a job works under an intent on
-this bundle the lists stay as they are; a transaction that stays open keeps its own entries in their
-log file, and nothing else; each round says of every topic that it changes up to where segments have
-what transactions have published.
+or mostly dead ones are rewritten into level-1 segments, small segments are merged; and its commit.
+Imports: storage, siblings. Invariants: a topic forgets an entry only after that is durable; a round
+commits by comparing its inputs or leaves nothing behind but its intent, which is deleted before its
+files; while a job works under an intent on this bundle the lists stay as they are; each round
+records, for every topic that it changes, up to where segments have what transactions have
+published.
 """
 
 from __future__ import annotations
@@ -69,12 +68,11 @@ log = structlog.get_logger(__name__)
 DAMAGED_RETRY_S = 600.0
 WHAT = "rewriting"
 RESERVE_FRACTION = 4
-"""So large a part of the reserve is what a bundle's round may write while space is short."""
+"""While space is short a bundle's round may write the reserve divided by this."""
 
 
 class ManifestCompactor:
-    """Tidies bundles one after the other; remembers what it has found out about files, which
-    never change."""
+    """Compacts one bundle at a time; remembers what it found in files, which never change."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -148,13 +146,12 @@ class ManifestCompactor:
         self._context.damage.note(WHAT, _about(*place), error, bundle=str(bundle.name))
 
     def forget_others(self, served: Collection[str]) -> None:
-        """Bundles that are not served here any more: what is damaged of them is for whoever has
-        them to name."""
+        """Forget bundles that are not served here any more: their new owners report damage."""
         self._shares = {bundle: files for bundle, files in self._shares.items() if bundle in served}
         self._forget_damage([place for place in self._damaged if place[0] not in served])
 
     def _forget_unlisted(self, bundle: str, manifest: Manifest) -> None:
-        """Nobody needs a file any more that a bundle has no longer listed."""
+        """Forget files that the bundle does not list any more."""
         shares = self._shares.get(bundle, {})
         for name in shares.keys() - set(map(name_of, manifest.level0)):
             del shares[name]
@@ -201,8 +198,8 @@ class ManifestCompactor:
         return FileState(file, size, live, last_ms, pinned, loose, wanted)
 
     async def _a_job_works_on(self, bundle: OwnedBundle) -> bool:
-        """Whether a job has registered an intent for this bundle: it compares its inputs when it
-        commits, and would have worked in vain."""
+        """Whether a job has registered an intent for this bundle: its commit would fail if the
+        lists changed."""
         items = (await self._context.store.range(keys.INTENTS)).items
         intents = [IntentRecord.decode(item.value) for item in items]
         return any(
@@ -331,7 +328,7 @@ class ManifestCompactor:
                 added=added,
                 trimmed=trimmed,
                 gone=host is None,
-                forgotten=topic not in held and not damaged,  # who knows what these hold
+                forgotten=topic not in held and not damaged,
                 complete=complete_to(host, _after(found.level1, removed, added), found.complete)
                 if host is not None
                 else None,
@@ -370,10 +367,10 @@ class ManifestCompactor:
         return result
 
     async def _abandon(self, intent: str, written: Written) -> None:
-        """The intent first: from then on nobody can commit these files, and only then may they go.
+        """The intent first: without it these files cannot be committed, and may be deleted.
 
-        If it is not there a commit of ours may have removed it: the files are what readers have
-        now, or the collector's.
+        If it is gone already a commit of ours may have removed it: the files are listed now, or
+        left to the garbage collector.
         """
         removed = await self._context.store.delete(keys.intent(intent))
         self._unresolved.remove(intent)
@@ -381,8 +378,8 @@ class ManifestCompactor:
             await self._context.volume.remove(name)
 
     async def _resolve(self) -> None:
-        """End intents of rounds whose outcome we did not hear: a commit has removed its own; the
-        others' files are the collector's."""
+        """Delete intents of rounds whose outcome is unknown: a commit has removed its own; the
+        files of the others are left to the garbage collector."""
         for intent in list(self._unresolved):
             await self._context.store.delete(keys.intent(intent))
             self._unresolved.remove(intent)

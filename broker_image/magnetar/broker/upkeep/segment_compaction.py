@@ -1,11 +1,11 @@
-"""Level-1 rewriting: from log files that many topics share to segments of their own.
+"""Segment compaction: from log files that many topics share to level-1 segments.
 
 Owns: reading the inputs of one round, writing its outputs. Imports: storage, siblings. The choice
-and the commit are `storage.level_one` and `server.storage.tidying`. Invariants: an entry keeps its
+is `storage.segments.level_one`, the commit `manifest_compaction`. Invariants: an entry keeps its
 bytes, its position and its append time; every entry taken from a log file is compared with its
-client's checksum, so damage is never carried over; segments span no gap; memory is bounded by one
-segment; between two reads the loop serves others, and no more than `rewrite_bytes_per_s` are read;
-of all objects that a round writes at most the last shared one is small.
+client's checksum, so damage is never copied; segments span no gap; memory is bounded by one
+segment; no more than `rewrite_bytes_per_s` are read; of all objects that a round writes at most the
+last shared one is small.
 """
 
 from __future__ import annotations
@@ -115,14 +115,10 @@ class RoundWriter:
                         writer = RunSegmentWriter(
                             {"topic": topic, "bundle": str(self._bundle.name), "made_by": "rewrite"}
                         )
-                    # What a transaction has published was sent earlier than what was published
-                    # before its commit.
+                    # A transaction's entries may have been sent before earlier ones of the
+                    # partition.
                     append_ms = max(append_ms, alive.append_ms)
-                    writer.add(
-                        alive
-                        if alive.append_ms == append_ms
-                        else alive._replace(append_ms=append_ms)
-                    )
+                    writer.add(alive._replace(append_ms=append_ms))
                     expected = ordinal + len(alive.lengths)
         if writer is not None:
             await self._finish(topic, writer)
@@ -224,20 +220,24 @@ class RoundWriter:
                 run.lengths[low:high],
                 PieceOfRun(name, at, topic, run.ledger, run.first_entry + low),
             )
-            found = RunColumns(
-                run.ledger,
-                run.first_entry + low,
-                run.append_ms,
-                run.lengths[low:high],
-                run.message_counts[low:high],
-                data,
-            )
-            yield found
+            yield _part(run, low, high, data)
             low, at = high, at + size
 
     async def _pace(self, size: int) -> None:
         """Let the loop serve others, and keep to the rate."""
         await asyncio.sleep(size / self._context.settings.rewrite_bytes_per_s)
+
+
+def _part(run: Run | RunColumns, low: int, high: int, payload: memoryview) -> RunColumns:
+    """The entries low..high-1 of a run, whose bytes are `payload`."""
+    return RunColumns(
+        run.ledger,
+        run.first_entry + low,
+        run.append_ms,
+        run.lengths[low:high],
+        run.message_counts[low:high],
+        payload,
+    )
 
 
 def _existing(run: RunColumns, ledgers: LedgerTable) -> list[RunColumns]:
@@ -252,17 +252,7 @@ def _existing(run: RunColumns, ledgers: LedgerTable) -> list[RunColumns]:
         return [run]
     at = sum(run.lengths[:low])
     size = sum(run.lengths[low:high])
-    payload = memoryview(run.payload)[at : at + size]
-    return [
-        RunColumns(
-            run.ledger,
-            run.first_entry + low,
-            run.append_ms,
-            run.lengths[low:high],
-            run.message_counts[low:high],
-            payload,
-        )
-    ]
+    return [_part(run, low, high, memoryview(run.payload)[at : at + size])]
 
 
 def runs_of(block: Block) -> list[RunColumns]:

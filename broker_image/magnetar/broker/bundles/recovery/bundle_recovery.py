@@ -188,9 +188,8 @@ class Preloaded:
         ):
             return False
         ended, read = assigned.chain[-1], self.record.chain[-1]
-        reached = (self.reached.file, self.reached.offset)
-        begin = (ended.start.file, ended.start.offset)
-        return ended.end is not None and ended.incarnation == read.incarnation and reached >= begin
+        follows = self.reached >= ended.start
+        return ended.end is not None and ended.incarnation == read.incarnation and follows
 
 
 async def _finish(
@@ -291,7 +290,7 @@ class BundleReplay:
     async def replay(self, scans: LogScans, term: int, span: LogRange) -> None:
         """Apply every valid record of epoch `term` in `span`."""
         assert span.end is not None
-        if (span.end.file, span.end.offset) > (span.start.file, span.start.offset):
+        if span.end > span.start:
             await scans.read(
                 span.incarnation, span.start, span.end, term, self.taker(span.incarnation)
             )

@@ -63,7 +63,9 @@ class _Reader:
     limit: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.begin, self.limit = _place(self.start), None if self.end is None else _place(self.end)
+        self.begin, self.limit = (self.start.file, self.start.offset), None
+        if self.end is not None:
+            self.limit = self.end.file, self.end.offset
 
 
 @dataclass(slots=True)
@@ -210,10 +212,8 @@ class LogScans:
                 reader.reached.cancel()
 
     async def _walk(self, incarnation: str, readers: list[_Reader], scan: Scan = scan) -> None:
-        """One pass over a log that has ended, for these readers; each of them has its outcome
-        afterwards."""
-        group = _Group(readers)
-        try:
+        """One pass over a log that has ended, for these readers."""
+        with _Group(readers) as group:
             async for scanned in scan(
                 self._volume, incarnation, group.start, group.end, group.by_term
             ):
@@ -221,16 +221,11 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(group.end)
-        except Exception as error:  # the readers report it
-            group.fail(error)
-        finally:
-            group.abandon()
 
     async def _walk_live(self, incarnation: str, readers: list[_Reader]) -> None:
         """As `_walk`, over a log that is being written."""
-        group = _Group(readers)
-        reached = group.start
-        try:
+        with _Group(readers) as group:
+            reached = group.start
             async for reached, records in scan_durable(
                 self._volume, incarnation, group.start, group.by_term
             ):
@@ -240,18 +235,15 @@ class LogScans:
                 if not group.by_term:
                     break
             group.finish(reached)
-        except Exception as error:  # the readers report it
-            group.fail(error)
-        finally:
-            group.abandon()
 
 
 class _Group:
-    """The readers of one walk."""
+    """The readers of one walk; each of them has its outcome when the walk ends, however it
+    does."""
 
     def __init__(self, readers: list[_Reader]) -> None:
-        self.start = min((reader.start for reader in readers), key=_place)
-        self.end = max((reader.end or reader.start for reader in readers), key=_place)
+        self.start = min(reader.start for reader in readers)
+        self.end = max(reader.end or reader.start for reader in readers)
         self.by_term: dict[int, list[_Reader]] = {}
         for reader in readers:
             reader.shared = len(readers) > 1
@@ -286,22 +278,23 @@ class _Group:
         """At the end of a block: settle readers that were cut, or have all of their term."""
         for reader in self._all():
             if reader.cut or reader.over:
-                self._settle(reader, max(reached, reader.start, key=_place))
+                self._settle(reader, max(reached, reader.start))
 
     def finish(self, reached: LogPosition) -> None:
         """The walk is over: every reader has what there is."""
         for reader in self._all():
-            self._settle(reader, max(reached, reader.start, key=_place))
+            self._settle(reader, max(reached, reader.start))
 
-    def fail(self, error: BaseException) -> None:
+    def __enter__(self) -> _Group:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        """The readers report the error of a walk; one that was cancelled leaves none waiting."""
         for reader in self._all():
-            if not reader.reached.done():
+            if isinstance(error, Exception) and not reader.reached.done():
                 reader.reached.set_exception(error)
-
-    def abandon(self) -> None:
-        """The walk was cancelled: no reader may wait permanently."""
-        for reader in self._all():
             reader.reached.cancel()
+        return isinstance(error, Exception)
 
     def _settle(self, reader: _Reader, reached: LogPosition) -> None:
         if not reader.reached.done():
@@ -317,7 +310,3 @@ class _Group:
 
     def _all(self) -> Iterable[_Reader]:
         return [reader for readers in self.by_term.values() for reader in readers]
-
-
-def _place(position: LogPosition) -> tuple[int, int]:
-    return position.file, position.offset
