@@ -25,7 +25,7 @@ def test_a_bundle_is_served_after_its_commit_and_never_again_after_its_freeze() 
     assert FOLLOWING[Phase.RELEASED] == {Phase.ABSENT}
 
 
-@pytest.mark.parametrize(("phase", "following"), itertools.product(Phase, Phase))
+@pytest.mark.parametrize(("phase", "following"), list(itertools.product(Phase, Phase)))
 def test_only_what_the_table_names_may_follow(phase: Phase, following: Phase) -> None:
     if following in FOLLOWING[phase]:
         assert advance(phase, following) is following
