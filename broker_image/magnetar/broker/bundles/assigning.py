@@ -17,13 +17,14 @@ from collections.abc import Collection, Iterable
 
 import structlog
 
+from magnetar.broker.bundles.records import BundleRecords
 from magnetar.broker.context import BrokerContext
 from magnetar.errors import NamespaceNotFound, NotOwner, ServiceNotReady, StoreError
 from magnetar.hosting.shared_task import SharedTasks, outcome
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, LoadRecord, NamespaceRecord
-from magnetar.metadata.store import Compare, KeyValue, Put
+from magnetar.metadata.store import Compare, KeyValue
 from magnetar.names import BundleName, bundles_of
 from magnetar.ownership import rules as rules
 from magnetar.ownership.placement import least_loaded
@@ -44,6 +45,7 @@ class Assigner:
 
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
+        self._records = BundleRecords(context, views)
         self._assigning = SharedTasks[None]("assign")
         self._intended: Counter[str] = Counter()
         self._holders: dict[str, str] = {}
@@ -127,22 +129,11 @@ class Assigner:
             assigned = rules.override(
                 record, destination, owner_is_dead=True, reason=f"{record.incarnation} is gone"
             )
-        if await self._write(name, item.mod_revision if item is not None else 0, assigned, *guards):
+        expected = item.mod_revision if item is not None else 0
+        if await self._records.swap(name, expected, assigned, *guards) is not None:
             log.info(
                 "bundle.assigned", bundle=name, destination=destination, reason=assigned.reason
             )
-
-    async def _write(
-        self, name: str, expected: int, record: BundleRecord, *guards: Compare
-    ) -> bool:
-        """Compare-and-swap a bundle's record under the guards; whether it was done."""
-        key, value = keys.bundle(BundleName.parse(name)), record.encode()
-        result = await self._context.store.transact(
-            [Compare(key, "mod", "=", expected), *guards], [Put(key, value)]
-        )
-        if result.succeeded:
-            self._views.bundles.observe(name, value, result.revision)
-        return result.succeeded
 
     async def reassign(self, name: str, guard: Compare, reason: str) -> bool:
         """Assign a bundle that waits for its destination to another broker; whether that was done.
@@ -151,12 +142,11 @@ class Assigner:
         if viewed is None or viewed.record.state is not BundleState.ASSIGNING:
             return False
         destination = self.place(rules.former_owners(viewed.record))
-        done = await self._write(
-            name, viewed.mod_revision, rules.reassign(viewed.record, destination, reason), guard
-        )
-        if done:
-            log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
-        return done
+        record = rules.reassign(viewed.record, destination, reason)
+        if await self._records.swap(name, viewed.mod_revision, record, guard) is None:
+            return False
+        log.warning("bundle.reassigned", bundle=name, destination=destination, reason=reason)
+        return True
 
     async def _still_a_bundle(self, bundle: BundleName) -> Compare:
         """That the range is a bundle of its namespace. Raises BundleSplit, NamespaceNotFound."""
@@ -219,12 +209,8 @@ class Assigner:
         viewed = self._views.bundles.get(name)
         if viewed is None or viewed.record.state is not BundleState.OWNED:
             return
-        if await self._write(
-            name,
-            viewed.mod_revision,
-            rules.release(viewed.record, destination, reason=reason),
-            guard,
-        ):
+        record = rules.release(viewed.record, destination, reason=reason)
+        if await self._records.swap(name, viewed.mod_revision, record, guard) is not None:
             log.info("bundle.move_requested", bundle=name, destination=destination, reason=reason)
 
     async def stop(self) -> None:

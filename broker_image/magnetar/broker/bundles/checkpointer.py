@@ -107,19 +107,17 @@ class Checkpointer:
     ) -> None:
         """Its errors end nothing: the log and the claim report their own."""
         with self._context.metrics.surprises.contained("checkpoint", bundle=name):
+            written = await self.checkpoint_if_long(owned, viewed.record, scan_bytes_max=-1)
+            if written is None or self._served.get(name) is not owned:
+                return
+            advanced = rules.advance_checkpoint(viewed.record, written.pointer)
             try:
-                await self._write_and_point(name, owned, viewed)
+                committed = await self._records.commit(name, viewed.mod_revision, advanced)
             except StoreError as error:
                 log.warning("bundle.checkpoint_delayed", bundle=name, error=str(error))
-
-    async def _write_and_point(
-        self, name: str, owned: OwnedBundle, viewed: Viewed[BundleRecord]
-    ) -> None:
-        written = await self.checkpoint_if_long(owned, viewed.record, scan_bytes_max=-1)
-        if written is None or self._served.get(name) is not owned:
-            return
-        advanced = rules.advance_checkpoint(viewed.record, written.pointer)
-        if await self._records.commit(name, viewed.mod_revision, advanced) is not None:
+                return
+            if committed is None:
+                return
             owned.replay.covered(written.total, written.size)
             log.info(
                 "bundle.checkpoint",

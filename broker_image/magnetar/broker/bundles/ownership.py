@@ -65,10 +65,8 @@ class Ownership:
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
         self._records, self._events = BundleRecords(context, views), BundleEvents()
-        self._tail_cache, self._roller = (
-            TailCache(context.settings.tail_cache_bytes_max),
-            LogRoller(context),
-        )
+        self._tail_cache = TailCache(context.settings.tail_cache_bytes_max)
+        self._roller = LogRoller(context)
         self.registry = TopicRegistry(context, views)
         self._served = ServedBundles(context, self.registry)
         self.policies = EffectivePolicies(context.settings, views, self.owned)

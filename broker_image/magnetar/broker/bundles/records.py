@@ -16,7 +16,7 @@ from magnetar.errors import StoreUnavailable
 from magnetar.hosting.views import ClusterViews, Viewed
 from magnetar.metadata import keys
 from magnetar.metadata.records import RESTORE_STRIDE, BundleRecord, BundleState
-from magnetar.metadata.store import Compare, Put
+from magnetar.metadata.store import Compare, KeyValue, Put
 from magnetar.names import BundleName
 
 log = structlog.get_logger(__name__)
@@ -45,26 +45,31 @@ class BundleRecords:
         """The epoch of the term that begins with this record."""
         return self._context.restore * RESTORE_STRIDE + viewed.mod_revision
 
+    async def swap(
+        self, name: str, expected: int, record: BundleRecord, *guards: Compare
+    ) -> int | None:
+        """One compare-and-swap under the guards; the revision, or None if it was refused. Raises
+        StoreError."""
+        key, value = keys.bundle(BundleName.parse(name)), record.encode()
+        result = await self._context.store.transact(
+            [Compare(key, "mod", "=", expected), *guards], [Put(key, value)]
+        )
+        if not result.succeeded:
+            return None
+        self._bundles.observe(name, value, result.revision)
+        return result.revision
+
     async def commit(self, name: str, expected: int, record: BundleRecord) -> int | None:
         """Compare-and-swap our record; its revision, or None if another broker changed it."""
-        store, key, value = (
-            self._context.store,
-            keys.bundle(BundleName.parse(name)),
-            record.encode(),
-        )
         while True:
             try:
-                result = await store.transact(
-                    [Compare(key, "mod", "=", expected)], [Put(key, value)]
-                )
-                if result.succeeded:
-                    self._bundles.observe(name, value, result.revision)
-                    return result.revision
-                item = await store.get(key)
-                if item is not None:
-                    self._bundles.observe(name, item.value, item.mod_revision)
+                revision = await self.swap(name, expected, record)
+                if revision is not None:
+                    return revision
+                item = await self.read(name)
                 # The same value is our own write, whose answer was lost.
-                return item.mod_revision if item is not None and item.value == value else None
+                ours = item is not None and item.value == record.encode()
+                return item.mod_revision if item is not None and ours else None
             except StoreUnavailable as error:
                 log.warning("bundle.commit_unknown", bundle=name, error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
@@ -84,8 +89,9 @@ class BundleRecords:
         others = viewed.record.incarnation != self._context.incarnation
         return others and record.chain[-1] in viewed.record.chain
 
-    async def read(self, name: str) -> None:
-        """Bring our view of one bundle up to date. Raises StoreError."""
+    async def read(self, name: str) -> KeyValue | None:
+        """The record as the store has it, which our view has then. Raises StoreError."""
         item = await self._context.store.get(keys.bundle(BundleName.parse(name)))
         if item is not None:
             self._bundles.observe(name, item.value, item.mod_revision)
+        return item
