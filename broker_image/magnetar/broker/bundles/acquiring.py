@@ -39,10 +39,12 @@ Make = Callable[[BundleName, LedgerIds, RecoveredBundle], OwnedBundle]
 
 
 @dataclass(slots=True)
-class Acquisition:
-    """A bundle on its way from the Assigning record of `revision` to service."""
+class _Acquisition:
+    """A bundle on its way from the Assigning record that names us to service."""
 
-    revision: int
+    name: str
+    assigned: Viewed[BundleRecord]
+    epoch: int
     phase: Phase = Phase.ABSENT
     first_file: int = 0
     """While COMMITTING: the file of our log in which the term begins."""
@@ -77,10 +79,10 @@ class Acquirer:
         self._context, self._records, self._served, self._events = context, records, served, events
         self._scans, self._policies, self._make = scans, policies, make
         self._retries = RecoveryRetries(context)
-        self._acquiring: dict[str, Acquisition] = {}
+        self._acquiring: dict[str, _Acquisition] = {}
         self.preloads = Preloads(context, records, scans)
 
-    def retries(self, name: str) -> bool:
+    def is_retrying(self, name: str) -> bool:
         """Whether recovery of this bundle failed, and the next attempt is not due."""
         acquisition = self._acquiring.get(name)
         return acquisition is not None and acquisition.phase is Phase.RETRYING
@@ -102,41 +104,43 @@ class Acquirer:
         acquisition = self._acquiring.get(name)
         if acquisition is None or acquisition.phase is not Phase.RECOVERING:
             return False
-        if not self._is_stale(name, acquisition):
+        if not self._is_stale(acquisition):
             return False
-        log.info("bundle.recovery_given_up", bundle=name, revision=acquisition.revision)
+        revision = acquisition.assigned.mod_revision
+        log.info("bundle.recovery_given_up", bundle=name, revision=revision)
         del self._acquiring[name]
         return True
 
-    def _is_stale(self, name: str, acquisition: Acquisition) -> bool:
-        viewed = self._records.get(name)
-        return viewed is None or viewed.mod_revision != acquisition.revision
+    def _is_stale(self, acquisition: _Acquisition) -> bool:
+        viewed = self._records.get(acquisition.name)
+        return viewed is None or viewed.mod_revision != acquisition.assigned.mod_revision
 
     async def carry_out(self, name: str, assigned: Viewed[BundleRecord]) -> None:
         """From our Assigning record to Owned: fence, recover, commit."""
-        acquisition = self._acquiring[name] = Acquisition(assigned.mod_revision)
+        acquisition = _Acquisition(name, assigned, self._records.epoch_of(assigned))
+        self._acquiring[name] = acquisition
         started = self._context.clock.monotonic()
-        epoch = self._records.epoch_of(assigned)
         try:
-            while (ready := await self._recover(name, assigned, epoch, acquisition)) is None:
-                if self._is_stale(name, acquisition):
+            while (ready := await self._recover(acquisition)) is None:
+                if self._is_stale(acquisition):
                     return
                 started = self._context.clock.monotonic()
-            if await self._commit(name, assigned, epoch, acquisition, ready):
-                self._note(name, epoch, ready, self._context.clock.monotonic() - started)
+            if await self._commit(acquisition, ready):
+                self._note(acquisition, ready, self._context.clock.monotonic() - started)
         finally:
             self._acquiring.pop(name, None)
+            if acquisition.phase is not Phase.SERVING:
+                acquisition.enter(Phase.ABSENT)
 
-    async def _recover(
-        self, name: str, assigned: Viewed[BundleRecord], epoch: int, acquisition: Acquisition
-    ) -> _Ready | None:
+    async def _recover(self, acquisition: _Acquisition) -> _Ready | None:
         """The bundle in memory; None after a failure and the wait that follows it."""
         acquisition.enter(Phase.RECOVERING)
-        bundle, ledger_ids = BundleName.parse(name), LedgerIds(epoch)
+        name, record = acquisition.name, acquisition.assigned.record
+        bundle, ledger_ids = BundleName.parse(name), LedgerIds(acquisition.epoch)
         try:
-            preloaded = await self.preloads.take(name, assigned.record)
+            preloaded = await self.preloads.take(name, record)
             recovered = await recover_bundle(
-                self._context, bundle, assigned.record, ledger_ids, self._scans, preloaded
+                self._context, bundle, record, ledger_ids, self._scans, preloaded
             )
             policies, owned = self._policies.version, self._make(bundle, ledger_ids, recovered)
             await owned.host(recovered.topics)
@@ -146,24 +150,17 @@ class Acquirer:
             acquisition.enter(Phase.RETRYING)
             await self._retries.wait(
                 name,
-                epoch,
+                acquisition.epoch,
                 error,
                 lambda: self._events.of(name),
-                lambda: self._is_stale(name, acquisition),
+                lambda: self._is_stale(acquisition),
             )
             return None
         self._retries.over(name)
         kind = "takeover" if recovered.fenced else "move" if preloaded is None else "preloaded"
         return _Ready(owned, recovered, policies, kind)
 
-    async def _commit(
-        self,
-        name: str,
-        assigned: Viewed[BundleRecord],
-        epoch: int,
-        acquisition: Acquisition,
-        ready: _Ready,
-    ) -> bool:
+    async def _commit(self, acquisition: _Acquisition, ready: _Ready) -> bool:
         """Begin our term; False if another broker changed the record, or our claim is gone."""
         acquisition.first_file = self._context.log.position.file
         acquisition.enter(Phase.COMMITTING)
@@ -173,6 +170,7 @@ class Acquirer:
             await self._context.log.check_claim()
         except StorageError:
             return False  # which ends this incarnation
+        name, assigned, epoch = acquisition.name, acquisition.assigned, acquisition.epoch
         start = self._context.log.position
         acquisition.first_file = start.file
         record = rules.own(
@@ -203,14 +201,14 @@ class Acquirer:
         ours = (record.incarnation, record.epoch) == (self._context.incarnation, epoch)
         return ours and record.state is not BundleState.ASSIGNING
 
-    def _note(self, name: str, epoch: int, ready: _Ready, seconds: float) -> None:
+    def _note(self, acquisition: _Acquisition, ready: _Ready, seconds: float) -> None:
         seconds = round(seconds, 4)
         self._context.metrics.acquisitions.labels(ready.kind).inc()
         self._context.metrics.acquire_seconds.observe(seconds)
         log.info(
             "bundle.owned",
-            bundle=name,
-            epoch=epoch,
+            bundle=acquisition.name,
+            epoch=acquisition.epoch,
             topics=len(ready.recovered.topics),
             seconds=seconds,
             fenced=ready.recovered.fenced,

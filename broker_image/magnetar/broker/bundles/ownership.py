@@ -350,7 +350,7 @@ class Ownership:
                 hopeful = [
                     task
                     for name, task in self._work.tasks.items()
-                    if not self._acquirer.retries(name)
+                    if not self._acquirer.is_retrying(name)
                 ]
                 if self.owned:
                     await self._move_all(reason)
