@@ -1,4 +1,4 @@
-"""Bundles: who serves which, and how they change hands.
+"""Bundles: their owners, transfers and recovery.
 
 Owns: ownership with its epochs, assignment, planned moves, splits, the leader's work. Imports:
 balance, metadata.

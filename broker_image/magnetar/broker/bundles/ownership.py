@@ -1,6 +1,6 @@
 """Who serves which bundle.
 
-Owns: this broker's part in the life of bundle records: resolving owners, starting what a record
+Owns: this broker's part in the states of bundle records: resolving owners, starting what a record
 asks of this broker, buffering requests during a transfer. Imports: metadata, siblings. Source:
 transition rule of PIP-192, transfer of PIP-307.
 
@@ -223,7 +223,7 @@ class Ownership:
 
     async def _ask_store(self, name: str) -> None:
         """A client that a bundle's former owner sent here may be faster than our watch: read the
-        record, once for all who ask."""
+        record, once for all callers."""
 
         async def read() -> None:
             with contextlib.suppress(StoreError):

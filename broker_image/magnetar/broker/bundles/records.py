@@ -77,9 +77,9 @@ class BundleRecords:
     async def end_term(self, name: str, expected: int, record: BundleRecord) -> bool:
         """Commit the record that ends our term; whether it was accepted.
 
-        It was, too, if its answer was lost and others have continued from the range it ends with.
-        If the record is gone or Deleted the bundle was divided since, or its namespace deleted.
-        Whether we were fenced before is shown by our claim, not by the record.
+        It also was if the answer was lost and another broker continued from its last range, or if
+        the bundle was divided since or its namespace deleted. Whether we were fenced before is
+        shown by our claim.
         """
         if await self.commit(name, expected, record) is not None:
             return True

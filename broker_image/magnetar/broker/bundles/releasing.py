@@ -70,7 +70,7 @@ class Releaser:
         """
         async with self._permits:
             owned = self._served.require(name)
-            # A destination that is gone is replaced by placement, as one that goes on the way is.
+            # Placement replaces a destination that is gone, also during the transfer.
             if (
                 self._views.incarnations.get(destination) is not None
                 and destination not in self._assigner.candidates()
@@ -135,7 +135,7 @@ class Releaser:
             "bundle.released",
             bundle=name,
             epoch=record.epoch,
-            destination=destination or "nobody",
+            destination=destination or "none",
             reason=record.reason,
         )
         # At once: while the new owner reads the rest and commits, our clients reach it and wait

@@ -33,7 +33,7 @@ class Renewals:
         self._unloading: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, ledger_ids: LedgerIds) -> None:
-        """Few of these are left: every bundle of their term needs others."""
+        """Few of these ids are left: unload every bundle of their term."""
         for name, owned in self._owned.items():
             if owned.ledger_ids is ledger_ids and name not in self._unloading:
                 log.warning("bundle.ledger_ids_low", bundle=name, epoch=ledger_ids.epoch)

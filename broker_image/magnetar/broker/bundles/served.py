@@ -1,7 +1,7 @@
 """The bundles that this broker serves.
 
-Owns: the table of `OwnedBundle`, which all who acquire, release and divide bundles change through
-`begin` and `end`. Imports: bundle. Invariant: a bundle stands here from its Owned record until the
+Owns: the table of `OwnedBundle`, which acquisition, release and split change through `begin` and
+`end`. Imports: bundle. Invariant: a bundle stands here from its Owned record until the
 record that ends our term is committed.
 """
 

@@ -225,7 +225,7 @@ class Splitter:
         """Copies of all the children's records in the log, durable before any of them can be taken
         over. Raises StorageError.
 
-        Without them a lost store could not be rebuilt once one child has gone on elsewhere. Should
+        Without them a lost store could not be rebuilt once one child was transferred. Should
         the split not happen after all, the parent's next term has a later epoch.
         """
         for child, record in records.items():

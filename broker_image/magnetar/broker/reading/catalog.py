@@ -182,11 +182,16 @@ class BundleCatalog:
         `sources` if the topic was used with transactions, whose entries lie in its sidecar until
         they are compacted.
         """
-        return await self._looked_for(
-            str(topic),
-            ledgers.position(request.first),
-            lambda: self._read_once(str(topic), ledgers, request, bytes_max, sources),
-        )
+        position = ledgers.position(request.first)
+
+        async def once() -> tuple[list[memoryview], list[int]] | None:
+            if (place := await self._row(str(topic), position)) is not None:
+                found = _consecutive(*place, ledgers, request.entries, bytes_max)
+                return found.entries, found.message_counts
+            located = await self._locate(str(topic), position, request.entries, sources)
+            return None if located is None else await self._read_run(*located, bytes_max)
+
+        return await self._looked_for(str(topic), position, once)
 
     async def facts(
         self,
@@ -271,23 +276,6 @@ class BundleCatalog:
             topic=topic,
             first=(position.ledger, position.entry),
         )
-
-    async def _read_once(
-        self,
-        topic: str,
-        ledgers: LedgerTable,
-        request: ReadRequest,
-        bytes_max: int,
-        sources: Sources | None,
-    ) -> tuple[list[memoryview], list[int]] | None:
-        """As `read`; None if the manifest that we know does not have the entry. Raises
-        FileNotFoundError, StorageError."""
-        position = ledgers.position(request.first)
-        if (place := await self._row(topic, position)) is not None:
-            found = _consecutive(*place, ledgers, request.entries, bytes_max)
-            return found.entries, found.message_counts
-        located = await self._locate(topic, position, request.entries, sources)
-        return None if located is None else await self._read_run(*located, bytes_max)
 
     async def _locate(
         self, topic: str, position: Position, entries: int, sources: Sources | None

@@ -5,7 +5,7 @@ one fence and one sealing. Imports: storage. A broker that dies leaves hundreds 
 whose records lie mixed in one log: read once per bundle, that log would be read hundreds of times.
 Invariants: each reader gets the records of its term and range in their order, up to that term's
 RELEASE; nothing is kept of what was read (memory is that of one walk); damage that one reader's
-range does not hold never fails it; what a walk over a living owner's log hands out is durable.
+range does not hold never fails it; what a walk over a living owner's log yields is durable.
 """
 
 from __future__ import annotations
