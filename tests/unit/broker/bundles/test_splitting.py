@@ -255,7 +255,7 @@ def test_children_are_recovered_by_others(tmp_path: Path, moved_to_the_end: bool
     child its topics, and no others."""
 
     async def scenario() -> None:
-        async with pair(tmp_path) as cluster:
+        async with pair(tmp_path, rebalance_bundles=False) as cluster:
             first, second = cluster.first, cluster.second
             if str(WHOLE) not in first.ownership.owned:
                 await first.ownership.resolve(WHOLE)
