@@ -65,7 +65,7 @@ def fenced_producer_is_not_closed(patch: Patch) -> None:
     def silent(_self: Publishing, _grant: Grant) -> None:
         return
 
-    patch.setattr(Publishing, "_inform", silent)
+    patch.setattr(Publishing, "_close_replaced", silent)
 
 
 def keys_move_without_draining(patch: Patch) -> None:

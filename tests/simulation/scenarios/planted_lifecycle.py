@@ -13,6 +13,7 @@ import pytest
 
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
 from magnetar.broker.commands.sessions import ProducerSession
+from magnetar.broker.topics.admission import Admission
 from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
@@ -43,7 +44,7 @@ def an_end_is_only_remembered(patch: Patch) -> None:
 
 def a_topic_goes_on_behind_its_end(patch: Patch) -> None:
     """Producers that are there when a topic is terminated are not refused."""
-    patch.setattr(Publishing, "_terminated", False)
+    patch.setattr(Admission, "_terminated", False)
 
 
 def the_end_is_not_told(patch: Patch) -> None:
@@ -52,7 +53,7 @@ def the_end_is_not_told(patch: Patch) -> None:
     def silent(_self: SubscriptionHost) -> None:
         return
 
-    patch.setattr(SubscriptionHost, "_notify_end_of_topic", silent)
+    patch.setattr(SubscriptionHost, "end_of_topic", silent)
 
 
 def the_young_expire(patch: Patch) -> None:

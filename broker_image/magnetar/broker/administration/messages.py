@@ -29,7 +29,6 @@ from magnetar.errors import (
 )
 from magnetar.names import TopicName
 from magnetar.rest.ports import FoundMessage
-from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.entries import Entry, readable_entry, uncompressed
@@ -161,9 +160,7 @@ class Messages:
 
 
 async def _message(host: TopicHost, ordinal: int) -> FoundMessage:
-    request = ReadRequest(ordinal, 1)
-    found = host.tail(request)
-    data = found[0][0] if found is not None else (await host.read(request))[0][0]
+    data = await host.reader.entry(ordinal)
     position = host.core.ledgers.position(ordinal)
     identifier = {"X-Pulsar-Message-ID": f"{position.ledger}:{position.entry}"}
     entry = readable_entry(data)

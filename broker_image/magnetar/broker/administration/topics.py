@@ -196,7 +196,7 @@ class Topics:
         """MessageIdImpl of the last entry; with the index of its last message if that is a
         batch."""
         host = await self._site.host(topic)
-        position, entry = await host.last_message(read_compacted=False)
+        position, entry = await host.reader.last_message(read_compacted=False)
         found = _message_id(position, host.partition)
         if entry is not None:
             parsed = readable_entry(entry)

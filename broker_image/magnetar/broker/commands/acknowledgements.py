@@ -361,7 +361,7 @@ async def last_message_id(connection: Connection, request: api.CommandGetLastMes
         raise InvalidRequest("Consumer not found")
     host = session.subscription
     await host.topic.context.log.confirm()
-    position, entry = await host.topic.last_message(session.read_compacted)
+    position, entry = await host.topic.reader.last_message(session.read_compacted)
     batch_index: int | None = None
     if entry is not None:
         parsed = readable_entry(entry)

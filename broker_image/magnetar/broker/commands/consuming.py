@@ -228,10 +228,7 @@ class Consuming:
         if session is None:
             raise InvalidRequest("Consumer not found")
         host = session.subscription
-        if host.topic.frozen:
-            raise ServiceNotReady(
-                f"topic {host.topic.name} is being unloaded; unsubscribe again after the reconnect"
-            )
+        host.topic.check_serving("unsubscribe again after the reconnect")
         others = [other for other in host.sessions() if other is not session]
         if others and not request.force:
             raise ConsumerBusy(

@@ -154,8 +154,7 @@ class EntryMetadata:
 
     def _place(self, ordinal: int) -> tuple[TopicName, LedgerTable, int, Sources | None]:
         topic = self._topic
-        sources = topic.transactions.buffer.source_of if topic.transactions is not None else None
-        return topic.name, topic.core.ledgers, ordinal, sources
+        return topic.name, topic.core.ledgers, ordinal, topic.reader.sources
 
     def _remember(self, ordinal: int, messages: int) -> None:
         known = (ordinal, messages)

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.ports import AttachedConsumer, AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import EntryIndex
+from magnetar.broker.topics.message_sender import MessageSender
 from magnetar.broker.topics.subscription_host import READ_ENTRIES_MAX, SubscriptionHost
 from magnetar.broker.topics.topic_host import TopicHost
-from magnetar.errors import NotAllowed, ServiceNotReady
+from magnetar.errors import ServiceNotReady
 from magnetar.names import TopicName
 from magnetar.topics.dispatch.base import Delivery, DispatchLimits
-from magnetar.topics.ledgers import LATEST, Position
+from magnetar.topics.ledgers import LATEST
 from magnetar.topics.topic import Topic
 from magnetar.wire import commands
 
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
 TAKEN = commands.Position(0, 0)
 DROPPED = commands.Position(-1, -1)
 IDLE_CHECK_S_MIN = 1.0
+
+
+class _UnstoredSender(MessageSender):
+    """Sends entries that have one id, since none can be asked for again."""
+
+    def _queue(
+        self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
+    ) -> None:
+        for entry in entries:
+            session.connection.queue_messages(
+                session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch
+            )
 
 
 class NonPersistentSubscription(SubscriptionHost):
@@ -81,14 +94,6 @@ class NonPersistentSubscription(SubscriptionHost):
     ) -> None:
         self.acknowledge(session, (), (), confirmed)
 
-    def _queue(
-        self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
-    ) -> None:
-        for entry in entries:  # all with one id, as nobody can ask for them again
-            session.connection.queue_messages(
-                session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch
-            )
-
 
 class NonPersistentTopic(TopicHost):
     """A topic that lives while it is used."""
@@ -107,10 +112,12 @@ class NonPersistentTopic(TopicHost):
         self._timer: asyncio.TimerHandle | None = None
         self._watch()
 
+    def _make_sender(self) -> MessageSender:
+        return _UnstoredSender(self)
+
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         """Set properties for as long as the topic lives."""
-        if self.frozen:
-            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        self.check_serving()
         self._updated(changes)
 
     def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
@@ -127,15 +134,15 @@ class NonPersistentTopic(TopicHost):
     def publish(self, session: AttachedProducer, run: SendRun) -> None:
         """Deliver what policies allow of a run of entries, and answer."""
         if not self.admits(session, run) or (
-            self.core.ledger < 0 and not self.publishing.take_ledger(session, run)
+            self.core.ledger < 0 and not self.admission.take_ledger(session, run)
         ):
             return
-        if not self.publishing.refusing:
+        if not self.admission.refusing:
             self._take(session, run)
             return
         begin = 0
         for index, entry in enumerate(run.entries):
-            refusal = self.publishing.refusal(entry)
+            refusal = self.admission.refusal(entry)
             if refusal is None:
                 continue
             self._take(session, run.part(begin, index))
@@ -178,16 +185,7 @@ class NonPersistentTopic(TopicHost):
         for subscription in list(self.subscriptions.values()):
             assert isinstance(subscription, NonPersistentSubscription)
             subscription.pass_on(first, kept, message_counts)
-        metrics, counters = self.context.metrics, self.core.counters
-        messages, size = sum(message_counts), sum(map(len, entries))
-        metrics.messages_in += messages
-        metrics.bytes_in += size
-        counters.messages_in += messages
-        counters.bytes_in += size
-
-    async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:  # noqa: ARG002
-        """Raises NotAllowed: nothing is kept."""
-        raise NotAllowed(f"topic {self.name} is non-persistent: it has no last message")
+        self.count_in(sum(message_counts), sum(map(len, entries)))
 
     # --- subscriptions ----------------------------------------------------------------------------
 
@@ -201,14 +199,13 @@ class NonPersistentTopic(TopicHost):
     ) -> SubscriptionHost:
         """The subscription, created if need be; it begins now, whatever `start` and `durable`
         say. Raises NotAllowed, ServiceNotReady."""
-        if self.frozen:
-            raise ServiceNotReady(
-                f"topic {self.name} is being unloaded; subscribe again after a lookup"
-            )
+        self.check_serving("subscribe again after a lookup")
         core = self.core.subscribe(name, LATEST, durable=False, properties=properties)
         host = self.subscriptions.get(name)
         if host is None:
-            host = self.subscriptions[name] = NonPersistentSubscription(self, core, self.metadata)
+            host = self.subscriptions[name] = NonPersistentSubscription(
+                self, core, self.sender, self.metadata
+            )
         return host
 
     # --- end --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.clock import elapsed_ms
-from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.wire.entries import readable_entry
 
 if TYPE_CHECKING:
@@ -84,8 +83,5 @@ def _first_plain(topic: ServedTopic, ordinal: int, end: int) -> int | None:
 
 async def publish_ms_of(topic: ServedTopic, ordinal: int) -> int | None:
     """When an entry was published; None if its metadata cannot be read."""
-    request = ReadRequest(ordinal, 1)
-    found = topic.tail(request)
-    entries = found[0] if found is not None else (await topic.read(request))[0]
-    entry = readable_entry(entries[0])
+    entry = readable_entry(await topic.reader.entry(ordinal))
     return entry.metadata.publish_time if entry is not None else None

@@ -1,82 +1,57 @@
 """A topic in service.
 
-Owns: driving one `topics.Topic`: publishing into the log, reading from memory or storage, its
+Owns: driving one `topics.Topic`: publishing into the log, properties, termination, its
 subscriptions. Imports: topics, storage formats. Invariants: an entry gets its id, its place in the
-log and its receipt in one order; what is dispatched was confirmed durable under our claim first;
-entries read from storage are verified against the checksum the client sent.
+log and its receipt in one order; an entry is dispatched only after it is durable under this owner's
+claim.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from magnetar.broker.context import BrokerContext
-from magnetar.broker.ports import (
-    AttachedProducer,
-    SendRun,
-    ServedBundle,
-    ServedSubscription,
-)
-from magnetar.broker.reading.catalog import CompactedRead
-from magnetar.broker.reading.entry_checks import PieceOfRun, checked_entries
-from magnetar.broker.reading.entry_index import ELSEWHERE, EntryIndex, Run
-from magnetar.broker.reading.log_span import LogSpan, bytes_ahead
+from magnetar.broker.ports import AttachedProducer, SendRun, ServedBundle, ServedSubscription
+from magnetar.broker.reading.entry_index import EntryIndex, Run
 from magnetar.broker.replay.topic_transactions import TopicTransactions, limits_of
+from magnetar.broker.topics.admission import Admission, Recorded
 from magnetar.broker.topics.effective_policies import PROPERTY
 from magnetar.broker.topics.entry_metadata import EntryMetadata
-from magnetar.broker.topics.publishing import PublishBlock, Publishing, Recorded
+from magnetar.broker.topics.message_sender import MessageSender
+from magnetar.broker.topics.publishing import Publishing
 from magnetar.broker.topics.subscription_host import SubscriptionHost
-from magnetar.errors import CorruptData, NotAllowed, ServiceNotReady
+from magnetar.broker.topics.topic_reader import TopicReader
+from magnetar.errors import NotAllowed, ServiceNotReady
 from magnetar.hosting.rates import RateMeter
 from magnetar.names import TopicName
 from magnetar.policies import Policies
 from magnetar.storage.log.format import TopicOperation, encode_entries, encode_topic
 from magnetar.storage.log.places import RecordPlace
-from magnetar.storage.names import log_file
-from magnetar.topics.dispatch.base import DispatchLimits, ReadRequest
+from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.topics.ledgers import Position
 from magnetar.topics.state import TopicState
-from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import TERMINATED, TRIMMED, Topic, position_text
 
 if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor
 
 
+@dataclass(slots=True, eq=False)
 class _PublishedRun:
-    """A run on its way to stable storage: called by the log, in order, once it is there."""
+    """A run on its way to stable storage; the log calls it, in order, once it is there."""
 
-    __slots__ = (
-        "append_ms",
-        "entries_offset",
-        "lengths",
-        "payload",
-        "position",
-        "recorded",
-        "run",
-        "session",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        topic: TopicHost,
-        session: AttachedProducer,
-        run: SendRun,
-        position: Position,
-        payload: bytes,
-        lengths: Sequence[int],
-        entries_offset: int,
-        recorded: Recorded | None,
-        append_ms: int,
-    ) -> None:
-        self.topic, self.session, self.run, self.position = topic, session, run, position
-        self.payload, self.lengths, self.entries_offset = payload, lengths, entries_offset
-        self.recorded, self.append_ms = recorded, append_ms
+    topic: TopicHost
+    session: AttachedProducer
+    run: SendRun
+    position: Position
+    payload: bytes
+    lengths: Sequence[int]
+    entries_offset: int
+    recorded: Recorded | None
+    append_ms: int
 
     def __call__(self, place: RecordPlace) -> None:
         self.topic.durable(self, place)
@@ -104,17 +79,21 @@ class TopicHost:
         self._epoch = bundle.epoch
         self.policies: Policies = bundle.policies.topic(name, core.properties)
         core.limit(self._dispatch_limits())
-        self.publishing = Publishing(self)
-        self.metadata = EntryMetadata.of_topic(self)
+        self.reader, self.admission = TopicReader(self), Admission(self)
+        self.publishing = Publishing(self, self.admission)
+        self.metadata, self.sender = EntryMetadata.of_topic(self), self._make_sender()
         self.unused_since_ms: int | None = None
         self._ending: asyncio.Task[Position] | None = None
-        self.meter: RateMeter | None = None  # made when somebody first asks for rates
+        self.meter: RateMeter | None = None  # made by the first request for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
-            subscription: SubscriptionHost(self, found, self.metadata)
+            subscription: SubscriptionHost(self, found, self.sender, self.metadata)
             for subscription, found in core.subscriptions.items()
         }
         for recovered in self.subscriptions.values():
             recovered.recorded = True
+
+    def _make_sender(self) -> MessageSender:
+        return MessageSender(self)
 
     @property
     def frozen(self) -> bool:
@@ -123,21 +102,25 @@ class TopicHost:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is frozen for good, or until it is deleted: its clients will be sent away.
-        While its bundle is split they stay."""
+        """Whether it is frozen until it is unloaded or deleted: its clients will be closed. During
+        a split of its bundle they stay."""
         return self.core.frozen and self.bundle.buffered is None
+
+    def check_serving(self, advice: str = "try again after a lookup") -> None:
+        """Raises ServiceNotReady, with advice to the client, if the topic is frozen."""
+        if self.core.frozen:
+            raise ServiceNotReady(f"topic {self.name} is being unloaded; {advice}")
 
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         """Set properties of the topic durably ("" removes one); in force when this returns.
         Raises ServiceNotReady, StorageError."""
-        if self.frozen:
-            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        self.check_serving()
         self.append_update(changes, lambda: self._updated(changes))
         await self.context.log.barrier()
 
     def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
-        """Write a change of properties, which acts on what is written behind it; `on_durable`
-        runs when it is there to stay."""
+        """Append a change of properties, which holds for the records behind it; `on_durable` runs
+        when it is durable."""
         record = encode_topic(
             epoch=self._epoch,
             topic=str(self.name),
@@ -152,21 +135,19 @@ class TopicHost:
             self.index.drop_before(self.core.ledgers.first)
             if self.transactions is not None:
                 self.transactions.trimmed()
-            for subscription in self.subscriptions.values():
-                subscription.schedule()
+            self.wake()
         if PROPERTY in changes:
             self.refresh_policies()
-        self.publishing.refresh()
+        self.admission.refresh()
 
     def refresh_policies(self) -> None:
         """Policies of the topic or of its namespace may have changed."""
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
-        self.publishing.refresh()
+        self.admission.refresh()
         if not self.frozen:
             self.publishing.compare_backlog()
-        for subscription in self.subscriptions.values():
-            subscription.schedule()  # a limit may be gone
+        self.wake()  # a limit may be gone
 
     def _dispatch_limits(self) -> DispatchLimits:
         settings = self.context.settings
@@ -190,11 +171,11 @@ class TopicHost:
 
     @property
     def ended(self) -> bool:
-        """Whether that is durable: nobody hears before of an end that may yet not be."""
+        """Whether termination is durable: clients are not notified of one that may be lost."""
         return self.terminated and self._ending is None
 
     def begin_term(self, bundle: ServedBundle) -> None:
-        """Go on in `bundle`, which a split has made of ours, with everybody who is attached."""
+        """Continue in `bundle`, a part of the split one, with all clients attached."""
         self.bundle, self._epoch = bundle, bundle.epoch
         self.core.go_on_in(bundle.ledger_ids)
         if self.transactions is not None:
@@ -207,7 +188,7 @@ class TopicHost:
     # --- transactions -----------------------------------------------------------------------------
 
     def used_with_transactions(self) -> TopicTransactions:
-        """Its transactions, from now on if there were none."""
+        """Its transactions, created if there were none."""
         if self.transactions is None:
             self.transactions = TopicTransactions(self.core)
             self.transactions.limit(limits_of(self.context.settings))
@@ -219,7 +200,7 @@ class TopicHost:
         return self.transactions.buffer.last_sequence(name) if self.transactions else None
 
     def to_state(self) -> TopicState:
-        """For a checkpoint: everything that recovery needs as of now."""
+        """For a checkpoint: everything that recovery needs."""
         state = self.core.to_state()
         return (
             state
@@ -227,18 +208,17 @@ class TopicHost:
             else replace(state, transactions=self.transactions.to_state())
         )
 
-    # --- its end ----------------------------------------------------------------------------------
+    # --- termination, trimming ----------------------------------------------------------------------------------
 
     async def terminate(self) -> Position:
-        """Let nothing more be published, durably; the last position there will ever be. Raises
-        ServiceNotReady, StorageError."""
+        """Terminate the topic durably; its last position. Raises NotAllowed, ServiceNotReady,
+        StorageError."""
         if self._ending is not None:
             return await asyncio.shield(self._ending)
         if self.core.terminated is not None:
             await self.context.log.confirm()
             return self.core.terminated
-        if self.frozen:
-            raise ServiceNotReady(f"topic {self.name} is being unloaded; try again after a lookup")
+        self.check_serving()
         if self.transactions is not None and self.transactions.buffer.has_open:
             raise NotAllowed(
                 f"topic {self.name} has messages of open transactions; terminate it when they have "
@@ -247,10 +227,10 @@ class TopicHost:
         last = self.core.last_published
         changes = {TERMINATED: position_text(last)}
         self.append_update(changes, lambda: None)
-        # refused from now on; producers are sent away, and consumers told, once it is durable
+        # SENDs are refused from now on; clients are notified once it is durable
         self._updated(changes)
         self._ending = asyncio.create_task(self._end(last), name=f"terminate {self.name}")
-        # whoever asked may have left
+        # the caller may have been cancelled
         self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._ending)
 
@@ -271,16 +251,10 @@ class TopicHost:
             await self.update_properties({TRIMMED: position_text(ledgers.position_before(ordinal))})
 
     async def truncate(self) -> None:
-        """Drop everything there is, acknowledged or not, durably. Raises ServiceNotReady,
-        StorageError."""
+        """Drop all entries, acknowledged or not, durably. Raises ServiceNotReady, StorageError."""
         await self.trim(self.core.ledgers.end)
 
     # --- publishing -------------------------------------------------------------------------------
-
-    @property
-    def publish_block(self) -> PublishBlock | None:
-        """Why no producers are taken: a backlog quota."""
-        return self.publishing.block
 
     def publish(self, session: AttachedProducer, run: SendRun) -> None:
         """Take a run of entries of one producer; receipts follow when it is durable.
@@ -289,10 +263,10 @@ class TopicHost:
         """
         if not self.admits(session, run):
             return
-        if self.core.ledger < 0 and not self.publishing.take_ledger(session, run):
+        if self.core.ledger < 0 and not self.admission.take_ledger(session, run):
             return
-        if self.publishing.guarded or session.sends_chunks:
-            for part, recorded in self.publishing.admitted(session, run):
+        if self.admission.guarded or session.sends_chunks:
+            for part, recorded in self.admission.admitted(session, run):
                 self._append(session, part, recorded)
         else:
             self._append(session, run, None)
@@ -314,8 +288,7 @@ class TopicHost:
         return True
 
     def _append(self, session: AttachedProducer, run: SendRun, recorded: Recorded | None) -> None:
-        """Give a run that nothing speaks against to the log. `recorded` is what is to be known
-        of it once it is durable."""
+        """Append an admitted run to the log; `recorded` is applied once it is durable."""
         position, now_ms = self.core.publish(len(run.entries)), self.context.clock.wall_ms()
         payload, lengths = b"".join(run.entries), list(map(len, run.entries))
         encoded = encode_entries(
@@ -347,7 +320,7 @@ class TopicHost:
             recorded.placed(position)
 
     def durable(self, published: _PublishedRun, place: RecordPlace) -> None:
-        """The log has a run on stable storage: confirm, answer, deliver."""
+        """A run is on stable storage: confirm, answer, deliver."""
         run = published.run
         ordinal = self.core.confirm(published.position, len(published.lengths))
         stored = Run(
@@ -369,20 +342,20 @@ class TopicHost:
         self.wake()
 
     def after_appends(self, then: Callable[[], None]) -> None:
-        """Call `then` once everything appended so far is durable, in the order of the log."""
+        """Call `then` once every record appended so far is durable, in the order of the log."""
         self.context.log.append((), 0, 0, lambda _place: then())
 
     @property
     def fenced(self) -> bool:
-        """Whether another broker has fenced us: nothing becomes durable any more."""
+        """Whether another broker has fenced this one: nothing becomes durable any more."""
         return self.context.log.fenced
 
     def count_refused(self, sends: int) -> None:
-        """So many SENDs were refused."""
+        """Count refused SENDs."""
         self.context.metrics.publish_errors += sends
 
     def count_in(self, messages: int, size: int) -> None:
-        """So much more can be delivered."""
+        """Count messages that can be delivered now."""
         metrics, counters = self.context.metrics, self.core.counters
         metrics.messages_in += messages
         metrics.bytes_in += size
@@ -394,159 +367,19 @@ class TopicHost:
         for subscription in self.subscriptions.values():
             subscription.schedule()
 
-    # --- reading ----------------------------------------------------------------------------------
-
-    def tail(self, request: ReadRequest) -> tuple[list[memoryview], Sequence[int]] | None:
-        """Entries of the request that are in memory and in one run, with their message counts;
-        None if the first one is not."""
-        at = self.index.run_of(request.first)
-        if at is None:
-            self.context.metrics.tail_misses += 1
-            return None
-        run = self.index.runs[at]
-        low = request.first - run.first
-        high = min(low + request.entries, run.count)
-        entries = run.entries(low, high)
-        if entries is None:
-            self.context.metrics.tail_misses += 1
-            return None
-        self.context.metrics.tail_hits += 1
-        return entries, run.message_counts if high - low == run.count else run.message_counts[
-            low:high
-        ]
-
-    async def read(self, request: ReadRequest) -> tuple[list[memoryview], list[int]]:
-        """Entries of the request from storage, as many as one read may hold (at least one), with
-        their message counts.
-
-        Raises StorageError; CorruptData if what is there is not what the client sent.
-        """
-        at = self.index.run_of(request.first)
-        gone: tuple[str, int] | None = None
-        if at is not None:
-            run = self.index.runs[at]
-            place = run.incarnation, run.file
-            try:
-                if run.incarnation != ELSEWHERE:
-                    return await self._read_runs(request, at)
-            except FileNotFoundError:
-                # The file was rewritten into segments, or given up with everything in it: the
-                # catalog knows.
-                gone = place
-        sources = self.transactions.buffer.source_of if self.transactions is not None else None
-        bytes_max = self.context.settings.read_batch_bytes_max
-        try:
-            found = await self.bundle.catalog.read(
-                self.name, self.core.ledgers, request, bytes_max, sources
-            )
-        except CorruptData as error:
-            if gone is None or error.file:
-                raise
-            # Nothing is in its place: it is still there that the entry belongs, once somebody has
-            # brought it back.
-            name = log_file(*gone)
-            raise CorruptData(
-                f"{name} is missing, {error}; restore it",
-                file=name,
-                topic=error.topic,
-                first=error.first,
-            ) from error
-        if gone is not None:
-            self.index.lose_file(*gone)
-        return found
-
-    async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
-        """As `read`, from the runs in log files that we know of, from the `at`-th on. Raises
-        FileNotFoundError if the first is gone."""
-        entries: list[memoryview] = []
-        message_counts: list[int] = []
-        left, budget = request.entries, self.context.settings.read_batch_bytes_max
-        # A copy: while we wait another reader may find out that files are gone and forget their
-        # runs.
-        runs, span = self.index.runs[at : at + request.entries], LogSpan(self.context.volume)
-        for number, run in enumerate(runs):
-            if left <= 0 or budget <= 0 or run.incarnation == ELSEWHERE:
-                break
-            low = max(0, request.first - run.first)
-            try:
-                found = run.entries(low, min(run.count, low + left))
-                if found is None:
-                    ahead = partial(
-                        bytes_ahead, runs, number, left - (run.count - low), budget - run.bytes
-                    )
-                    found = await self._read_run(run, low, left, budget, span, ahead)
-            except FileNotFoundError:
-                if entries:
-                    break
-                raise
-            entries += found
-            message_counts += run.message_counts[low : low + len(found)]
-            left -= len(found)
-            budget -= sum(map(len, found))
-            if low + len(found) < run.count:
-                break
-        return entries, message_counts
-
-    async def _read_run(
-        self, run: Run, low: int, count: int, budget: int, span: LogSpan, ahead: Callable[[], int]
-    ) -> list[memoryview]:
-        """Entries low.. of one run, at most `count` and about `budget` bytes, at least one;
-        `ahead` says how much more to fetch."""
-        offsets = run.offsets()
-        high = low + 1
-        while high < min(run.count, low + count) and offsets[high + 1] - offsets[low] <= budget:
-            high += 1
-        base = offsets[low]
-        view = await span.bytes_of(run, base, offsets[high], ahead if high == run.count else int)
-        first = self.core.ledgers.position(run.first + low)
-        lengths = [offsets[at + 1] - offsets[at] for at in range(low, high)]
-        return checked_entries(
-            view,
-            lengths,
-            PieceOfRun(
-                log_file(run.incarnation, run.file), run.offset + base, str(self.name), *first
-            ),
-        )
-
-    def compacted_before(self, ordinal: int) -> bool:
-        """Whether a read-compacted consumer gets `ordinal` from the compacted segments."""
-        view = self.bundle.catalog.compacted(str(self.name))
-        return view is not None and ordinal < self.core.ledgers.ordinal_after(view.horizon)
-
-    async def read_compacted(self, request: ReadRequest) -> CompactedRead:
-        """The next surviving entries of the compacted view from the request on. Raises
-        StorageError."""
-        return await self.bundle.catalog.read_compacted(str(self.name), self.core.ledgers, request)
-
-    async def last_message(self, read_compacted: bool) -> tuple[Position, memoryview | None]:
-        """Position and bytes of the last entry that can be delivered; (EARLIEST, None) if there
-        is none, be it that all were trimmed."""
-        end = self.core.ledgers.end
-        if read_compacted and end > 0 and self.compacted_before(end - 1):
-            return await self.bundle.catalog.last_compacted(str(self.name), self.core.ledgers)
-        if end == self.core.ledgers.first:
-            return self.core.last_message_position(), None
-        request = ReadRequest(end - 1, 1)
-        found = self.tail(request)
-        entries = found[0] if found is not None else (await self.read(request))[0]
-        return self.core.ledgers.position(end - 1), entries[0]
-
     # --- subscriptions ----------------------------------------------------------------------------
 
     def open_subscription(
         self, name: str, start: tuple[int, int], *, durable: bool, properties: dict[str, str]
     ) -> SubscriptionHost:
         """The subscription, created if need be. Raises NotAllowed, ServiceNotReady."""
-        if self.core.frozen:
-            raise ServiceNotReady(
-                f"topic {self.name} is being unloaded; subscribe again after a lookup"
-            )
-        core: Subscription = self.core.subscribe(
-            name, start, durable=durable, properties=properties
-        )
+        self.check_serving("subscribe again after a lookup")
+        core = self.core.subscribe(name, start, durable=durable, properties=properties)
         host = self.subscriptions.get(name)
         if host is None:
-            host = self.subscriptions[name] = SubscriptionHost(self, core, self.metadata)
+            host = self.subscriptions[name] = SubscriptionHost(
+                self, core, self.sender, self.metadata
+            )
         return host
 
     def drop_subscription(self, subscription: ServedSubscription) -> None:
@@ -561,7 +394,7 @@ class TopicHost:
             self.transactions.pending.pop(subscription.core.name, None)
 
     def close_clients(self, successor: Successor | None) -> None:
-        """Tell everybody to reconnect, at the successor's address if known."""
+        """Close all clients, with the successor's address if known."""
         self.publishing.close_all(successor)
         for subscription in list(self.subscriptions.values()):
             for consumer in subscription.sessions():

@@ -120,7 +120,7 @@ async def read_sizes(topic: ServedTopic, identifiers: list[api.MessageIdData]) -
         ordinal = entry_named(topic, commands.position_of(identifier))
         if ordinal is not None:
             try:
-                _, counts = await topic.read(ReadRequest(ordinal, 1))
+                _, counts = await topic.reader.read(ReadRequest(ordinal, 1))
             except FileNotFoundError as error:
                 raise StorageError(
                     f"{error.filename} is missing from storage; try again, and restore it if that "

@@ -87,8 +87,7 @@ def _may_write(topic: TopicHost) -> bool:
 
 def _check(topic: TopicHost) -> None:
     """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
-    if topic.frozen:
-        raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
+    topic.check_serving()
     topic.context.check_log()
 
 

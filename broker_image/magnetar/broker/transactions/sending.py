@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.ports import AttachedProducer, SendRun
 from magnetar.broker.reading.entry_index import Run
-from magnetar.broker.topics.publishing import is_whole
+from magnetar.broker.topics.admission import is_whole
 from magnetar.broker.topics.traits import sent_chunk
 from magnetar.coordinator.identity import check_coordinator
 from magnetar.errors import LedgerIdsExhausted, NotAllowed, TopicTerminated
@@ -150,7 +150,7 @@ class TransactionalSends:
                 f"topic {topic.name} is non-persistent: it takes part in no transactions; publish "
                 "without one"
             )
-        refusal = topic.publishing.refusal(entry)
+        refusal = topic.admission.refusal(entry)
         if refusal is not None:
             raise NotAllowed(refusal[1])
 

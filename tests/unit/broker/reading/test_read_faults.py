@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from magnetar.broker.bundles.recovery import bundle_recovery as recovery
 from magnetar.broker.bundles.recovery import retries as recovery_retries
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.topics import subscription_host
+from magnetar.broker.topics import delivery_failures
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.broker.upkeep import manifest_compaction as tidying
 from magnetar.errors import CorruptData
@@ -65,8 +65,8 @@ PLACES = ("open file", "sealed file", "segment")
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again soon."""
-    monkeypatch.setattr(subscription_host, "READ_RETRY_S", 0.01)
-    monkeypatch.setattr(subscription_host, "READ_RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(delivery_failures, "READ_RETRY_S", 0.01)
+    monkeypatch.setattr(delivery_failures, "READ_RETRY_MAX_S", 0.05)
     monkeypatch.setattr(recovery_retries, "RETRY_S", 0.01)
 
 
@@ -151,7 +151,7 @@ async def stored(host: TopicHost) -> list[bytes]:
     """The payload of every entry that the topic has."""
     found: list[bytes] = []
     while len(found) < host.core.ledgers.end:
-        entries, _ = await host.read(ReadRequest(len(found), 7))
+        entries, _ = await host.reader.read(ReadRequest(len(found), 7))
         found += [
             bytes(entry)[-len(b"%d" % (len(found) + number)) :]
             for number, entry in enumerate(entries)

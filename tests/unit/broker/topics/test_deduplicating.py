@@ -147,7 +147,7 @@ def test_without_the_policy_nothing_is_tested_or_remembered(tmp_path: Path) -> N
         peer.write(send(5) + send(5))
         assert await answers(peer, 2) == [(5, STORED), (5, STORED)]
         topic = await host_of(broker)
-        assert (topic.core.deduplication, topic.publishing.guarded, await count(broker)) == (
+        assert (topic.core.deduplication, topic.admission.guarded, await count(broker)) == (
             None,
             False,
             2,

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.topics import subscription_host
-from magnetar.broker.topics.subscription_host import SubscriptionHost
+from magnetar.broker.topics.message_sender import MessageSender
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.wire import requests
 from tests.support.acknowledging import subscription_of
@@ -92,7 +92,7 @@ def test_what_was_handed_out_and_could_not_be_sent_is_delivered_again(
 ) -> None:
     """By then delivery has passed it by: its consumer is sent away, comes back and gets it; a
     reader finds its subscription."""
-    monkeypatch.setattr(SubscriptionHost, "_send", failing(SubscriptionHost._send, 1))
+    monkeypatch.setattr(MessageSender, "send", failing(MessageSender.send, 1))
 
     async def script(broker: Broker, peer: Peer) -> None:
         await peer.produce()
@@ -117,7 +117,7 @@ def test_only_whom_something_could_not_be_sent_to_is_sent_away(
 ) -> None:
     """The others keep what they got, and get what was meant for that one."""
     monkeypatch.setattr(
-        SubscriptionHost, "_send", later(SubscriptionHost._send, failing(SubscriptionHost._send, 1))
+        MessageSender, "send", later(MessageSender.send, failing(MessageSender.send, 1))
     )
 
     async def script(_broker: Broker, peer: Peer) -> None:

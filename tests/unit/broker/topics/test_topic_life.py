@@ -339,7 +339,7 @@ def test_a_backlog_beyond_its_quota_keeps_producers_away(
             assert (refused.type, refused.error.error) == (Type.ERROR, code)
             await life.rest("POST", f"{PATH}/subscription/s/skip/4")
             topic = life.topic()
-            await until(lambda: topic.publish_block is None)
+            await until(lambda: topic.publishing.block is None)
             await life.peer.produce(producer_id=3)
 
     play(tmp_path, script)
@@ -370,7 +370,7 @@ def test_a_quota_acts_at_the_next_producer_and_when_it_changes(tmp_path: Path) -
                 f"{PATH}/backlogQuota",
                 {"limitSize": 5000, "policy": "producer_request_hold"},
             )
-            await until(lambda: life.topic().publish_block is None)
+            await until(lambda: life.topic().publishing.block is None)
             await life.peer.produce(producer_id=3)
             for number in range(3):
                 await life.peer.send(PAYLOAD, number, 3)

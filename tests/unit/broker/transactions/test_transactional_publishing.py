@@ -44,7 +44,7 @@ async def stored(broker: Broker, topic: str = TOPIC) -> list[bytes]:
     found: list[bytes] = []
     at = host.core.ledgers.first
     while at < host.core.ledgers.end:
-        entries, counts = await host.read(ReadRequest(at, 7))
+        entries, counts = await host.reader.read(ReadRequest(at, 7))
         assert len(entries) == len(counts) > 0
         found += map(bytes, entries)
         at += len(entries)
@@ -269,7 +269,7 @@ def test_an_ordinary_message_that_is_refused_makes_it_come_again_as_well(
                 host.policies = replace(host.policies, encryption_required=True)
             elif why == "max_message_bytes":
                 host.policies = replace(host.policies, max_message_bytes=200)
-            host.publishing.refresh()
+            host.admission.refresh()
             for sequence in (2, 3):
                 peer.write(requests.send(1, sequence, entry(late, sequence)))
                 assert (await peer.answer(Type.SEND_ERROR)).send_error.sequence_id == sequence

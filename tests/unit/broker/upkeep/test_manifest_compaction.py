@@ -125,7 +125,7 @@ class World:
         found: list[bytes] = []
         at = host.core.ledgers.first
         while at < host.core.ledgers.end:
-            entries, counts = await host.read(ReadRequest(at, 7))
+            entries, counts = await host.reader.read(ReadRequest(at, 7))
             assert len(entries) == len(counts)
             found += map(bytes, entries)
             at += len(entries)
@@ -441,7 +441,7 @@ def test_damage_is_not_carried_over_and_keeps_only_its_own_file(tmp_path: Path) 
             host.index.drop_before(host.core.ledgers.end)  # what is still in memory hides nothing
             with pytest.raises(CorruptData, match="damaged"):
                 await found.read_all(TOPIC)
-            entries, _ = await host.read(ReadRequest(10, 1))
+            entries, _ = await host.reader.read(ReadRequest(10, 1))
             assert bytes(entries[0]) == found.sent[TOPIC][10]
 
     asyncio.run(scenario())
@@ -539,7 +539,7 @@ def test_files_of_an_incarnation_that_died_before_it_noted_them_go_too(tmp_path:
                 for _ in range(3):
                     await found.round()
                 assert not [name for name in await volume.list("logs") if dead.incarnation in name]
-                entries, _ = await host.read(ReadRequest(0, 1))
+                entries, _ = await host.reader.read(ReadRequest(0, 1))
                 assert b"last words" in bytes(entries[0])
             await dead.close()
         await store.close()
