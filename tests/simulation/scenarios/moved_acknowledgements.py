@@ -140,7 +140,7 @@ def parted_consumers_are_not_heard(patch: Patch) -> None:
 
     def forget(session: ConsumerSession, successor: Any) -> None:
         part(session, successor)
-        session.connection.forget_consumer(session)
+        session.connection.sessions.forget_consumer(session)
 
     patch.setattr(ConsumerSession, "part", forget)
 

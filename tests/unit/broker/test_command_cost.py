@@ -21,6 +21,7 @@ import pytest
 
 import magnetar
 from magnetar.broker.connections.connection import Connection
+from magnetar.broker.connections.intake import TURN
 from magnetar.broker.incarnation import Broker
 from magnetar.topics.dispatch.base import DispatchLimits
 from magnetar.transactions.ids import TxnId
@@ -354,15 +355,15 @@ def test_many_commands_of_one_read_give_others_their_turns(tmp_path: Path) -> No
 
     async def script(_broker: Broker, peer: Peer) -> None:
         turns = 0
-        begin = Connection._begin_turn
+        hold = Connection.hold_reading
 
-        def count(connection: Connection) -> None:
+        def count(connection: Connection, reason: int) -> None:
             nonlocal turns
-            turns += 1
-            begin(connection)
+            turns += reason == TURN
+            hold(connection, reason)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Connection, "_begin_turn", count)
+            patch.setattr(Connection, "hold_reading", count)
             peer.write(requests.flow(1, 1) * 20_000 + commands.PING)
             await peer.answer(Type.PONG)
         assert turns >= 10

@@ -324,7 +324,11 @@ async def play(world: World, session: bytes, pieces: list[int]) -> None:
     await world.settle()
     assert line.kinds() == [Type.CONNECTED, Type.PONG]
     neighbour.connection_lost(None)
-    assert (connection.producers, connection.consumers, connection.watchers) == ({}, {}, {})
+    assert (
+        connection.sessions.producers,
+        connection.sessions.consumers,
+        connection.sessions.watchers,
+    ) == ({}, {}, {})
     assert len(world.broker._connections) == 0
     check_can_be_written(world.broker)
     await check_topic_works(world)

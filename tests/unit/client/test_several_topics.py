@@ -215,6 +215,6 @@ def test_one_topic_that_cannot_be_had_leaves_nothing_attached(tmp_path: Path) ->
             with pytest.raises(InvalidRequest, match=words):
                 await consumer.acknowledge(wrong)
         await consumer.acknowledge(found)
-        assert len(broker._connections.open()[0].consumers) == 2
+        assert len(broker._connections.open()[0].sessions.consumers) == 2
 
     run(tmp_path, scenario)

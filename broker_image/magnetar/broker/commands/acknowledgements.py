@@ -69,9 +69,9 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
 
     Of a consumer that subscribes just now it waits until that is done.
     """
-    if ack.consumer_id not in connection.consumers:
+    if ack.consumer_id not in connection.sessions.consumers:
         again = partial(acknowledge, connection, ack)
-        if connection.early_acknowledgements.hold(ack.consumer_id, ack.ByteSize(), again):
+        if connection.sessions.early_acknowledgements.hold(ack.consumer_id, ack.ByteSize(), again):
             return
     refused = _take(connection, ack, _confirm(connection, ack))
     if refused is not None:
@@ -181,7 +181,7 @@ def acknowledge_span(connection: Connection, span: AckSpan) -> None:
     session = consumer_of(connection, span.consumer_id)
     if session is None:
         again = partial(acknowledge_span, connection, span)
-        connection.early_acknowledgements.hold(span.consumer_id, SPAN_BYTES, again)
+        connection.sessions.early_acknowledgements.hold(span.consumer_id, SPAN_BYTES, again)
     if session is None or session.subscription.topic.leaving:
         return
     host = session.subscription

@@ -72,7 +72,7 @@ class Consuming:
         await self._write_cursor(topic, host)
 
     async def subscribe(self, connection: Connection, request: api.CommandSubscribe) -> None:
-        consumer_id, pending = request.consumer_id, connection.pending_consumers
+        consumer_id, pending = request.consumer_id, connection.sessions.pending_consumers
         attached = consumer_of(connection, consumer_id)
         if attached is not None and not attached.closed:
             connection.queue(commands.success(request.request_id))
@@ -82,9 +82,12 @@ class Consuming:
                 f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or "
                 "opened; try again"
             )
-        if len(connection.consumers) >= self._context.settings.consumers_per_connection_max:
+        if (
+            len(connection.sessions.consumers)
+            >= self._context.settings.consumers_per_connection_max
+        ):
             raise LimitExceeded(
-                f"consumers_per_connection_max: this connection has {len(connection.consumers)}; "
+                f"consumers_per_connection_max: this connection has {len(connection.sessions.consumers)}; "
                 "open another connection"
             )
         _check_subscribe(request)
@@ -150,7 +153,7 @@ class Consuming:
         self, connection: Connection, request: api.CommandSubscribe, host: SubscriptionHost
     ) -> bool:
         if (
-            connection.pending_consumers.get(request.consumer_id) != request.request_id
+            connection.sessions.pending_consumers.get(request.consumer_id) != request.request_id
             or connection.closed
         ):
             return False
@@ -181,7 +184,7 @@ class Consuming:
         if not connection.writable:
             host.core.pause(session)
         host.read_compacted = request.read_compacted
-        connection.consumers[request.consumer_id] = session
+        connection.sessions.consumers[request.consumer_id] = session
         return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
@@ -216,11 +219,11 @@ class Consuming:
                 await reset(host, ordinal)
 
     async def close(self, connection: Connection, request: api.CommandCloseConsumer) -> None:
-        connection.pending_consumers.pop(request.consumer_id, None)
+        connection.sessions.pending_consumers.pop(request.consumer_id, None)
         session = consumer_of(connection, request.consumer_id)
         if session is not None:
             session.closed = True
-            connection.forget_consumer(session)
+            connection.sessions.forget_consumer(session)
         connection.queue(commands.success(request.request_id))
 
     async def unsubscribe(self, connection: Connection, request: api.CommandUnsubscribe) -> None:
@@ -238,7 +241,7 @@ class Consuming:
         for other in others:
             other.close_by_broker(None)
         session.closed = True
-        connection.consumers.pop(request.consumer_id, None)
+        connection.sessions.consumers.pop(request.consumer_id, None)
         host.core.remove_consumer(session)
         await host.topic.bundle.remove_subscription(host)
         connection.queue(commands.success(request.request_id))

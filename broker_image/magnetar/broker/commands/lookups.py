@@ -220,7 +220,7 @@ class Lookups:
         self, connection: Connection, request: api.CommandWatchTopicList
     ) -> None:
         limit = self._context.settings.topic_watchers_per_connection_max
-        if len(connection.watchers) >= limit:
+        if len(connection.sessions.watchers) >= limit:
             raise NotAllowed(
                 f"topic_watchers_per_connection_max: this connection watches {limit} lists; close "
                 "some"
@@ -232,7 +232,7 @@ class Lookups:
         await self._registry.catch_up(namespace)
         if connection.closed:
             return  # nobody would end it
-        if (before := connection.watchers.pop(request.watcher_id, None)) is not None:
+        if (before := connection.sessions.watchers.pop(request.watcher_id, None)) is not None:
             before.stop()
         watcher = self._watchers.open(connection, request.watcher_id, namespace, pattern)
         found = watcher.watched.topics
@@ -241,7 +241,7 @@ class Lookups:
         except NotAllowed:
             watcher.stop()
             raise
-        connection.watchers[request.watcher_id] = watcher
+        connection.sessions.watchers[request.watcher_id] = watcher
         unchanged = request.HasField("topics_hash") and request.topics_hash == found.topics_hash
         connection.queue(
             commands.watch_topic_list_success(
@@ -255,7 +255,7 @@ class Lookups:
     async def close_watcher(
         self, connection: Connection, request: api.CommandWatchTopicListClose
     ) -> None:
-        watcher = connection.watchers.pop(request.watcher_id, None)
+        watcher = connection.sessions.watchers.pop(request.watcher_id, None)
         if watcher is not None:
             watcher.stop()
         connection.queue(commands.success(request.request_id))

@@ -34,8 +34,8 @@ class Producing:
     async def create(self, connection: Connection, request: api.CommandProducer) -> None:
         """Answer PRODUCER; while the producer waits for exclusive access this goes on, and
         CLOSE_PRODUCER cancels it."""
-        producer_id, pending = request.producer_id, connection.pending_producers
-        refusal_of = connection.closed_producers.refusal_of(producer_id)
+        producer_id, pending = request.producer_id, connection.sessions.pending_producers
+        refusal_of = connection.sessions.closed_producers.refusal_of(producer_id)
         if refusal_of is not None:
             raise SendsGivenUp(refusal_of)
         existing = producer_of(connection, producer_id)
@@ -52,11 +52,11 @@ class Producing:
                 "or opened; wait"
             )
         if (
-            len(connection.producers) + len(pending)
+            len(connection.sessions.producers) + len(pending)
             >= self._context.settings.producers_per_connection_max
         ):
             raise LimitExceeded(
-                f"producers_per_connection_max: this connection has {len(connection.producers)}; "
+                f"producers_per_connection_max: this connection has {len(connection.sessions.producers)}; "
                 "open another connection"
             )
         self._check_name(request.producer_name)
@@ -121,14 +121,14 @@ class Producing:
         except BaseException:
             topic.publishing.detach(session)
             raise
-        connection.producers[request.producer_id] = session
+        connection.sessions.producers[request.producer_id] = session
         self._answer(session, request.request_id, last_sequence)
 
     def _notify_that_it_waits(self, session: ProducerSession, request_id: int) -> None:
         """It must queue for exclusive access; an earlier self that was in is out."""
         earlier = producer_of(session.connection, session.producer_id)
         if earlier is not None:
-            session.connection.ignore_producer(earlier)
+            session.connection.sessions.ignore_producer(earlier)
             earlier.closed = True
         session.connection.queue(commands.producer_success(request_id, session.name, ready=False))
 
@@ -158,12 +158,12 @@ class Producing:
 
     async def close(self, connection: Connection, request: api.CommandCloseProducer) -> None:
         """Answer CLOSE_PRODUCER, also for a producer that is not there; one that waits gives up."""
-        pending = connection.pending_producers.pop(request.producer_id, None)
+        pending = connection.sessions.pending_producers.pop(request.producer_id, None)
         if pending is not None:
             pending.cancel()
         session = producer_of(connection, request.producer_id)
         if session is not None:
-            connection.ignore_producer(session)
+            connection.sessions.ignore_producer(session)
             try:
                 if session.pending:
                     await self._context.log.barrier()

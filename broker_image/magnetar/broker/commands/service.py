@@ -134,7 +134,7 @@ class BrokerService:
             body = getattr(command, commands.FIELD_OF_TYPE[kind])
             task = connection.spawn(self._answer(self._handlers[kind], connection, kind, body))
             if kind == Type.SUBSCRIBE:
-                early, consumer_id = connection.early_acknowledgements, body.consumer_id
+                early, consumer_id = connection.sessions.early_acknowledgements, body.consumer_id
                 early.expect(consumer_id)
                 task.add_done_callback(lambda _task: early.release(consumer_id))
         else:

@@ -176,7 +176,7 @@ class ProducerSession:
         if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(
             DEAF_AFTER_REFUSED_SEND
         ):
-            self.connection.refuse_producer_once(self.producer_id, text)
+            self.connection.sessions.refuse_producer_once(self.producer_id, text)
             self.close_by_broker(None)
         else:
             self.answer(commands.send_error(self.producer_id, sequence, code, text))
@@ -194,8 +194,8 @@ class ProducerSession:
         """
         if self.closed or self._leaving:
             return
-        known = self.connection.producers.get(self.producer_id) is self
-        self.connection.forget_producer(self)
+        known = self.connection.sessions.producers.get(self.producer_id) is self
+        self.connection.sessions.forget_producer(self)
         if not known:
             self.closed = True
             return
@@ -306,7 +306,7 @@ class ConsumerSession:
     def close_by_broker(self, successor: Successor | None) -> None:
         """As `part`, and hear nothing more of it."""
         self.part(successor)
-        self.connection.forget_consumer(self)
+        self.connection.sessions.forget_consumer(self)
 
     def notify_active(self, active: bool) -> None:
         """ACTIVE_CONSUMER_CHANGE, to a client that knows it."""
@@ -324,12 +324,12 @@ class ConsumerSession:
 
 def producer_of(connection: ClientConnection, producer_id: int) -> ProducerSession | None:
     """The producer of this id. Every producer of a broker's connections is a session."""
-    return cast("ProducerSession | None", connection.producers.get(producer_id))
+    return cast("ProducerSession | None", connection.sessions.producers.get(producer_id))
 
 
 def consumer_of(connection: ClientConnection, consumer_id: int) -> ConsumerSession | None:
     """The consumer of this id. Every consumer of a broker's connections is a session."""
-    return cast("ConsumerSession | None", connection.consumers.get(consumer_id))
+    return cast("ConsumerSession | None", connection.sessions.consumers.get(consumer_id))
 
 
 def _addresses(

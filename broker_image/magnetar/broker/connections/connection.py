@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from magnetar.broker.connections.closed_producers import ClosedProducers
 from magnetar.broker.connections.connection_table import ConnectionTable
-from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgements
 from magnetar.broker.connections.heartbeat import Heartbeat
 from magnetar.broker.connections.in_flight import InFlight
+from magnetar.broker.connections.intake import DISK, REQUESTS, TURN, Intake
 from magnetar.broker.connections.outbound import Outbound
-from magnetar.broker.connections.send_group import SendGroup, refusal_of
+from magnetar.broker.connections.send_group import SendCollector, SendGroup
+from magnetar.broker.connections.session_table import SessionTable
 from magnetar.broker.connections.slow_peer import SlowPeer
-from magnetar.broker.ports import AttachedConsumer, AttachedProducer, CommandService, ListWatcher
+from magnetar.broker.ports import AttachedConsumer, CommandService
 from magnetar.errors import LimitExceeded, ProtocolError, UnsupportedCommand
 from magnetar.hosting.peer_budget import peer_group
 from magnetar.hosting.tls import PeerCertificate, peer_certificate
 from magnetar.metadata.records import OVER_TLS
-from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, runs
 from magnetar.wire import pulsar_api_pb2 as api
+from magnetar.wire.checksum import Buffer
 from magnetar.wire.frames import InboundBuffer
 from magnetar.wire.large_commands import LARGE_BYTES, LISTS, check_fields, list_parts
 
@@ -74,22 +75,16 @@ class Connection(asyncio.BufferedProtocol):
         self.settings = table.settings
         self._inbound = InboundBuffer(CONNECT_BYTES_MAX)
         self._outbound = Outbound(self.settings.write_buffer_bytes_max)
-        self._flush_scheduled = False
-        self._connected = False
-        self._closing = False
+        self._intake, self._in_flight = Intake(), InFlight()
+        self.sessions = SessionTable(self.settings.producers_per_connection_max)
+        self._sends = SendCollector(self._inbound, self.sessions, self.settings)
         self._requests: dict[asyncio.Task[None], None] = {}
-        self._reading_paused = self._requests_held = self._in_turn = False
         self._transport: asyncio.Transport | None = None
-        self.producers: dict[int, AttachedProducer] = {}
-        self.consumers: dict[int, AttachedConsumer] = {}
-        self.watchers: dict[int, ListWatcher] = {}
-        self._in_flight = InFlight()
-        self.slow, self.heartbeat = SlowPeer(self), Heartbeat(self)
-        self.pending_producers: dict[int, asyncio.Task[Any]] = {}
-        self.closed_producers = ClosedProducers(self.settings.producers_per_connection_max)
-        self.pending_consumers: dict[int, int] = {}
-        self.early_acknowledgements = EarlyAcknowledgements()
+        self._flush_scheduled = False
+        self.connected = self.closed = False
+        """Whether CONNECT was accepted, and whether nothing is sent any more."""
         self.writable = True
+        self.slow, self.heartbeat = SlowPeer(self, self._outbound), Heartbeat(self)
         self.client_version = self.peer = self.group = ""
         self.certificate = PeerCertificate()
         self.protocol_version = 0
@@ -101,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._outbound.begin(self._transport)
+        self._intake.begin(self._transport)
         peername = self._transport.get_extra_info("peername")
         self.peer, self.group = str(peername), peer_group(peername)
         self.certificate = peer_certificate(self._transport) if self.tls else PeerCertificate()
@@ -113,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self.heartbeat.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self.closed = True
         self._table.remove(self)
         self.heartbeat.end()
         self.slow.end()
@@ -122,24 +118,9 @@ class Connection(asyncio.BufferedProtocol):
             log.debug("connection.lost", peer=self.peer, error=repr(exc))
 
     def _drop_sessions(self) -> None:
-        """Everything that came by this connection is gone, at once."""
         for task in list(self._requests):
             task.cancel()
-        producers, self.producers = self.producers, {}
-        consumers, self.consumers = self.consumers, {}
-        watchers, self.watchers = self.watchers, {}
-        steps: list[Callable[[], None]] = [watcher.stop for watcher in watchers.values()]
-        for producer in producers.values():
-            producer.closed = True
-            steps.append(producer.detach)
-        for consumer in consumers.values():
-            consumer.closed = True
-            steps.append(consumer.detach)
-        for step in steps:
-            try:
-                step()
-            except Exception:  # none of the others may stay behind: an exclusive one would keep its successor out permanently
-                log.exception("connection.session_not_dropped", peer=self.peer)
+        self.sessions.drop(self.peer)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbound.get_buffer(sizehint)
@@ -169,32 +150,30 @@ class Connection(asyncio.BufferedProtocol):
         if self.writable and self._outbound.too_much:
             self.writable = False
             self.slow.begin()
-            for consumer in self.consumers.values():
+            for consumer in self.sessions.consumers.values():
                 consumer.pause()
         elif not self.writable and self._outbound.little:
-            self.writable, held = True, self.slow.holds
+            self.writable = True
             self.slow.end()
-            if held and self.listens:
-                self._resume_reading()
-            for consumer in self.consumers.values():
+            for consumer in self.sessions.consumers.values():
                 consumer.resume()
 
     # --- reading ----------------------------------------------------------------------------------
 
     def _handle_frames(self, nbytes: int) -> None:
         frames = self._inbound.advance(nbytes)
-        if self._pause_while_disk_is_behind():
-            return  # the frames stay in the buffer until the disk has caught up
-        data, connected, left = self._inbound.data, self._connected, TURN_COST_MAX
+        if self._must_wait():
+            return  # the frames stay in the buffer
+        data, connected, left = self._inbound.data, self.connected, TURN_COST_MAX
         group: SendGroup | None = None
         for start, body, end in frames:
-            if self._closing:
+            if self.closed:
                 return
             kind, large = commands.peek_type(data, start, body), body - start > LARGE_BYTES
             if large and kind not in LISTS:
                 check_fields(data, start, body)
             if kind == SEND:
-                collected = self._collect_send(group, start, body, end)
+                collected = self._sends.add(group, start, body, end)
                 left -= SEND_COST if collected is group else GROUP_COST
                 group = collected
                 if left > 0:
@@ -218,29 +197,26 @@ class Connection(asyncio.BufferedProtocol):
                 )
             else:
                 left -= COMMAND_COST + (body - start >> 3)
-            if self._requests_held:
+            if self._intake.held & REQUESTS:
                 return  # the rest stays in the buffer until some of them are answered
-            if self._connected is not connected:
+            if self.connected is not connected:
                 self._handle_frames(0)  # larger frames are allowed now
                 return
-            if left <= 0 and not self._closing:
-                self._begin_turn()
+            if left <= 0 and not self.closed:
+                self.hold_reading(TURN)
                 asyncio.get_running_loop().call_later(
-                    0 if kind == SEND else TURN_REST_S, self._end_turn
+                    0 if kind == SEND else TURN_REST_S, self.resume_reading, TURN
                 )
                 return
-        if group is not None and not self._closing:
+        if group is not None and not self.closed:
             group.publish()
 
     def _take_list(self, start: int, body: int) -> bool:
         """Take an ACK or REDELIVER of very many ids, part by part; False if it is to be decoded
         at once."""
         data = bytes(self._inbound.view[start:body])
-        parts = (
-            list_parts(data, 0, len(data))
-            if self._connected and self._table.ready.is_set()
-            else None
-        )
+        served = self.connected and self._table.ready.is_set()
+        parts = list_parts(data, 0, len(data)) if served else None
         if parts is None:
             check_fields(data, 0, len(data))
         else:
@@ -250,97 +226,40 @@ class Connection(asyncio.BufferedProtocol):
     def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
         """Run a request in turns with other connections; of this one nothing is handled before
         it has ended."""
-        self._begin_turn()
-        self.spawn(request).add_done_callback(lambda _task: self._end_turn())
+        self.hold_reading(TURN)
+        self.spawn(request).add_done_callback(lambda _task: self.resume_reading(TURN))
 
-    def _begin_turn(self) -> None:
-        """Handle no more until `_end_turn`."""
-        self._in_turn = True
-        self.hold_reading()
+    def hold_reading(self, reason: int) -> None:
+        """Read nothing more until `resume_reading` for this reason."""
+        self._intake.hold(reason)
 
-    def _end_turn(self) -> None:
-        self._in_turn = False
-        if not self._reading_paused:
-            self._resume_reading()
+    def resume_reading(self, reason: int) -> None:
+        """Read again, unless another reason is left; buffered bytes count as heard now."""
+        if self._intake.release(reason) and not self.closed:
+            self.buffer_updated(0)
 
     @property
     def listens(self) -> bool:
-        """Whether what the peer says is read; while it is not, silence tells nothing about the
-        peer."""
-        return not (self._reading_paused or self._requests_held or self._in_turn or self.slow.holds)
+        """Whether the peer is read; while it is not, silence says nothing about it."""
+        return not self._intake.held
 
-    def _pause_while_disk_is_behind(self) -> bool:
-        """Stop reading while the disk is behind; True if it is."""
-        if not self.listens:
+    def _must_wait(self) -> bool:
+        """Stop reading while the disk is behind; True if nothing may be handled now."""
+        if self._intake.held:
             return True
-        if not self._connected or not self._table.ready.is_set():
+        if not self.connected or not self._table.ready.is_set():
             return False
         if not (service := self._service_of()).disk_is_behind():
             return False
-        self._reading_paused = True
-        assert self._transport is not None
-        self._transport.pause_reading()
-        service.when_disk_catches_up(self._resume_reading)
+        self.hold_reading(DISK)
+        service.when_disk_catches_up(partial(self.resume_reading, DISK))
         return True
-
-    @property
-    def unsent_bytes(self) -> int:
-        """What the peer has not taken yet."""
-        return self._outbound.size
-
-    def hold_reading(self) -> None:
-        """Read nothing more until the peer has read."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        self._reading_paused = False
-        if self._transport is None or self._closing or self._transport.is_closing():
-            return
-        if self.listens:
-            self._transport.resume_reading()
-            # and what came concurrently counts as heard, though it is yet to be read
-            self.buffer_updated(0)
-
-    def _collect_send(
-        self, group: SendGroup | None, start: int, body: int, end: int
-    ) -> SendGroup | None:
-        """Add one SEND to the group, publishing the group first if it is another producer's."""
-        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(
-            self._inbound.data, start, body
-        )
-        session = self.producers.get(producer_id)
-        if session is None:
-            if producer_id not in self.closed_producers:
-                raise ProtocolError(
-                    f"SEND for producer {producer_id}, which does not exist on this connection; "
-                    "create it first"
-                )
-            return group
-        txn = None if most is None and least is None else TxnId(most or 0, least or 0)
-        if group is not None and (group.session is not session or group.txn != txn):
-            group.publish()
-            group = None
-        refused = refusal_of(session, self._inbound.view[body:end], count, self.settings)
-        if refused is not None:
-            if group is not None:
-                group.publish()
-            session.refuse_send(max(sequence, highest), *refused)
-            return None
-        if group is None:
-            group = SendGroup(session, txn)
-        if group.bytes + end - body > self.settings.publish_bytes_max:
-            group.publish()
-            group = SendGroup(session, txn)
-        group.add(self._inbound.view[body:end], count, sequence, highest)
-        group.add_following(self._inbound, start, body, end, self.settings)
-        return group
 
     def _acknowledged(self, start: int, body: int) -> bool:
         """Take an ACK of consecutive entries; False if it is any other, which is left to the
         service."""
         span = runs.parse_ack_span(self._inbound.data, start, body)
-        if span is None or not self._connected:
+        if span is None or not self.connected:
             return False
         self._service_of().acknowledge_span(self, span)
         return True
@@ -352,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
             log.debug("connection.unknown_command", peer=self.peer, error=str(error))
             return
         kind = command.type
-        if not self._connected:
+        if not self.connected:
             if kind in (Type.PING, Type.PONG):
                 return  # out of turn, but harmless
             if kind != Type.CONNECT:
@@ -367,7 +286,9 @@ class Connection(asyncio.BufferedProtocol):
         elif kind == Type.AUTH_RESPONSE and self._table.handshakes is not None:
             self._table.handshakes.renew(self, command.auth_response)
         elif kind == FLOW:
-            self._flow(command.flow)
+            consumer = self.sessions.consumers.get(command.flow.consumer_id)
+            if consumer is not None and command.flow.messagePermits:
+                consumer.flow(command.flow.messagePermits)
         elif not self._table.ready.is_set():
             self.spawn(self._when_ready(command))
         else:
@@ -386,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
         )
         if self._table.handshakes is not None and not self._table.handshakes.admit(self, connect):
             return
-        self._connected = True
+        self.connected = True
         self._inbound.allow(self.settings.max_message_bytes)
         self._table.admitted(self)
         self.heartbeat.admitted()
@@ -395,11 +316,6 @@ class Connection(asyncio.BufferedProtocol):
                 commands.SERVER_VERSION, self.protocol_version, self.settings.max_message_bytes
             )
         )
-
-    def _flow(self, flow: api.CommandFlow) -> None:
-        consumer = self.consumers.get(flow.consumer_id)
-        if consumer is not None and flow.messagePermits:
-            consumer.flow(flow.messagePermits)
 
     # --- requests that wait -----------------------------------------------------------------------
 
@@ -412,28 +328,16 @@ class Connection(asyncio.BufferedProtocol):
         task = asyncio.create_task(request)
         self._requests[task] = None
         task.add_done_callback(self._request_done)
-        if (
-            len(self._requests) >= self.settings.requests_per_connection_max
-            and not self._requests_held
-        ):
-            self._requests_held = True
-            log.info(
-                "connection.many_requests",
-                peer=self.peer,
-                limit=self.settings.requests_per_connection_max,
-            )
-            self.hold_reading()
+        limit = self.settings.requests_per_connection_max
+        if len(self._requests) >= limit and not self._intake.held & REQUESTS:
+            log.info("connection.many_requests", peer=self.peer, limit=limit)
+            self.hold_reading(REQUESTS)
         return task
 
     def _request_done(self, task: asyncio.Task[None]) -> None:
         self._requests.pop(task, None)
-        if (
-            self._requests_held
-            and len(self._requests) <= self.settings.requests_per_connection_max // 2
-        ):
-            self._requests_held = False
-            if not self._reading_paused:
-                self._resume_reading()
+        if len(self._requests) <= self.settings.requests_per_connection_max // 2:
+            self.resume_reading(REQUESTS)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._table.surprises.note("connections", error, peer=self.peer)
             self.close()
@@ -443,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
     def queue(self, data: bytes | memoryview) -> None:
         """Send after everything queued before, together with whatever else this turn of the loop
         brings."""
-        if self._closing:
+        if self.closed:
             return
         self._outbound.add(data)
         self._schedule_flush()
@@ -453,67 +357,24 @@ class Connection(asyncio.BufferedProtocol):
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def queue_messages(
-        self,
-        session: AttachedConsumer,
-        ledger: int,
-        entry_ids: Sequence[int],
-        entries: Sequence[memoryview],
-        redelivery_counts: Sequence[int] | None,
-        ack_sets: Sequence[Sequence[int]] | None,
-        epoch: int,
-    ) -> None:
-        """Queue entries of one ledger, whose ids rise, as MESSAGE commands."""
-        if self._closing or session.closed:
-            return
-        frames = runs.scattered_message_frames(
-            session.consumer_id,
-            ledger,
-            entry_ids,
-            entries,
-            partition=session.partition,
-            redelivery_counts=redelivery_counts,
-            ack_sets=ack_sets,
-            consumer_epoch=epoch if session.sends_epoch else None,
-        )
-        self._outbound.add_messages(session, frames)
-        self._schedule_flush()
+    def queue_messages(self, session: AttachedConsumer, frames: Sequence[Buffer]) -> None:
+        """Queue MESSAGE commands of one consumer: header, entry, header, entry, ..."""
+        if not self.closed and not session.closed:
+            self._outbound.add_messages(session, frames)
+            self._schedule_flush()
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._transport is None or self._closing or self._transport.is_closing():
+        if self._transport is None or self.closed or self._transport.is_closing():
             self._outbound.clear()
             return
         self._outbound.write(self._transport)
         if self._outbound.full or not self.writable:
             self._weigh()
 
-    # --- sessions ---------------------------------------------------------------------------------
-
     def admit_in_flight(self, count: int, limit: int) -> int:
         """How many of `count` messages without storage may be on their way."""
         return self._in_flight.admit(count, limit)
-
-    def refuse_producer_once(self, producer_id: int, reason: str) -> None:
-        """Refuse the next producer of this id once, with the reason."""
-        self.closed_producers.refuse_once(producer_id, reason)
-
-    def ignore_producer(self, session: AttachedProducer) -> None:
-        """A producer is being closed: drop it here; its late SENDs are ignored for a while."""
-        if self.producers.get(session.producer_id) is session:
-            del self.producers[session.producer_id]
-        self.closed_producers.add(session.producer_id)
-
-    def forget_producer(self, session: AttachedProducer) -> None:
-        """A producer is closed: drop it here and on its topic."""
-        self.ignore_producer(session)
-        session.detach()
-
-    def forget_consumer(self, session: AttachedConsumer) -> None:
-        """A consumer is closed: drop it here and on its subscription."""
-        if self.consumers.get(session.consumer_id) is session:
-            del self.consumers[session.consumer_id]
-        session.detach()
 
     # --- end --------------------------------------------------------------------------------------
 
@@ -529,24 +390,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Send what is queued, then close."""
-        if self._transport is not None and not self._closing:
+        if self._transport is not None and not self.closed:
             self._outbound.write_all(self._transport)
-            self._closing = True
+            self.closed = True
             self._transport.close()
-
-    @property
-    def connected(self) -> bool:
-        """Whether the handshake is over."""
-        return self._connected
-
-    @property
-    def closed(self) -> bool:
-        """Whether this connection sends nothing any more."""
-        return self._closing
 
     def abort(self) -> None:
         """Close at once; nothing queued is sent."""
-        self._closing = True
+        self.closed = True
         self._outbound.clear()
         if self._transport is not None:
             self._transport.abort()

@@ -1,25 +1,27 @@
 """SENDs on their way from one read of a connection to a topic.
 
-Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none; what is refused
-before it comes into one. Imports: wire, storage.log.format, ports, settings.
+Owns: `SendGroup`: consecutive SENDs of one producer, in one transaction or in none;
+`SendCollector`, which makes groups of a read's SENDs and refuses malformed ones. Imports: wire,
+storage.log.format, ports, settings.
 Invariants: the lists have one element per entry, in the order of the SENDs; entries are views of
 the receive buffer, valid until the next read.
 """
 
 from __future__ import annotations
 
+from magnetar.broker.connections.session_table import SessionTable
 from magnetar.broker.ports import AttachedProducer, SendRun
-from magnetar.errors import ChecksumMismatch, NotAllowed, WireCode
+from magnetar.errors import ChecksumMismatch, NotAllowed, ProtocolError, WireCode
 from magnetar.hosting.settings import BrokerSettings
 from magnetar.storage.log.format import ENTRY_ARRAY_BYTES
 from magnetar.transactions.ids import TxnId
-from magnetar.wire import send_runs
+from magnetar.wire import runs, send_runs
 from magnetar.wire.checksum import verify_entry
 from magnetar.wire.frames import InboundBuffer
 from magnetar.wire.sent_entries import check_sent_entry
 
 
-def refusal_of(
+def _refusal_of(
     session: AttachedProducer, entry: memoryview, count: int, settings: BrokerSettings
 ) -> tuple[WireCode, str] | None:
     """Why one SEND of `count` messages is not taken, or None. Raises ProtocolError for an entry
@@ -90,10 +92,55 @@ class SendGroup:
         self.sequences.extend(range(sequence + 1, sequence + 1 + count))
 
     def publish(self) -> None:
-        """Hand them over, unless the producer is closed by now; the topic copies the entries,
-        since the receive buffer is reused."""
+        """Publish them, unless the producer was closed; the topic copies the entries, since the
+        receive buffer is reused."""
         if not self.session.leaving:
             highest = self.highest if any(self.highest) else None
             self.session.publish(
                 SendRun(self.entries, self.counts, self.sequences, highest, self.txn)
             )
+
+
+class SendCollector:
+    """Collects the SENDs of one read of one connection into groups."""
+
+    __slots__ = ("_inbound", "_sessions", "_settings")
+
+    def __init__(
+        self, inbound: InboundBuffer, sessions: SessionTable, settings: BrokerSettings
+    ) -> None:
+        self._inbound, self._sessions, self._settings = inbound, sessions, settings
+
+    def add(self, group: SendGroup | None, start: int, body: int, end: int) -> SendGroup | None:
+        """Add one SEND to the group, which is published first if it is another producer's."""
+        inbound, settings = self._inbound, self._settings
+        producer_id, sequence, count, highest, most, least, _chunk, _marker = runs.parse_send(
+            inbound.data, start, body
+        )
+        session = self._sessions.producers.get(producer_id)
+        if session is None:
+            if producer_id not in self._sessions.closed_producers:
+                raise ProtocolError(
+                    f"SEND for producer {producer_id}, which does not exist on this connection; "
+                    "create it first"
+                )
+            return group
+        txn = None if most is None and least is None else TxnId(most or 0, least or 0)
+        if group is not None and (group.session is not session or group.txn != txn):
+            group.publish()
+            group = None
+        entry = inbound.view[body:end]
+        refused = _refusal_of(session, entry, count, settings)
+        if refused is not None:
+            if group is not None:
+                group.publish()
+            session.refuse_send(max(sequence, highest), *refused)
+            return None
+        if group is None:
+            group = SendGroup(session, txn)
+        if group.bytes + end - body > settings.publish_bytes_max:
+            group.publish()
+            group = SendGroup(session, txn)
+        group.add(entry, count, sequence, highest)
+        group.add_following(inbound, start, body, end, settings)
+        return group

@@ -1,6 +1,6 @@
 """A peer that does not read.
 
-Owns: what happens between a full write buffer and its being drained: hold back, wait, give up.
+Owns: what happens between a full write buffer and its being drained: hold reading, wait, abort.
 Imports: asyncio, settings. Invariants: what is queued to one peer is bounded: beyond
 `write_buffer_bytes_max` it gets no messages, beyond four times that it is not read either, so that
 it can ask for nothing more; a peer that has taken too little for `slow_peer_s` is dropped.
@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from magnetar.broker.connections.intake import PEER
+
 if TYPE_CHECKING:
+    from magnetar.broker.connections.outbound import Outbound
     from magnetar.broker.ports import ClientConnection
 
 log = structlog.get_logger(__name__)
@@ -24,19 +27,18 @@ HOLD_FACTOR = 4
 
 
 class SlowPeer:
-    """Looks after one connection while its write buffer is full."""
+    """Watches one connection while its write buffer is full."""
 
-    __slots__ = ("_connection", "_since", "_timer", "_writable", "holds")
+    __slots__ = ("_connection", "_outbound", "_since", "_timer", "_writable")
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, outbound: Outbound) -> None:
+        self._outbound = outbound
         self._connection = cast(
             "ClientConnection", weakref.proxy(connection)
-        )  # it owns us; a lost one goes at once, not with the next collection
+        )  # the connection owns this; a cycle would keep a lost one until a collection
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Event | None = None
-        self.holds = False
-        """Whether reading is deferred until the peer has read."""
 
     def begin(self) -> None:
         """The write buffer is full."""
@@ -48,13 +50,13 @@ class SlowPeer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.holds = False
         if self._writable is not None:
             self._writable.set()
             self._writable = None
+        self._connection.resume_reading(PEER)
 
     async def writable(self) -> None:
-        """Wait until the peer takes more: for answers that are large."""
+        """Wait until the write buffer is drained: for large answers."""
         while not self._connection.writable:
             if self._writable is None:
                 self._writable = asyncio.Event()
@@ -65,7 +67,7 @@ class SlowPeer:
 
     def _look(self) -> None:
         connection, settings = self._connection, self._connection.settings
-        waiting = connection.unsent_bytes
+        waiting = self._outbound.size
         if asyncio.get_running_loop().time() - self._since > settings.slow_peer_s:
             log.warning(
                 "connection.slow_peer",
@@ -75,7 +77,6 @@ class SlowPeer:
             )
             connection.abort()
             return
-        if not self.holds and waiting > HOLD_FACTOR * settings.write_buffer_bytes_max:
-            self.holds = True
-            connection.hold_reading()
+        if waiting > HOLD_FACTOR * settings.write_buffer_bytes_max:
+            connection.hold_reading(PEER)
         self._arm()

@@ -1,7 +1,7 @@
 """Messages on their way from a topic to its consumers.
 
 Owns: `MessageSender`: deliveries as MESSAGE commands on their consumers' connections, and the
-counters of both. Imports: ports, topics. Invariant: what is counted was queued before.
+counters of both. Imports: ports, topics, wire. Invariant: what is counted was queued before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from magnetar.broker.ports import AttachedConsumer, ServedTopic
+from magnetar.wire import runs
 
 if TYPE_CHECKING:
     from magnetar.topics.dispatch.base import Delivery
@@ -58,13 +59,15 @@ class MessageSender:
             if not entry_ids:
                 continue
             end = done + len(entry_ids)
-            session.connection.queue_messages(
-                session,
+            frames = runs.scattered_message_frames(
+                session.consumer_id,
                 ledger,
                 entry_ids,
                 entries[done:end],
-                counts[done:end] if counts is not None else None,
-                sets[done:end] if sets is not None else None,
-                delivery.epoch,
+                partition=session.partition,
+                redelivery_counts=counts[done:end] if counts is not None else None,
+                ack_sets=sets[done:end] if sets is not None else None,
+                consumer_epoch=delivery.epoch if session.sends_epoch else None,
             )
+            session.connection.queue_messages(session, frames)
             done = end

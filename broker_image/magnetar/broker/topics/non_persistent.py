@@ -25,7 +25,7 @@ from magnetar.names import TopicName
 from magnetar.topics.dispatch.base import Delivery, DispatchLimits
 from magnetar.topics.ledgers import LATEST
 from magnetar.topics.topic import Topic
-from magnetar.wire import commands
+from magnetar.wire import commands, runs
 
 if TYPE_CHECKING:
     from magnetar.broker.ports import ServedBundle
@@ -43,10 +43,17 @@ class _UnstoredSender(MessageSender):
     def _queue(
         self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
     ) -> None:
+        epoch = delivery.epoch if session.sends_epoch else None
         for entry in entries:
-            session.connection.queue_messages(
-                session, TAKEN.ledger, (TAKEN.entry,), [entry], None, None, delivery.epoch
+            frames = runs.scattered_message_frames(
+                session.consumer_id,
+                TAKEN.ledger,
+                (TAKEN.entry,),
+                [entry],
+                partition=session.partition,
+                consumer_epoch=epoch,
             )
+            session.connection.queue_messages(session, frames)
 
 
 class NonPersistentSubscription(SubscriptionHost):

@@ -303,27 +303,27 @@ class Guard:
         principal = connection.principal
         if principal is None:
             return
-        for producer in list(connection.producers.values()):
+        for producer in list(connection.sessions.producers.values()):
             topic = producer.topic_name
             if concerned(topic.namespace_name) and not self._may_go_on(
                 principal, Right.PRODUCE, topic
             ):
                 log.info("producer.lost_its_right", topic=str(topic), peer=connection.peer)
                 producer.close_by_broker(None)
-        for consumer in list(connection.consumers.values()):
+        for consumer in list(connection.sessions.consumers.values()):
             topic, name = consumer.topic_name, consumer.subscription_name
             if concerned(topic.namespace_name) and not self._may_go_on(
                 principal, Right.CONSUME, topic, name
             ):
                 log.info("consumer.lost_its_right", topic=str(topic), peer=connection.peer)
                 consumer.close_by_broker(None)
-        for watcher_id, watcher in list(connection.watchers.items()):
+        for watcher_id, watcher in list(connection.sessions.watchers.items()):
             namespace = watcher.namespace
             if concerned(namespace) and not self._allowed(
                 principal, Right.USE, str(namespace), Place()
             ):
                 watcher.stop()
-                del connection.watchers[watcher_id]
+                del connection.sessions.watchers[watcher_id]
 
     def _may_go_on(
         self, principal: Principal, right: Right, topic: TopicName, subscription: str = ""

@@ -318,14 +318,16 @@ def test_what_waits_in_the_broker_is_not_sent_after_a_seek(tmp_path: Path) -> No
                 socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
             )
             await slow.subscribe()
-            (connection,) = [found for found in broker._connections._open if found.consumers]
+            (connection,) = [
+                found for found in broker._connections._open if found.sessions.consumers
+            ]
             assert connection._transport is not None
             connection._transport.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10
             )
             slow.write(requests.flow(1, messages))
             await slow.message()
-            while connection.unsent_bytes < waiting_bytes_max // 2:
+            while connection._outbound.size < waiting_bytes_max // 2:
                 await asyncio.sleep(0.01)
             slow.write(
                 requests.seek(

@@ -383,7 +383,7 @@ def test_one_session_that_cannot_be_dropped_keeps_none_of_the_others() -> None:
         line = Line()
         await line.feed(CONNECT)
         consumers = [Detached(), Detached(fails=True), Detached()]
-        line.connection.consumers = dict(enumerate(cast(list[ConsumerSession], consumers)))
+        line.connection.sessions.consumers.update(enumerate(cast(list[ConsumerSession], consumers)))
         with structlog.testing.capture_logs() as logged:
             line.connection.connection_lost(None)
         assert [(consumer.left, consumer.closed) for consumer in consumers] == [(True, True)] * 3

@@ -56,7 +56,7 @@ def test_a_flood_of_questions_without_reading_ends_the_connection_alone(tmp_path
                     ).type == Type.CONSUMER_STATS_RESPONSE
                     highest = max(
                         highest,
-                        *(connection.unsent_bytes for connection in broker._connections._open),
+                        *(connection._outbound.size for connection in broker._connections._open),
                     )
             # One turn of the loop may answer what one read brought, and requests that are under
             # way.

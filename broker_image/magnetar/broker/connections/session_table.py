@@ -1,0 +1,80 @@
+"""Producers, consumers and watchers of one connection.
+
+Owns: `SessionTable`: what a client's numeric ids stand for, what is being created under them, and
+what comes too late or too early for them. Imports: ports. Invariant: a closed connection leaves no
+session with its topic or subscription, whatever fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from magnetar.broker.connections.closed_producers import ClosedProducers
+from magnetar.broker.connections.early_acknowledgements import EarlyAcknowledgements
+from magnetar.broker.ports import AttachedConsumer, AttachedProducer, ListWatcher
+
+log = structlog.get_logger(__name__)
+
+
+class SessionTable:
+    """By ids of the client. The dicts stay the same objects: the hot path holds on to them."""
+
+    __slots__ = (
+        "closed_producers",
+        "consumers",
+        "early_acknowledgements",
+        "pending_consumers",
+        "pending_producers",
+        "producers",
+        "watchers",
+    )
+
+    def __init__(self, producers_max: int) -> None:
+        self.producers: dict[int, AttachedProducer] = {}
+        self.consumers: dict[int, AttachedConsumer] = {}
+        self.watchers: dict[int, ListWatcher] = {}
+        self.pending_producers: dict[int, asyncio.Task[Any]] = {}
+        self.pending_consumers: dict[int, int] = {}
+        self.closed_producers = ClosedProducers(producers_max)
+        self.early_acknowledgements = EarlyAcknowledgements()
+
+    def refuse_producer_once(self, producer_id: int, reason: str) -> None:
+        """Refuse the next producer of this id once, with the reason."""
+        self.closed_producers.refuse_once(producer_id, reason)
+
+    def ignore_producer(self, session: AttachedProducer) -> None:
+        """Drop a producer from the connection; its late SENDs are ignored for a while."""
+        if self.producers.get(session.producer_id) is session:
+            del self.producers[session.producer_id]
+        self.closed_producers.add(session.producer_id)
+
+    def forget_producer(self, session: AttachedProducer) -> None:
+        """Drop a closed producer from the connection and from its topic."""
+        self.ignore_producer(session)
+        session.detach()
+
+    def forget_consumer(self, session: AttachedConsumer) -> None:
+        """Drop a closed consumer from the connection and from its subscription."""
+        if self.consumers.get(session.consumer_id) is session:
+            del self.consumers[session.consumer_id]
+        session.detach()
+
+    def drop(self, peer: str) -> None:
+        """The connection is lost: drop everything, at once."""
+        steps: list[Callable[[], None]] = [watcher.stop for watcher in self.watchers.values()]
+        sessions: list[AttachedProducer | AttachedConsumer] = [*self.producers.values()]
+        for session in [*sessions, *self.consumers.values()]:
+            session.closed = True
+            steps.append(session.detach)
+        self.producers.clear()
+        self.consumers.clear()
+        self.watchers.clear()
+        for step in steps:
+            try:
+                step()
+            except Exception:  # an exclusive session left behind would exclude its successor
+                log.exception("connection.session_not_dropped", peer=peer)
