@@ -21,8 +21,6 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
 OUTGROWN = {
     "broker_image/magnetar/cli/status.py",
-    "broker_image/magnetar/client/client.py",
-    "broker_image/magnetar/client/receiving.py",
     "broker_image/magnetar/hosting/settings.py",
     "broker_image/magnetar/resources/broker_cluster.py",
     "broker_image/magnetar/storage/log/format.py",

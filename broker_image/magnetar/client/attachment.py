@@ -10,8 +10,10 @@ everything that waits on it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from magnetar.client.backoff import Backoff
@@ -20,6 +22,7 @@ from magnetar.client.failures import AlreadyClosed, ConnectionLost
 from magnetar.client.pool import Address, Pool
 from magnetar.clock import Clock
 from magnetar.errors import ConsumerBusy, InvalidRequest, MagnetarError, ProducerBusy, Retry
+from magnetar.wire import pulsar_api_pb2 as api
 
 ASSIGNED_HOPS_MAX = 5
 _log = logging.getLogger(__name__)
@@ -125,6 +128,34 @@ class Attachment(ABC):
         self.connection = None
         if not self._detached.done():
             self._detached.set_result(assigned_url)
+
+    # --- requests
+
+    async def request(self, build: Callable[[int], bytes]) -> api.BaseCommand:
+        """Send a request, built with its id, and wait for the answer. Raises the refusal,
+        ConnectionLost when the outcome is unknown or nothing was sent."""
+        if self.failure is not None:
+            raise self.failure
+        if self.connection is None:
+            raise ConnectionLost(
+                f"{self.topic}: not attached to a broker now; nothing was sent, try again"
+            )
+        request_id = self._session.pool.next_request_id()
+        try:
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                return await self.connection.request(request_id, build(request_id))
+        except TimeoutError as failure:
+            raise ConnectionLost(
+                f"{self.topic}: no answer in {self._session.operation_timeout_s} s; outcome unknown"
+            ) from failure
+
+    async def _close_at(self, connection: Connection, build: Callable[[int], bytes]) -> None:
+        """Ask the broker to close this producer or consumer; without an answer, it does so when
+        the connection ends."""
+        request_id = self._session.pool.next_request_id()
+        with contextlib.suppress(MagnetarError, TimeoutError):
+            async with asyncio.timeout(self._session.operation_timeout_s):
+                await connection.request(request_id, build(request_id))
 
     # --- the loop
 

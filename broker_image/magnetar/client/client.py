@@ -8,34 +8,29 @@ Imports: the rest of the package. Invariants: everything made by a client shares
 from __future__ import annotations
 
 import asyncio
-import itertools
 import ssl
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from magnetar.client.attachment import Attachment, Session
-from magnetar.client.backoff import Backoff
+from magnetar.client.attachment import Session
 from magnetar.client.compression import Compression, available
 from magnetar.client.connection import KEEP_ALIVE_S, Credentials
 from magnetar.client.consumer import Consumer, Reader, Subscribed
 from magnetar.client.coordinators import Coordinators
 from magnetar.client.dead_letters import DeadLetters
-from magnetar.client.failures import AlreadyClosed, ConnectionLost
-from magnetar.client.growth import PARTITIONS_CHECK_S, Growth
+from magnetar.client.growth import PARTITIONS_CHECK_S
 from magnetar.client.inbox import Inbox
-from magnetar.client.messages import EARLIEST, LATEST, MessageId
+from magnetar.client.messages import LATEST, MessageId
 from magnetar.client.outgoing import Batching
+from magnetar.client.partitions import Partitions
 from magnetar.client.pool import Pool
 from magnetar.client.producer import KeyHash, Producer, Route, Router, Routing
-from magnetar.client.receiving import PartitionConsumer
 from magnetar.client.redelivery import DeadLetterPolicy, RedeliveryBackoff
 from magnetar.client.schemas import BYTES, Schema, T
 from magnetar.client.sending import (
     MESSAGES_PENDING_MAX,
     SEND_TIMEOUT_S,
-    PartitionProducer,
     ProducerOptions,
 )
 from magnetar.client.subscription_options import (
@@ -47,14 +42,13 @@ from magnetar.client.subscription_options import (
 )
 from magnetar.client.transactions import TRANSACTION_TIMEOUT_S, Transaction
 from magnetar.clock import Clock, SystemClock
-from magnetar.errors import InvalidRequest, MagnetarError, Retry
+from magnetar.errors import InvalidRequest
 from magnetar.names import TopicName
 from magnetar.network import AsyncioNetwork, Network
 from magnetar.wire import pulsar_api_pb2 as api
 
 OPERATION_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
-PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX = 50_000
 
 
 class Client:
@@ -97,14 +91,11 @@ class Client:
         )
         self.clock = clock or SystemClock()
         self._session = Session(pool, self.clock, operation_timeout_s)
-        self._producer_ids = itertools.count()
-        self._consumer_ids = itertools.count()
-        self._partitions_check_s = partitions_check_s
+        self._partitions = Partitions(self._session, partitions_check_s)
         self._open: set[Producer[Any] | Consumer[Any] | Reader[Any]] = set()
         self._coordinators = Coordinators(
-            self._session, lambda topic: self.partitions(topic, create=False)
+            self._session, lambda topic: self._partitions.count(topic, create=False)
         )
-        self._closed = False
 
     async def create_producer(
         self,
@@ -146,18 +137,11 @@ class Client:
             schema=written,
             chunking=chunking,
         )
-        names = await self._partition_names(topic)
-        partitions = await self._attach_producers(names, options)
-        growth = self._growth(topic, names)
+        partitions, growth = await self._partitions.produce(topic, options)
         route = Route(key_hash, routing, self.clock)
         producer: Producer[T] = Producer(
             str(TopicName.parse(topic)), partitions, written, route, growth, self._open.discard
         )
-
-        async def grow(added: Sequence[str]) -> None:
-            partitions.extend(await self._attach_producers(added, options))
-
-        growth.watch(grow)
         self._open.add(producer)
         return producer
 
@@ -210,27 +194,35 @@ class Client:
             schema=BYTES if schema is None else schema,
             topic_in_ids=len(topics) > 1,
         )
-        inbox, subscribed = Inbox(), list[Subscribed]()
+        inbox = Inbox()
+        subscribed = await self._subscribe_all(topics, inbox, options)
+        consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard)
+        self._open.add(consumer)
+        return consumer
+
+    async def _subscribe_all(
+        self, topics: Sequence[str], inbox: Inbox, options: ConsumerOptions
+    ) -> list[Subscribed]:
+        """Subscribe to every topic, or to none."""
+        policy, subscribed = options.dead_letter, list[Subscribed]()
         try:
             for name in topics:
                 letters = (
                     None
-                    if dead_letter is None
-                    else DeadLetters(dead_letter, name, subscription, self._dead_letter_producer)
+                    if policy is None
+                    else DeadLetters(policy, name, options.subscription, self._dead_letter_producer)
                 )
-                partitions, growth = await self._receive(
+                partitions, growth = await self._partitions.consume(
                     name, inbox, options, letters, of=len(topics)
                 )
                 subscribed.append(Subscribed(name, partitions, growth, letters))
-        except BaseException:  # cancelled, too: nothing may stay attached that nobody holds
+        except BaseException:  # cancelled, too: no unreachable consumer may stay attached
             await asyncio.gather(*(found.growth.stop() for found in subscribed))
             await asyncio.gather(
                 *(partition.abandon() for found in subscribed for partition in found.partitions)
             )
             raise
-        consumer: Consumer[T] = Consumer(subscribed, inbox, self._open.discard)
-        self._open.add(consumer)
-        return consumer
+        return subscribed
 
     async def create_reader(
         self,
@@ -258,7 +250,7 @@ class Client:
             schema=BYTES if schema is None else schema,
         )
         inbox = Inbox()
-        partitions, growth = await self._receive(topic, inbox, options, None)
+        partitions, growth = await self._partitions.consume(topic, inbox, options, None)
         reader: Reader[T] = Reader(
             str(TopicName.parse(topic)), partitions, inbox, growth, self._open.discard
         )
@@ -272,7 +264,7 @@ class Client:
         Its messages and acknowledgements are those that name it: `producer.send(value, txn=txn)`,
         `consumer.acknowledge(message, txn=txn)`.
         """
-        self._check_open()
+        self._partitions.check_open()
         return Transaction(self._coordinators, timeout_s)
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
@@ -281,31 +273,13 @@ class Client:
 
         `create`: the broker may create the topic if it is not there and its policies say so.
         """
-        self._check_open()
-        backoff = Backoff(self._session.clock)
-        last_failure: MagnetarError = ConnectionLost(
-            f"{topic}: no answer in {self._session.operation_timeout_s} s"
-        )
-        try:
-            async with asyncio.timeout(self._session.operation_timeout_s):
-                while True:
-                    try:
-                        return await self._session.pool.partitions(
-                            str(TopicName.parse(topic)), create=create
-                        )
-                    except MagnetarError as failure:
-                        if failure.retry is Retry.NEVER:
-                            raise
-                        last_failure = failure
-                    await asyncio.sleep(backoff.next())
-        except TimeoutError as timeout:
-            raise last_failure from timeout
+        return await self._partitions.count(topic, create=create)
 
     async def close(self) -> None:
         """Close everything made by this client, then its connections; idempotent."""
-        if self._closed:
+        if self._partitions.closed:
             return
-        self._closed = True
+        self._partitions.closed = True
         await asyncio.gather(*(made.close() for made in tuple(self._open)))
         await self._coordinators.close()
         await self._session.pool.close()
@@ -323,101 +297,6 @@ class Client:
 
     async def _dead_letter_producer(self, topic: str, initial_subscription: str | None) -> Producer:
         return await self.create_producer(topic, initial_subscription=initial_subscription)
-
-    async def _partition_names(self, topic: str) -> list[str]:
-        name = TopicName.parse(topic)
-        count = 0 if name.partition >= 0 else await self.partitions(topic)
-        self._check_open()
-        return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
-
-    def _growth(self, topic: str, names: Sequence[str]) -> Growth:
-        """What looks for partitions behind those of `names`."""
-        whole = str(TopicName.parse(topic))
-        return Growth(
-            self.clock,
-            self._partitions_check_s,
-            self.partitions,
-            whole,
-            0 if names[0] == whole else len(names),
-        )
-
-    async def _attach_producers(
-        self, names: Sequence[str], options: ProducerOptions
-    ) -> list[PartitionProducer]:
-        made = [
-            PartitionProducer(
-                self._session,
-                name,
-                next(self._producer_ids),
-                TopicName.parse(name).partition,
-                options,
-            )
-            for name in names
-        ]
-        await self._attach_all(made)
-        return made
-
-    async def _receive(
-        self,
-        topic: str,
-        inbox: Inbox,
-        options: ConsumerOptions,
-        letters: DeadLetters | None,
-        of: int = 1,
-    ) -> tuple[list[PartitionConsumer], Growth]:
-        """Attach to a topic, one of so many that share an inbox."""
-        names = await self._partition_names(topic)
-        positioned = options.start is not None and options.start not in (EARLIEST, LATEST)
-        if positioned and (len(names) > 1 or of > 1):
-            raise InvalidRequest(
-                f"{topic}: a start id needs one topic without partitions; name one, such as "
-                f"{names[0]}"
-            )
-        share = max(
-            1,
-            min(options.receiver_queue, PARTITIONS_RECEIVE_QUEUE_MESSAGES_MAX // (of * len(names))),
-        )
-        options = replace(options, receiver_queue=share)
-
-        partitions: list[PartitionConsumer] = []
-
-        async def attach(parts: Sequence[str], how: ConsumerOptions) -> None:
-            made = [
-                PartitionConsumer(
-                    self._session, part, next(self._consumer_ids), inbox, how, letters
-                )
-                for part in parts
-            ]
-            # first: a message may be acknowledged before all of them are attached
-            partitions.extend(made)
-            try:
-                await self._attach_all(made)
-            except BaseException:
-                del partitions[-len(made) :]
-                raise
-
-        async def grow(added: Sequence[str]) -> None:
-            start = None if options.start is None else EARLIEST
-            await attach(
-                added, replace(options, initial_position=InitialPosition.EARLIEST, start=start)
-            )
-
-        await attach(names, options)
-        growth = self._growth(topic, names)
-        growth.watch(grow)
-        return partitions, growth
-
-    async def _attach_all(self, partitions: Sequence[Attachment]) -> None:
-        """Attach to every partition, or to none."""
-        try:
-            await asyncio.gather(*(partition.open() for partition in partitions))
-        except BaseException:  # cancelled, too: nothing may stay attached that nobody holds
-            await asyncio.gather(*(partition.abandon() for partition in partitions))
-            raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise AlreadyClosed("client is closed; make a new one")
 
 
 def _topics(given: str | Sequence[str]) -> list[str]:

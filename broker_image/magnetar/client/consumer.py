@@ -117,14 +117,14 @@ class Consumer(Generic[T]):
         """
         partition, message_id = self._origin(message)
         if txn is None:
-            await partition.acknowledge(message_id)
+            await partition.acknowledger.acknowledge(message_id)
             return
         await _acknowledge_in(txn, partition, message_id, cumulative=False)
 
     def acknowledge_nowait(self, message: Message[T] | MessageId) -> None:
         """Acknowledge without confirmation: cheaper, and if it is lost the message comes again."""
         partition, message_id = self._origin(message)
-        partition.acknowledge_nowait(message_id)
+        partition.acknowledger.acknowledge_nowait(message_id)
 
     async def acknowledge_cumulative(
         self, message: Message[T] | MessageId, *, txn: Transaction | None = None
@@ -138,7 +138,7 @@ class Consumer(Generic[T]):
                 "subscription"
             )
         if txn is None:
-            await partition.acknowledge_cumulative(message_id)
+            await partition.acknowledger.acknowledge_cumulative(message_id)
             return
         await _acknowledge_in(txn, partition, message_id, cumulative=True)
 
@@ -302,7 +302,7 @@ async def _acknowledge_in(
         # it
         if not partition.one_by_one:
             txn.on_aborted(partition, partition.redeliver_unacknowledged)
-        await partition.acknowledge_in(txn_id, message_id, cumulative=cumulative)
+        await partition.acknowledger.acknowledge_in(txn_id, message_id, cumulative=cumulative)
 
 
 async def _has_more(partition: PartitionConsumer) -> bool:

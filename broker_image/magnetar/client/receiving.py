@@ -1,7 +1,7 @@
 """Consuming from one partition.
 
-Owns: permits, acknowledgements, redelivery and seeking of one consumer. Imports: attachment, inbox,
-copies, incoming, acknowledging, unacknowledged, wire. Source: Pulsar's protocol: SUBSCRIBE, FLOW,
+Owns: permits, redelivery and seeking of one consumer. Imports: attachment, inbox, copies,
+incoming, acknowledger, wire. Source: Pulsar's protocol: SUBSCRIBE, FLOW,
 ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6. Invariants: permits given and not used never exceed the
 receive queue; after a reconnect nothing received before is handed out (the broker sends it again),
 nor what waits of an entry that comes again; messages of an older consumer epoch are dropped; a
@@ -10,31 +10,27 @@ reader goes on behind the last message taken.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from magnetar.client.acknowledging import BatchAcknowledgements, in_transaction
+from magnetar.client.acknowledger import Acknowledger
 from magnetar.client.attachment import Attachment, Session
-from magnetar.client.chunks import CHUNKED_BYTES_MAX, Assembler, Chunk, ChunkPositions, Whole
+from magnetar.client.chunks import CHUNKED_BYTES_MAX, Assembler, Chunk, Whole
 from magnetar.client.connection import Connection
 from magnetar.client.copies import Copies
 from magnetar.client.dead_letters import DeadLetters
-from magnetar.client.failures import ConnectionLost
 from magnetar.client.inbox import Inbox
 from magnetar.client.incoming import Damaged, open_chunked, open_entry
 from magnetar.client.messages import Message, MessageId
 from magnetar.client.subscription_options import ConsumerOptions
-from magnetar.client.unacknowledged import Actions, Unacknowledged
 from magnetar.errors import MagnetarError
-from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
 from magnetar.wire.commands import EARLIEST, LATEST, Position, message_id_data, position_of
 
-ACKS_PER_COMMAND_MAX = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -63,18 +59,10 @@ class PartitionConsumer(Attachment):
         self._waiting = 0
         self._copies = Copies()
         self._seeking = False
-        self._batches = BatchAcknowledgements()
         self._assembler = Assembler()
-        self._chunked = ChunkPositions()
-        self._acks: list[api.MessageIdData] = []
-        self._ack_flush: asyncio.Handle | None = None
-        self._unacknowledged = Unacknowledged(
-            topic,
-            options,
-            dead_letters,
-            Actions(self._redeliver, self._acknowledge_dead, self._settle),
-        )
-        self._loop = asyncio.get_running_loop()
+        self.acknowledger = Acknowledger(self, options, dead_letters, self._redeliver)
+        self._unacknowledged = self.acknowledger.unacknowledged
+        self._chunks = self.acknowledger.chunks
 
     @property
     def reached(self) -> MessageId | None:
@@ -99,91 +87,6 @@ class PartitionConsumer(Attachment):
         unacknowledged one)."""
         return self._options.one_by_one
 
-    # --- acknowledging
-
-    def acknowledge_nowait(self, message_id: MessageId) -> None:
-        """Acknowledge without confirmation; sent with others, see `ConsumerOptions.ack_group_s`.
-        Lost acks mean redelivery."""
-        self._acknowledge_soon(self._individual(message_id))
-        self._chunked.pop(message_id.position)
-
-    def _acknowledge_soon(self, data: Iterable[api.MessageIdData]) -> None:
-        self._acks += data
-        if len(self._acks) >= ACKS_PER_COMMAND_MAX:
-            self._flush_acks()
-        elif self._ack_flush is None:
-            group_s = self._options.ack_group_s
-            self._ack_flush = (
-                self._loop.call_later(group_s, self._flush_acks)
-                if group_s
-                else self._loop.call_soon(self._flush_acks)
-            )
-
-    async def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge and wait until that is durable. Raises ConnectionLost when the outcome is
-        unknown, else the refusal."""
-        await self._confirm_ack(self._individual(message_id), cumulative=False)
-        # not before: after a refusal it is acknowledged once more, with every chunk
-        self._chunked.pop(message_id.position)
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """As `acknowledge`, for the message and all before it."""
-        self._unacknowledged.acknowledged_through(message_id.position)
-        await self._confirm_ack([self._batches.cumulative(message_id)], cumulative=True)
-
-    def _individual(self, message_id: MessageId) -> list[api.MessageIdData]:
-        """The ids that acknowledge a message: several if it came in chunks."""
-        data = self._batches.individual(message_id)
-        self._unacknowledged.acknowledged(message_id, whole_entry=not data.ack_set)
-        return [*map(message_id_data, self._chunked.earlier(message_id.position)), data]
-
-    async def _settle(self, position: Position) -> None:
-        """Acknowledge an entry whose messages are all dealt with."""
-        await self._confirm_ack(
-            [*map(message_id_data, self._chunked.expanded([position]))], cumulative=False
-        )
-        self._chunked.pop(position)
-
-    async def _acknowledge_dead(self, message_id: MessageId) -> None:
-        """Acknowledge a message that is in the dead-letter topic; nothing of it is forgotten
-        before that is confirmed."""
-        if message_id.batch_index < 0:
-            await self._settle(message_id.position)
-        else:
-            data = self._batches.individual(message_id)
-            await self._confirm_ack([data], cumulative=False)
-            if data.ack_set:
-                return
-        self._unacknowledged.acknowledged(message_id, whole_entry=True)
-
-    async def acknowledge_in(self, txn: TxnId, message_id: MessageId, *, cumulative: bool) -> None:
-        """Acknowledge a message (or it and all before it) as part of a transaction, and wait
-        until that is durable. Raises the refusal."""
-        earlier = () if cumulative else self._chunked.earlier(message_id.position)
-        data = [*map(message_id_data, earlier), in_transaction(message_id, cumulative=cumulative)]
-        await self._confirm_ack(data, cumulative=cumulative, txn=txn)
-        if cumulative:
-            self._unacknowledged.acknowledged_through(message_id.position)
-        else:
-            self._unacknowledged.acknowledged(message_id, whole_entry=message_id.batch_size <= 1)
-
-    async def _confirm_ack(
-        self, data: list[api.MessageIdData], *, cumulative: bool, txn: TxnId | None = None
-    ) -> None:
-        request_id = self._session.pool.next_request_id()
-        frame = requests.ack(
-            self.identity, data, cumulative=cumulative, request_id=request_id, txn=txn
-        )
-        await self._request(request_id, frame)
-
-    def _flush_acks(self) -> None:
-        if self._ack_flush is not None:
-            self._ack_flush.cancel()
-            self._ack_flush = None
-        acks, self._acks = self._acks, []
-        if acks and self.connection is not None:
-            self.connection.write(requests.ack(self.identity, acks))
-
     # --- redelivery
 
     def negative_acknowledge(self, message_id: MessageId, redeliveries: int) -> None:
@@ -205,16 +108,15 @@ class PartitionConsumer(Attachment):
                 self._copies.come_again(positions)
             self.connection.write(
                 requests.redeliver(
-                    self.identity, [*map(message_id_data, self._chunked.expanded(positions))]
+                    self.identity, [*map(message_id_data, self._chunks.expanded(positions))]
                 )
             )
 
     def redeliver_unacknowledged(self) -> None:
         """Have everything unacknowledged delivered again, in order, starting again."""
         self._copies.all_come_again()
-        self._batches.forget()
         self._assembler.clear()
-        self._unacknowledged.forget()
+        self.acknowledger.forget_batches()
         returned, self._waiting = self._waiting, 0
         connection = self.connection
         if connection is None:
@@ -231,10 +133,7 @@ class PartitionConsumer(Attachment):
     async def last_message_id(self) -> tuple[MessageId, Position | None]:
         """Id of the topic's last message ((-1, -1) when empty), and up to where this
         subscription is acknowledged."""
-        request_id = self._session.pool.next_request_id()
-        answer = await self._request(
-            request_id, requests.last_message_id(self.identity, request_id)
-        )
+        answer = await self.request(partial(requests.last_message_id, self.identity))
         response = answer.get_last_message_id_response
         found = response.HasField("consumer_mark_delete_position")
         return MessageId.from_wire(response.last_message_id), position_of(
@@ -249,18 +148,17 @@ class PartitionConsumer(Attachment):
         unacknowledged comes again.
         """
         before = self._start, self._start_inclusive, self.last_taken
-        request_id = self._session.pool.next_request_id()
         if isinstance(target, MessageId):
-            frame = requests.seek(self.identity, request_id, message_id=target.to_wire())
+            seek = partial(requests.seek, self.identity, message_id=target.to_wire())
             if not self._options.durable:
                 self._start, self._start_inclusive = target, True
         else:
-            frame = requests.seek(self.identity, request_id, publish_time_ms=target)
+            seek = partial(requests.seek, self.identity, publish_time_ms=target)
         self.last_taken = None
         self._seeking = True
         self._copies.all_come_again()  # what is on its way was read before the seek
         try:
-            await self._request(request_id, frame)
+            await self.request(seek)
         except MagnetarError:
             self._start, self._start_inclusive, self.last_taken = before
             self.redeliver_unacknowledged()
@@ -270,49 +168,25 @@ class PartitionConsumer(Attachment):
 
     async def unsubscribe(self) -> None:
         """Delete the subscription on the broker, then stop. Raises its refusal."""
-        request_id = self._session.pool.next_request_id()
-        await self._request(request_id, requests.unsubscribe(self.identity, request_id))
+        await self.request(partial(requests.unsubscribe, self.identity))
         if self.connection is not None:
             self.connection.consumers.pop(self.identity, None)
         await self._end()
 
     async def close(self) -> None:
         """Leave the subscription; idempotent."""
-        self._flush_acks()
+        self.acknowledger.flush()
         connection = self.connection
         await self._end()
-        if connection is None:
-            return
-        connection.consumers.pop(self.identity, None)
-        request_id = self._session.pool.next_request_id()
-        try:
-            async with asyncio.timeout(self._session.operation_timeout_s):
-                await connection.request(
-                    request_id, requests.close_consumer(self.identity, request_id)
-                )
-        except (MagnetarError, TimeoutError):
-            return  # the broker drops the consumer with the connection
+        if connection is not None:
+            connection.consumers.pop(self.identity, None)
+            await self._close_at(connection, partial(requests.close_consumer, self.identity))
 
     async def _end(self) -> None:
         await self._unacknowledged.close()
         await self.stop()
         if self.failure is not None:
             self._inbox.fail(self.failure)
-
-    async def _request(self, request_id: int, frame: bytes) -> api.BaseCommand:
-        if self.failure is not None:
-            raise self.failure
-        if self.connection is None:
-            raise ConnectionLost(
-                f"{self.topic}: not attached to a broker now; nothing was sent, try again"
-            )
-        try:
-            async with asyncio.timeout(self._session.operation_timeout_s):
-                return await self.connection.request(request_id, frame)
-        except TimeoutError as failure:
-            raise ConnectionLost(
-                f"{self.topic}: no answer in {self._session.operation_timeout_s} s; outcome unknown"
-            ) from failure
 
     # --- from the connection and the inbox
 
@@ -327,16 +201,12 @@ class PartitionConsumer(Attachment):
             if whole is None:
                 self._use(1)
                 return
-            self._chunked.add(position_of(message.message_id), whole.earlier)
+            self._chunks.add(position_of(message.message_id), whole.earlier)
             opened = open_chunked(self.topic, message, opened, whole.payload, self._options.schema)
         if isinstance(opened, Damaged):
             position = position_of(message.message_id)
             _log.error("topic %s: entry %s is damaged: %s", self.topic, position, opened.detail)
-            if self.connection is not None:
-                data = [message_id_data(position)]
-                self.connection.write(
-                    requests.ack(self.identity, data, validation_error=opened.reason)
-                )
+            self.acknowledger.discard(position, opened.reason)
             self._use(opened.message_count)
             return
         if message.HasField("consumer_epoch") and message.consumer_epoch < self._epoch:
@@ -375,7 +245,7 @@ class PartitionConsumer(Attachment):
             )
         repeated, self._assembler.repeated = self._assembler.repeated, []
         if repeated and not again:  # what comes again may do so without its beginning
-            self._acknowledge_soon(map(message_id_data, repeated))
+            self.acknowledger.settle_soon(repeated)
         given_up, self._assembler.given_up = self._assembler.given_up, []
         if given_up:
             _log.warning(
@@ -475,10 +345,8 @@ class PartitionConsumer(Attachment):
         if self._start is not None:
             body.start_message_id.CopyFrom(self._start.to_wire())
         self._copies.all_come_again()
-        self._batches.forget()
         self._assembler.clear()
-        self._unacknowledged.forget()
-        self._acks.clear()
+        self.acknowledger.forget()
         # The answer may still be on its way from a broker that the topic has left; what comes from
         # here on was read after the seek.
         self._seeking = False

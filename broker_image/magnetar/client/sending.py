@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from magnetar.client.attachment import Attachment, Session
@@ -182,20 +183,10 @@ class PartitionProducer(Attachment):
             await self.stop()
             if connection is not None:
                 connection.producers.pop(self.identity, None)
-                await self._say_goodbye(connection)
+                await self._close_at(connection, partial(requests.close_producer, self.identity))
             self._fail_all(
                 self.failure or AlreadyClosed(f"{self.topic}: producer {self.name} is closed")
             )
-
-    async def _say_goodbye(self, connection: Connection) -> None:
-        request_id = self._session.pool.next_request_id()
-        try:
-            async with asyncio.timeout(self._session.operation_timeout_s):
-                await connection.request(
-                    request_id, requests.close_producer(self.identity, request_id)
-                )
-        except (MagnetarError, TimeoutError):
-            return  # the broker drops the producer with the connection
 
     # --- batches and the queue
 
