@@ -157,12 +157,25 @@ class ClientConnection(Protocol):
     def abort(self) -> None: ...
 
 
-class CommandService(Protocol):
-    """What answers the commands of connections: a broker, or a transaction coordinator."""
+class TransactionCommands(Protocol):
+    """What answers the commands of connections: the transaction coordinator of a standalone server,
+    as its broker sees it."""
 
     def handle(self, connection: Any, command: api.BaseCommand) -> None:
         """Answer one command, now or later."""
         ...
+
+    def disk_is_behind(self) -> bool:
+        """Whether so much waits for a flush that reading must stop."""
+        ...
+
+    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once it does not any more."""
+        ...
+
+
+class CommandService(TransactionCommands, Protocol):
+    """What answers the commands of connections: a broker, or a transaction coordinator."""
 
     def acknowledge_span(self, connection: Any, span: AckSpan) -> None:
         """Take an ACK of consecutive entries that wants no answer."""
@@ -173,22 +186,6 @@ class CommandService(Protocol):
     ) -> Coroutine[Any, Any, None]:
         """Take an ACK or REDELIVER of very many ids part by part."""
         ...
-
-    def disk_is_behind(self) -> bool:
-        """Whether so much waits for a flush that publishers must be held up."""
-        ...
-
-    def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once it does not any more."""
-        ...
-
-
-class TransactionCommands(Protocol):
-    """The transaction coordinator of a standalone server, as its broker sees it."""
-
-    def handle(self, connection: Any, command: api.BaseCommand) -> None: ...
-    def disk_is_behind(self) -> bool: ...
-    def when_disk_catches_up(self, resume: Callable[[], None]) -> None: ...
 
 
 class AttachedProducer(Protocol):

@@ -110,7 +110,7 @@ class Acknowledger:
             self.unacknowledged.acknowledged(message_id, whole_entry=message_id.batch_size <= 1)
 
     def forget_batches(self) -> None:
-        """Everything unacknowledged is delivered again."""
+        """Everything unacknowledged is redelivered."""
         self._batches.forget()
         self.unacknowledged.forget()
 

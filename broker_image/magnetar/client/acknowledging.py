@@ -26,12 +26,11 @@ class BatchAcknowledgements:
         self._ended: dict[Position, None] = {}
 
     def forget(self) -> None:
-        """What was received before will be delivered again."""
+        """Everything unacknowledged is redelivered."""
         self._remaining.clear()
         self._ended.clear()
 
     def individual(self, message_id: MessageId) -> api.MessageIdData:
-        """The id to acknowledge one message."""
         if message_id.batch_index < 0:
             return message_id_data(message_id.position, message_id.partition)
         if message_id.position in self._ended:
@@ -43,7 +42,6 @@ class BatchAcknowledgements:
         return self._of_batch(message_id, remaining)
 
     def cumulative(self, message_id: MessageId) -> api.MessageIdData:
-        """The id to acknowledge a message and everything before it."""
         if message_id.batch_index < 0:
             return message_id_data(message_id.position, message_id.partition)
         passed = (1 << (message_id.batch_index + 1)) - 1

@@ -107,7 +107,7 @@ class Attachment(ABC):
         self.connection = None
 
     async def abandon(self) -> None:
-        """As `stop`, and the broker is told, without waiting for its answer."""
+        """As `stop`; the broker is notified, its answer is not awaited."""
         connection = self.connection
         await self.stop()
         if connection is not None:

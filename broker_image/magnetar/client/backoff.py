@@ -30,5 +30,4 @@ class Backoff:
         return delay * self._clock.uniform(1 - JITTER, 1)
 
     def reset(self) -> None:
-        """The operation succeeded."""
         self._next_s = self._first_s

@@ -69,7 +69,7 @@ class Assembler:
         self.too_large = 0
 
     def clear(self) -> None:
-        """Everything unacknowledged comes again."""
+        """Everything unacknowledged is redelivered."""
         self._unfinished.clear()
         self.given_up.clear()
         self.repeated.clear()
@@ -135,19 +135,15 @@ class ChunkPositions:
         self._earlier: dict[Position, tuple[Position, ...]] = {}
 
     def add(self, last: Position, earlier: tuple[Position, ...]) -> None:
-        """A message in chunks was received."""
         if len(self._earlier) >= MESSAGES_TRACKED_MAX:
             self._earlier.pop(next(iter(self._earlier)))
         self._earlier[last] = earlier
 
     def earlier(self, last: Position) -> tuple[Position, ...]:
-        """The chunks before the last of a message."""
         return self._earlier.get(last, ())
 
     def pop(self, last: Position) -> None:
-        """A message is acknowledged."""
         self._earlier.pop(last, None)
 
     def expanded(self, positions: Iterable[Position]) -> list[Position]:
-        """All entries of messages."""
         return [entry for last in positions for entry in (*self.earlier(last), last)]

@@ -33,32 +33,25 @@ Type = api.BaseCommand.Type
 _log = logging.getLogger(__name__)
 
 
-class ProducerLink(Protocol):
-    """What a connection tells a producer attached to it."""
+class CoordinatorLink(Protocol):
+    """A transaction coordinator's client, as its connection sees it."""
+
+    def on_detached(self, assigned_url: str | None) -> None: ...
+
+
+class ProducerLink(CoordinatorLink, Protocol):
+    """A producer, as its connection sees it."""
 
     def on_receipt(self, receipt: api.CommandSendReceipt) -> None: ...
-
     def on_send_error(self, error: api.CommandSendError) -> None: ...
 
-    def on_detached(self, assigned_url: str | None) -> None: ...
 
-
-class ConsumerLink(Protocol):
-    """What a connection tells a consumer attached to it."""
+class ConsumerLink(CoordinatorLink, Protocol):
+    """A consumer, as its connection sees it."""
 
     def on_message(self, message: api.CommandMessage, entry: bytes) -> None: ...
-
     def on_active_change(self, active: bool) -> None: ...
-
     def on_end_of_topic(self) -> None: ...
-
-    def on_detached(self, assigned_url: str | None) -> None: ...
-
-
-class CoordinatorLink(Protocol):
-    """What a connection tells a transaction coordinator's client attached to it."""
-
-    def on_detached(self, assigned_url: str | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,6 @@ class Credentials:
     original: str = ""
 
     def now(self) -> bytes:
-        """The data of this moment."""
         return self.data() if callable(self.data) else self.data
 
 
@@ -212,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(lost)
         self._answers.clear()
-        attached: list[ProducerLink | ConsumerLink | CoordinatorLink] = [
+        attached: list[CoordinatorLink] = [
             *self.producers.values(),
             *self.consumers.values(),
             *self.coordinators.values(),
@@ -258,8 +250,8 @@ class Connection(asyncio.BufferedProtocol):
             Type.SEND_RECEIPT: self._on_receipt,
             Type.SEND_ERROR: self._on_send_error,
             Type.PRODUCER_SUCCESS: self._on_producer_success,
-            Type.LOOKUP_RESPONSE: self._on_lookup,
-            Type.PARTITIONED_METADATA_RESPONSE: self._on_partitioned_metadata,
+            Type.LOOKUP_RESPONSE: self._on_found,
+            Type.PARTITIONED_METADATA_RESPONSE: self._on_found,
             Type.ACK_RESPONSE: self._on_response,
             Type.TC_CLIENT_CONNECT_RESPONSE: self._on_response,
             Type.NEW_TXN_RESPONSE: self._on_response,
@@ -313,16 +305,10 @@ class Connection(asyncio.BufferedProtocol):
         if command.producer_success.producer_ready:
             self._answer(command.producer_success.request_id, command)
 
-    def _on_lookup(self, command: api.BaseCommand) -> None:
-        found = command.lookup_response
-        failed = found.response == api.CommandLookupTopicResponse.Failed
-        self._answer(
-            found.request_id, failure_of(found.error, found.message) if failed else command
-        )
-
-    def _on_partitioned_metadata(self, command: api.BaseCommand) -> None:
-        found = command.partitioned_metadata_response
-        failed = found.response == api.CommandPartitionedTopicMetadataResponse.Failed
+    def _on_found(self, command: api.BaseCommand) -> None:
+        """A response that names its failure by its kind."""
+        found = getattr(command, commands.FIELD_OF_TYPE[command.type])
+        failed = found.response == found.Failed
         self._answer(
             found.request_id, failure_of(found.error, found.message) if failed else command
         )

@@ -34,7 +34,41 @@ class Subscribed(NamedTuple):
     dead_letters: DeadLetters | None = None
 
 
-class Consumer(Generic[T]):
+class _Receiver(Generic[T]):
+    """Receives what its partitions put into one inbox."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    @property
+    def _partitions(self) -> Sequence[PartitionConsumer]:
+        raise NotImplementedError
+
+    async def receive(self, timeout_s: float | None = None) -> Message[T]:
+        """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final
+        refusal when there will be none."""
+        if timeout_s is None:
+            return await self._inbox.take()
+        async with asyncio.timeout(timeout_s):
+            return await self._inbox.take()
+
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
+        """Messages until it is closed."""
+        while True:
+            try:
+                message = await self._inbox.take()
+            except AlreadyClosed:
+                return
+            yield message
+
+    async def last_message_id(self) -> MessageId:
+        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a
+        partitioned topic, or several."""
+        last, _ = await _only(self._partitions, "last_message_id").last_message_id()
+        return last
+
+
+class Consumer(_Receiver[T]):
     """Receives from a topic, partitioned or not, or from several. Made by `Client.subscribe`."""
 
     def __init__(
@@ -50,7 +84,7 @@ class Consumer(Generic[T]):
         self.topic = ", ".join(self.topics)
         self._subscribed = tuple(subscribed)
         self._by_name: dict[str, PartitionConsumer] = {}
-        self._inbox = inbox
+        super().__init__(inbox)
         self._on_closed = on_closed
 
     @property
@@ -76,14 +110,6 @@ class Consumer(Generic[T]):
         """Whether the topic is terminated and everything was delivered."""
         return all(partition.end_of_topic for partition in self._partitions)
 
-    async def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message. Raises TimeoutError after `timeout_s`, AlreadyClosed or the final
-        refusal when there will be none."""
-        if timeout_s is None:
-            return await self._inbox.take()
-        async with asyncio.timeout(timeout_s):
-            return await self._inbox.take()
-
     async def batch_receive(
         self, messages_max: int = 100, timeout_s: float | None = None
     ) -> list[Message[T]]:
@@ -96,15 +122,6 @@ class Consumer(Generic[T]):
         while len(messages) < messages_max and (message := self._inbox.take_nowait()) is not None:
             messages.append(message)
         return messages
-
-    async def __aiter__(self) -> AsyncIterator[Message[T]]:
-        """Messages until the consumer is closed."""
-        while True:
-            try:
-                message = await self._inbox.take()
-            except AlreadyClosed:
-                return
-            yield message
 
     async def acknowledge(
         self, message: Message[T] | MessageId, *, txn: Transaction | None = None
@@ -161,15 +178,9 @@ class Consumer(Generic[T]):
             partition.redeliver(sorted(positions))
 
     def redeliver_unacknowledged(self) -> None:
-        """Have everything unacknowledged delivered again."""
+        """Have everything unacknowledged redelivered."""
         for partition in self._partitions:
             partition.redeliver_unacknowledged()
-
-    async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a
-        partitioned topic, or several."""
-        last, _ = await _only(self._partitions, "last_message_id").last_message_id()
-        return last
 
     async def seek(self, target: MessageId | int) -> None:
         """Continue from a message id (inclusive) or a publish time in milliseconds, which holds for
@@ -237,7 +248,7 @@ class Consumer(Generic[T]):
         return found
 
 
-class Reader(Generic[T]):
+class Reader(_Receiver[T]):
     """Reads a topic from a position of its own, without a durable subscription. Made by
     `Client.create_reader`."""
 
@@ -250,37 +261,21 @@ class Reader(Generic[T]):
         on_closed: Callable[[Reader[T]], None],
     ) -> None:
         assert partitions, "a topic has at least one partition to read"
+        super().__init__(inbox)
         self.topic = topic
-        self._partitions = partitions
-        self._inbox = inbox
+        self._attached = partitions
         self._growth = growth
         self._on_closed = on_closed
 
-    async def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message. Raises TimeoutError after `timeout_s`."""
-        async with asyncio.timeout(timeout_s):
-            return await self._inbox.take()
-
-    async def __aiter__(self) -> AsyncIterator[Message[T]]:
-        """Messages until the reader is closed."""
-        while True:
-            try:
-                message = await self._inbox.take()
-            except AlreadyClosed:
-                return
-            yield message
+    @property
+    def _partitions(self) -> Sequence[PartitionConsumer]:
+        return self._attached
 
     async def has_message_available(self) -> bool:
         """Whether `receive` would find a message that is in the topic now."""
         if self._inbox.peek() is not None:
             return True
         return any(await asyncio.gather(*(_has_more(partition) for partition in self._partitions)))
-
-    async def last_message_id(self) -> MessageId:
-        """Id of the topic's last message, (-1, -1) when it is empty. Raises InvalidRequest for a
-        partitioned topic."""
-        last, _ = await _only(self._partitions, "last_message_id").last_message_id()
-        return last
 
     async def seek(self, target: MessageId | int) -> None:
         """Continue from a message id (inclusive; a plain topic only, save EARLIEST and LATEST)

@@ -112,7 +112,7 @@ class Coordinator(Attachment):
             del connection.coordinators[self.identity]
 
     def _on_failed(self, failure: MagnetarError) -> None:
-        """Whoever waits in `attached` learns of it."""
+        """Callers of `attached` get it."""
 
 
 class Coordinators:

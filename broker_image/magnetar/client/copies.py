@@ -27,16 +27,16 @@ class Copies:
         """Entries with the last arrival before they come (or came) again, in the order of these."""
 
     def arrived(self) -> int:
-        """An entry is here; its number."""
+        """An entry arrived; its number."""
         self._arrived += 1
         return self._arrived
 
     def came_again(self, position: Position) -> None:
-        """What arrived last is this entry, of which earlier copies may be waiting."""
+        """The last arrival is this entry, of which earlier copies may wait."""
         self._leave_out(position, self._arrived - 1)
 
     def come_again(self, positions: Iterable[Position]) -> None:
-        """These entries will arrive once more."""
+        """These entries will be redelivered."""
         for position in positions:
             self._leave_out(position, self._arrived)
 
@@ -61,6 +61,6 @@ class Copies:
         )
 
     def passed(self, copy: int) -> None:
-        """Nothing that arrived before this copy waits any more."""
+        """Every copy that arrived before this one has left the inbox."""
         while self._until and self._until[position := next(iter(self._until))] < copy:
             del self._until[position]

@@ -68,7 +68,7 @@ class Growth:
                 )
 
     async def stop(self) -> None:
-        """Look no more; idempotent."""
+        """Idempotent."""
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()

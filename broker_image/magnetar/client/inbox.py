@@ -21,7 +21,7 @@ class Source(Protocol):
     def on_taken(self, copy: int, message: Message[Any]) -> None: ...
 
     def leaves_out(self, copy: int, message: Message[Any]) -> bool:
-        """Whether the message comes, or has come, once more; this copy is gone then."""
+        """Whether the message is, or was, redelivered: then this copy is dropped."""
         ...
 
 
@@ -41,7 +41,7 @@ class Inbox:
         self._changed.set()
 
     def fail(self, failure: MagnetarError) -> None:
-        """There will be no more; receivers get what is here, then the failure."""
+        """No message will follow; receivers get what is here, then the failure."""
         self._failure = failure
         self._changed.set()
 
@@ -61,7 +61,6 @@ class Inbox:
         return self._pop()
 
     def take_nowait(self) -> Message[Any] | None:
-        """The next message if there is one."""
         return None if self.peek() is None else self._pop()
 
     def _pop(self) -> Message[Any]:

@@ -192,7 +192,6 @@ class Pool:
         return answer.partitioned_metadata_response.partitions
 
     async def close(self) -> None:
-        """Close every connection, opening ones too."""
         tasks = list(self._opening.values())
         self._opening.clear()
         opened: list[Connection] = []

@@ -11,7 +11,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, TypeAlias
+from typing import Generic, TypeAlias, TypedDict, Unpack
 
 from magnetar.client.growth import Growth
 from magnetar.client.messages import MessageId
@@ -42,6 +42,18 @@ class Routing(enum.Enum):
 
 Router: TypeAlias = Callable[[str | None, int], int]
 """(key, number of partitions) -> partition, for those who want to choose themselves."""
+
+
+class MessageOptions(TypedDict, total=False):
+    """What a message may have besides its value; None as if left out. `event_time` and `deliver_at`
+    are milliseconds since the epoch."""
+
+    key: str | None
+    ordering_key: bytes | None
+    properties: Mapping[str, str] | None
+    event_time: int | None
+    sequence_id: int | None
+    deliver_at: int | None
 
 
 class Route:
@@ -119,13 +131,8 @@ class Producer(Generic[T]):
         self,
         value: T | None,
         *,
-        key: str | None = None,
-        ordering_key: bytes | None = None,
-        properties: Mapping[str, str] | None = None,
-        event_time: int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: int | None = None,
         txn: Transaction | None = None,
+        **options: Unpack[MessageOptions],
     ) -> MessageId:
         """Send and wait until the message is durable; waits first while too much is pending.
         `value` None is a tombstone.
@@ -135,32 +142,18 @@ class Producer(Generic[T]):
         subscriptions get it no earlier. The id of a message that deduplication knew already is (-1,
         -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
-        message = self._outgoing(
-            value, key, ordering_key, properties, event_time, sequence_id, deliver_at
-        )
-        partition = self._route.choose(key, self._partitions)
+        message = self._outgoing(value, options)
+        partition = self._route.choose(message.key, self._partitions)
         if txn is None:
             return await partition.send(message)
         async with txn.publishing(partition.topic) as txn_id:
             return await partition.send(replace(message, txn=txn_id))
 
-    def send_nowait(
-        self,
-        value: T | None,
-        *,
-        key: str | None = None,
-        ordering_key: bytes | None = None,
-        properties: Mapping[str, str] | None = None,
-        event_time: int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: int | None = None,
-    ) -> Receipt:
+    def send_nowait(self, value: T | None, **options: Unpack[MessageOptions]) -> Receipt:
         """Queue a message outside of transactions; the future is its receipt. Raises
         LimitExceeded while too much is pending."""
-        message = self._outgoing(
-            value, key, ordering_key, properties, event_time, sequence_id, deliver_at
-        )
-        return self._route.choose(key, self._partitions).send_nowait(message)
+        message = self._outgoing(value, options)
+        return self._route.choose(message.key, self._partitions).send_nowait(message)
 
     async def flush(self) -> None:
         """Wait for the receipts of everything sent so far. Raises the first failure."""
@@ -172,16 +165,15 @@ class Producer(Generic[T]):
         await self._growth.stop()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
 
-    def _outgoing(
-        self,
-        value: T | None,
-        key: str | None,
-        ordering_key: bytes | None,
-        properties: Mapping[str, str] | None,
-        event_time: int | None,
-        sequence_id: int | None,
-        deliver_at: int | None,
-    ) -> Outgoing:
+    def _outgoing(self, value: T | None, options: MessageOptions) -> Outgoing:
         data = None if value is None else self._schema.encode(value)
-        number = -1 if sequence_id is None else sequence_id
-        return Outgoing(data, number, key, ordering_key, properties or {}, event_time, deliver_at)
+        sequence_id = options.get("sequence_id")
+        return Outgoing(
+            data,
+            -1 if sequence_id is None else sequence_id,
+            options.get("key"),
+            options.get("ordering_key"),
+            options.get("properties") or {},
+            options.get("event_time"),
+            options.get("deliver_at"),
+        )

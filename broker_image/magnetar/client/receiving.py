@@ -78,7 +78,6 @@ class PartitionConsumer(Attachment):
 
     @property
     def subscription(self) -> str:
-        """Name of the subscription."""
         return self._options.subscription
 
     @property

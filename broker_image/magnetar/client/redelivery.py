@@ -75,7 +75,7 @@ class Schedule:
         return len(self._moments)
 
     def put(self, position: Position, moment: float) -> None:
-        """Replaces an earlier wish for the same entry."""
+        """Replaces an earlier moment of the same entry."""
         self._moments[position] = moment
         heapq.heappush(self._heap, (moment, position))
         # mostly wishes that were replaced or dropped
@@ -84,27 +84,22 @@ class Schedule:
             heapq.heapify(self._heap)
 
     def discard(self, position: Position) -> None:
-        """The entry is acknowledged."""
         self._moments.pop(position, None)
 
     def discard_through(self, position: Position) -> None:
-        """The entry and all before it are acknowledged."""
         for entry in [entry for entry in self._moments if entry <= position]:
             del self._moments[entry]
 
     def clear(self) -> None:
-        """Everything comes again anyway."""
         self._moments.clear()
         self._heap.clear()
 
     def next(self) -> float | None:
-        """The first moment at which something is due."""
         while self._heap and self._moments.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float) -> list[Position]:
-        """What is due, in log order."""
         due = []
         while (moment := self.next()) is not None and moment <= now:
             _, position = heapq.heappop(self._heap)

@@ -72,14 +72,12 @@ class _LastChance:
                 self.refused.add(index)
 
     def acknowledged(self, index: int) -> None:
-        """By the application."""
         self.held.pop(index, None)
         self.refused.discard(index)
         self.dead.discard(index)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to remember."""
         return not self.held and not self.dead
 
 
@@ -107,7 +105,6 @@ class Unacknowledged:
     # --- what the application does
 
     def taken(self, message: Message[Any]) -> None:
-        """The application has a message."""
         position = message.id.position
         if (
             self._dead_letters is not None
@@ -122,7 +119,6 @@ class Unacknowledged:
             self._put(position, self._options.ack_timeout_s)
 
     def refuse(self, message_id: MessageId, redeliveries: int) -> None:
-        """A negative acknowledgement of a message."""
         position = message_id.position
         chance = self._last_chances.get(position)
         if chance is not None and not chance.refuse(message_id.batch_index):
@@ -147,17 +143,16 @@ class Unacknowledged:
                 del self._last_chances[position]
 
     def acknowledged_through(self, position: Position) -> None:
-        """Everything up to an entry is acknowledged."""
         self._schedule.discard_through(position)
 
     def drop(self, positions: Sequence[Position]) -> None:
-        """Entries are delivered again now."""
+        """Entries are redelivered now."""
         for position in positions:
             self._schedule.discard(position)
             self._last_chances.pop(position, None)
 
     def forget(self) -> None:
-        """Everything unacknowledged is delivered again."""
+        """Everything unacknowledged is redelivered."""
         self._schedule.clear()
         self._last_chances.clear()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from magnetar.broker.commands.sessions import ConsumerSession, consumer_of
+from magnetar.broker.commands.sessions import ConsumerSession, attached_consumer, consumer_of
 from magnetar.broker.reading.catalog import last_surviving_message
 from magnetar.broker.transactions.acknowledging import (
     acknowledge_in_transaction,
@@ -25,7 +25,6 @@ from magnetar.broker.transactions.acknowledging import (
 )
 from magnetar.broker.transactions.positions import entry_named, last_up_to
 from magnetar.errors import (
-    InvalidRequest,
     LimitExceeded,
     MagnetarError,
     NotAllowed,
@@ -156,7 +155,7 @@ async def take_list(connection: Connection, parts: Iterator[bytes | None]) -> No
 
 
 def _too_many_words(ack: api.CommandAck, limit: int) -> str | None:
-    """Why its ack sets are not taken."""
+    """Why the ack sets of an ACK are refused; None if they are not."""
     longest = total = 0
     for identifier in ack.message_id:
         words = len(identifier.ack_set)
@@ -250,7 +249,6 @@ def _refuse(connection: Connection, ack: api.CommandAck, code: WireCode, text: s
 
 
 def _confirm(connection: Connection, ack: api.CommandAck) -> Callable[[], None] | None:
-    """What answers the ACK, if it is to be answered."""
     if not ack.HasField("request_id"):
         return None
     response = commands.ack_response(ack.consumer_id, ack.request_id)
@@ -354,11 +352,9 @@ async def _redeliver_held(session: ConsumerSession, held: Sequence[int]) -> None
         await asyncio.sleep(0)
 
 
-async def last_message_id(connection: Connection, request: api.CommandGetLastMessageId) -> bytes:
-    """The frame of GET_LAST_MESSAGE_ID_RESPONSE. Raises InvalidRequest, StorageError."""
-    session = consumer_of(connection, request.consumer_id)
-    if session is None:
-        raise InvalidRequest("Consumer not found")
+async def last_message_id(connection: Connection, request: api.CommandGetLastMessageId) -> None:
+    """GET_LAST_MESSAGE_ID. Raises InvalidRequest, StorageError."""
+    session = attached_consumer(connection, request.consumer_id)
     host = session.subscription
     await host.topic.context.log.confirm()
     position, entry = await host.topic.reader.last_message(session.read_compacted)
@@ -372,4 +368,6 @@ async def last_message_id(connection: Connection, request: api.CommandGetLastMes
         commands.Position(*position), session.partition, batch_index
     )
     mark_delete = host.topic.core.ledgers.position_before(host.core.cursor.mark_delete)
-    return commands.last_message_id(request.request_id, identifier, commands.Position(*mark_delete))
+    connection.queue(
+        commands.last_message_id(request.request_id, identifier, commands.Position(*mark_delete))
+    )

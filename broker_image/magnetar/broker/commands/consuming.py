@@ -1,10 +1,9 @@
 """Consumers of all connections.
 
-Owns: SUBSCRIBE, CLOSE_CONSUMER, UNSUBSCRIBE, SEEK and GET_LAST_MESSAGE_ID: admission and the
-answer. Imports: wire, topics, errors. Invariants: SUCCESS of SUBSCRIBE leaves before the first
-MESSAGE, and after its cursor is durable and the claim was found: a former owner gives nobody who
-comes the state of its time; a request that its client has closed concurrently leaves nothing
-behind.
+Owns: SUBSCRIBE, CLOSE_CONSUMER and UNSUBSCRIBE: admission and the answer. Imports: wire, topics,
+errors. Invariants: SUCCESS of SUBSCRIBE leaves before the first MESSAGE, and after its cursor is
+durable under this owner's claim: a former owner gives no consumer an outdated state; a request that
+its client has closed concurrently leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ from typing import Protocol
 
 import structlog
 
-from magnetar.broker.commands.acknowledgements import last_message_id
-from magnetar.broker.commands.seeking import reset, seek
-from magnetar.broker.commands.sessions import ConsumerSession, consumer_of
+from magnetar.broker.commands.seeking import reset
+from magnetar.broker.commands.sessions import (
+    ConsumerSession,
+    attached_consumer,
+    consumer_of,
+)
 from magnetar.broker.connections.connection import Connection
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.topics.publish_times import first_published_at
@@ -26,7 +28,6 @@ from magnetar.broker.transactions.positions import first_from
 from magnetar.errors import (
     ConsumerAssignError,
     ConsumerBusy,
-    InvalidRequest,
     LimitExceeded,
     NotAllowed,
     ServiceNotReady,
@@ -227,9 +228,7 @@ class Consuming:
         connection.queue(commands.success(request.request_id))
 
     async def unsubscribe(self, connection: Connection, request: api.CommandUnsubscribe) -> None:
-        session = consumer_of(connection, request.consumer_id)
-        if session is None:
-            raise InvalidRequest("Consumer not found")
+        session = attached_consumer(connection, request.consumer_id)
         host = session.subscription
         host.topic.check_serving("unsubscribe again after the reconnect")
         others = [other for other in host.sessions() if other is not session]
@@ -244,15 +243,6 @@ class Consuming:
         connection.sessions.consumers.pop(request.consumer_id, None)
         host.core.remove_consumer(session)
         await host.topic.bundle.remove_subscription(host)
-        connection.queue(commands.success(request.request_id))
-
-    async def last_message_id(
-        self, connection: Connection, request: api.CommandGetLastMessageId
-    ) -> None:
-        connection.queue(await last_message_id(connection, request))
-
-    async def seek(self, connection: Connection, request: api.CommandSeek) -> None:
-        await seek(connection, request)
         connection.queue(commands.success(request.request_id))
 
 

@@ -90,11 +90,7 @@ class Partitioning:
         self, topic: TopicName, partitions: int, properties: dict[str, str] | None = None
     ) -> None:
         """Raises TopicExists, InvalidPartitions, NotAllowed, NamespaceNotFound, StoreError."""
-        limit = self._context.settings.partitions_max
-        if not 1 <= partitions <= limit:
-            raise InvalidPartitions(
-                f"Number of partitions should be more than 0 and at most {limit}, not {partitions}"
-            )
+        self._check_number(partitions)
         if topic.partition >= 0:
             raise PartitionsNotPossible(
                 f"topic {topic} is a partition itself; choose a name that does not end in "
@@ -129,11 +125,7 @@ class Partitioning:
 
         Raises TopicNotFound, NotAllowed for a plain topic, InvalidPartitions, StoreError.
         """
-        limit = self._context.settings.partitions_max
-        if not 1 <= partitions <= limit:
-            raise InvalidPartitions(
-                f"Number of partitions should be more than 0 and at most {limit}, not {partitions}"
-            )
+        self._check_number(partitions)
         key = keys.partitioned_topic(topic)
         while True:
             await self._ownership.bundle_of(topic)
@@ -164,6 +156,13 @@ class Partitioning:
             if result.succeeded:
                 self._registry.observe(topic, grown.encode(), result.revision)
                 return
+
+    def _check_number(self, partitions: int) -> None:
+        limit = self._context.settings.partitions_max
+        if not 1 <= partitions <= limit:
+            raise InvalidPartitions(
+                f"Number of partitions should be more than 0 and at most {limit}, not {partitions}"
+            )
 
     async def delete(self, topic: TopicName) -> None:
         """Forget a partitioned topic; its partitions are deleted by their owners. Raises

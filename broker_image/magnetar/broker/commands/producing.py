@@ -125,7 +125,7 @@ class Producing:
         self._answer(session, request.request_id, last_sequence)
 
     def _notify_that_it_waits(self, session: ProducerSession, request_id: int) -> None:
-        """It must queue for exclusive access; an earlier self that was in is out."""
+        """It must queue for exclusive access; the earlier producer of its id is closed."""
         earlier = producer_of(session.connection, session.producer_id)
         if earlier is not None:
             session.connection.sessions.ignore_producer(earlier)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from magnetar.broker.commands.sessions import consumer_of
+from magnetar.broker.commands.sessions import attached_consumer
 from magnetar.broker.topics.publish_times import first_published_at
 from magnetar.broker.transactions.positions import first_from
 from magnetar.errors import InvalidRequest, ServiceNotReady
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 async def seek(connection: Connection, request: api.CommandSeek) -> None:
     """SEEK. Raises InvalidRequest, ServiceNotReady, StorageError."""
-    session = consumer_of(connection, request.consumer_id)
-    if session is None:
-        raise InvalidRequest("Consumer not found")
-    host = session.subscription
-    if not host.topic.name.persistent:
-        return  # nothing is behind, and nothing ahead
+    host = attached_consumer(connection, request.consumer_id).subscription
+    if host.topic.name.persistent:  # else there is no other position
+        await _seek(host, request)
+    connection.queue(commands.success(request.request_id))
+
+
+async def _seek(host: SubscriptionHost, request: api.CommandSeek) -> None:
     with host.still():
         if request.HasField("message_id"):
             await reset(host, *position_sought(host.topic, request.message_id))

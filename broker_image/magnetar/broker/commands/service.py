@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from magnetar.broker.bundles.ownership import Ownership
-from magnetar.broker.commands import acknowledgements
-from magnetar.broker.commands.acknowledgements import acknowledge, redeliver
+from magnetar.broker.commands.acknowledgements import (
+    acknowledge,
+    acknowledge_span,
+    last_message_id,
+    redeliver,
+    take_list,
+)
 from magnetar.broker.commands.consuming import Consuming
 from magnetar.broker.commands.lookups import Lookups
 from magnetar.broker.commands.partitioning import Partitioning
 from magnetar.broker.commands.producing import Producing
+from magnetar.broker.commands.seeking import seek
 from magnetar.broker.commands.statistics import statistics
 from magnetar.broker.commands.transaction_ends import Ending, OwnParticipants
 from magnetar.broker.connections.connection import Connection
@@ -40,7 +46,6 @@ from magnetar.errors import (
     NotAllowed,
     StorageError,
     TopicNotFound,
-    WireCode,
 )
 from magnetar.hosting.views import ClusterViews
 from magnetar.metadata import keys
@@ -48,7 +53,6 @@ from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import Policies
 from magnetar.wire import commands
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.runs import AckSpan
 
 if TYPE_CHECKING:
     from magnetar.broker.replay.topic_transactions import TopicTransactions
@@ -62,6 +66,9 @@ Handler = Callable[[Connection, Any], Coroutine[Any, Any, None]]
 
 class BrokerService:
     """Answers the commands of all connections."""
+
+    acknowledge_span = staticmethod(acknowledge_span)
+    take_list = staticmethod(take_list)
 
     def __init__(self, context: BrokerContext, views: ClusterViews, ownership: Ownership) -> None:
         self._context, self._views, self._ownership = context, views, ownership
@@ -103,24 +110,13 @@ class BrokerService:
             Type.SUBSCRIBE: consuming.subscribe,
             Type.CLOSE_CONSUMER: consuming.close,
             Type.UNSUBSCRIBE: consuming.unsubscribe,
-            Type.GET_LAST_MESSAGE_ID: consuming.last_message_id,
-            Type.SEEK: consuming.seek,
+            Type.GET_LAST_MESSAGE_ID: last_message_id,
+            Type.SEEK: seek,
             Type.END_TXN_ON_PARTITION: ending.on_partition,
             Type.END_TXN_ON_SUBSCRIPTION: ending.on_subscription,
         }
 
-    def acknowledge_span(self, connection: Connection, span: AckSpan) -> None:
-        """Take an ACK of consecutive entries that wants no answer."""
-        acknowledgements.acknowledge_span(connection, span)
-
-    def take_list(
-        self, connection: Connection, parts: Iterator[bytes | None]
-    ) -> Coroutine[Any, Any, None]:
-        """Take an ACK or REDELIVER of very many ids part by part."""
-        return acknowledgements.take_list(connection, parts)
-
     def handle(self, connection: Connection, command: api.BaseCommand) -> None:
-        """Answer one command, now or later."""
         kind = command.type
         if kind == Type.ACK:
             acknowledge(connection, command.ack)
@@ -147,9 +143,7 @@ class BrokerService:
                     await self._guarded(self.guard, handler, connection, kind, body)
                 else:
                     await handler(connection, body)
-            except (
-                FileNotFoundError
-            ) as error:  # of what is stored: an answer that says so, not the end of the connection
+            except FileNotFoundError as error:  # a refusal, not the end of the connection
                 raise StorageError(
                     f"{error.filename} is missing from storage; try again, and restore it if that "
                     "does not help"
@@ -178,9 +172,11 @@ class BrokerService:
     # --- back-pressure ----------------------------------------------------------------------------
 
     def disk_is_behind(self) -> bool:
-        """Whether so much waits for a flush that publishers must be held up."""
+        """Whether so much waits for a flush that reading must stop."""
         pending_max = self._context.settings.log_pending_bytes_max
-        return self._context.log.pending_bytes > pending_max or self._coordinator_is_behind()
+        return self._context.log.pending_bytes > pending_max or (
+            self.coordinator is not None and self.coordinator.disk_is_behind()
+        )
 
     def when_disk_catches_up(self, resume: Callable[[], None]) -> None:
         """Call `resume` once no more than half of the limit waits."""
@@ -198,9 +194,6 @@ class BrokerService:
             waiting, self._waiting_for_disk = self._waiting_for_disk, []
             for resume in waiting:
                 resume()
-
-    def _coordinator_is_behind(self) -> bool:
-        return self.coordinator is not None and self.coordinator.disk_is_behind()
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -260,11 +253,10 @@ class BrokerService:
 
     @property
     def coordinators(self) -> CoordinatorDiscovery:
-        """Where the transaction coordinators are."""
         return self._lookups.coordinators
 
     def namespace_policies(self, name: NamespaceName) -> Policies:
-        """Policies that hold for topics of a namespace that have none of their own."""
+        """Policies of a namespace's topics that have none of their own."""
         return self._ownership.policies.namespace(name)
 
     # --- for REST and the load report -------------------------------------------------------------
@@ -341,6 +333,3 @@ def _not_offered(kind: int) -> str:
         f"{commands.FIELD_OF_TYPE[kind]} is not offered by this version of Magnetar; "
         "docs/compatibility.md lists what is"
     )
-
-
-__all__ = ["BrokerService", "WireCode"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from magnetar.broker.ports import ClientConnection, SendRun, ServedTopic
 from magnetar.broker.transactions.sending import publish_in_transaction
-from magnetar.errors import WireCode
+from magnetar.errors import InvalidRequest, WireCode
 from magnetar.hosting.rates import RateMeter
 from magnetar.wire import commands, runs
 
@@ -42,6 +43,7 @@ WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 """Refusals that the same SEND may not meet the next time."""
 
 
+@dataclass(slots=True, eq=False)
 class ProducerSession:
     """One producer. `pending` counts SENDs whose answer is not out yet; `sends_chunks` is whether
     it has sent a part of a message.
@@ -49,47 +51,25 @@ class ProducerSession:
     `waits` is called when it must queue for exclusive access.
     """
 
-    __slots__ = (
-        "_granted",
-        "_leaving",
-        "closed",
-        "connection",
-        "encoded_name",
-        "epoch",
-        "name",
-        "pending",
-        "producer_id",
-        "sends_chunks",
-        "topic",
-        "topic_epoch",
-        "waits",
-    )
+    connection: ClientConnection
+    producer_id: int
+    name: str
+    epoch: int
+    topic: TopicHost
+    closed: bool = False
+    sends_chunks: bool = False
+    pending: int = 0
+    topic_epoch: int | None = None
+    waits: Callable[[], None] | None = None
+    encoded_name: bytes = b""
+    _leaving: bool = False
+    _granted: asyncio.Future[Grant] | None = None
 
-    def __init__(
-        self,
-        connection: ClientConnection,
-        producer_id: int,
-        name: str,
-        epoch: int,
-        topic: TopicHost,
-    ) -> None:
-        self.connection, self.producer_id, self.name, self.epoch, self.topic = (
-            connection,
-            producer_id,
-            name,
-            epoch,
-            topic,
-        )
-        self.encoded_name = name.encode()
-        self.pending = 0
-        self.topic_epoch: int | None = None
-        self.closed = self._leaving = self.sends_chunks = False
-        self.waits: Callable[[], None] | None = None
-        self._granted: asyncio.Future[Grant] | None = None
+    def __post_init__(self) -> None:
+        self.encoded_name = self.name.encode()
 
     @property
     def topic_name(self) -> TopicName:
-        """What it publishes to."""
         return self.topic.name
 
     def publish(self, run: SendRun) -> None:
@@ -100,7 +80,6 @@ class ProducerSession:
             publish_in_transaction(self.topic, self, run, run.txn)
 
     def detach(self) -> None:
-        """The connection has no such producer any more."""
         self.topic.publishing.detach(self)
 
     # --- waiting for exclusive access -------------------------------------------------------------
@@ -113,12 +92,11 @@ class ProducerSession:
         return await self._granted
 
     def grant(self, grant: Grant) -> None:
-        """It is our turn."""
         if self._granted is not None and not self._granted.done():
             self._granted.set_result(grant)
 
     def refuse(self, error: MagnetarError) -> None:
-        """It will not be our turn any more."""
+        """The wait for exclusive access has failed."""
         if self._granted is not None and not self._granted.done():
             self._granted.set_exception(error)
 
@@ -183,7 +161,6 @@ class ProducerSession:
 
     @property
     def leaving(self) -> bool:
-        """Whether it takes no SENDs any more."""
         return self.closed or self._leaving
 
     def close_by_broker(self, successor: Successor | None) -> None:
@@ -214,82 +191,54 @@ class ProducerSession:
             self.closed = True
 
 
+@dataclass(slots=True, eq=False)
 class ConsumerSession:
-    """One consumer, and what it has been sent and has acknowledged. `closed`: it is sent nothing
-    more."""
+    """One consumer, and counters of what it was sent and has acknowledged. `closed`: it is sent
+    nothing more."""
 
-    __slots__ = (
-        "bytes_out",
-        "closed",
-        "connected_ms",
-        "connection",
-        "consumer_id",
-        "entries_acknowledged",
-        "entries_out",
-        "messages_redelivered",
-        "meter",
-        "name",
-        "notified_end_of_topic",
-        "partition",
-        "read_compacted",
-        "sends_epoch",
-        "subscription",
-    )
+    connection: ClientConnection
+    consumer_id: int
+    name: str
+    subscription: SubscriptionHost
+    read_compacted: bool = field(kw_only=True)
+    sends_epoch: bool = field(kw_only=True)
+    closed: bool = False
+    notified_end_of_topic: bool = False
+    entries_out: int = 0
+    bytes_out: int = 0
+    messages_redelivered: int = 0
+    entries_acknowledged: int = 0
+    partition: int = field(init=False)
+    connected_ms: int = field(init=False)
+    meter: RateMeter = field(init=False)
 
-    def __init__(
-        self,
-        connection: ClientConnection,
-        consumer_id: int,
-        name: str,
-        subscription: SubscriptionHost,
-        *,
-        read_compacted: bool,
-        sends_epoch: bool,
-    ) -> None:
-        self.connection, self.consumer_id, self.name, self.subscription = (
-            connection,
-            consumer_id,
-            name,
-            subscription,
-        )
-        self.partition = subscription.topic.partition
-        self.read_compacted, self.sends_epoch = read_compacted, sends_epoch
-        self.closed = self.notified_end_of_topic = False
-        self.entries_out = self.bytes_out = self.messages_redelivered = (
-            self.entries_acknowledged
-        ) = 0
-        clock = subscription.topic.context.clock
-        self.connected_ms, self.meter = (
-            clock.wall_ms(),
-            RateMeter(clock.monotonic(), CONSUMER_COUNTERS),
-        )
+    def __post_init__(self) -> None:
+        topic = self.subscription.topic
+        clock, self.partition = topic.context.clock, topic.partition
+        self.connected_ms = clock.wall_ms()
+        self.meter = RateMeter(clock.monotonic(), CONSUMER_COUNTERS)
 
     @property
     def topic_name(self) -> TopicName:
-        """What it consumes."""
         return self.subscription.topic.name
 
     @property
     def subscription_name(self) -> str:
-        """By which of its subscriptions."""
         return self.subscription.core.name
 
     def flow(self, permits: int) -> None:
-        """FLOW: it takes so many messages more."""
         self.subscription.core.flow(self, permits)
         self.subscription.schedule()
 
     def pause(self) -> None:
-        """Its peer does not read: send it nothing more."""
+        """Its peer does not read."""
         self.subscription.core.pause(self)
 
     def resume(self) -> None:
-        """Its peer reads again."""
         self.subscription.core.resume(self)
         self.subscription.schedule()
 
     def detach(self) -> None:
-        """The connection has no such consumer any more."""
         self.subscription.detach(self)
 
     def part(self, successor: Successor | None) -> None:
@@ -304,7 +253,7 @@ class ConsumerSession:
             self.connection.queue(commands.close_consumer(self.consumer_id, *addresses))
 
     def close_by_broker(self, successor: Successor | None) -> None:
-        """As `part`, and hear nothing more of it."""
+        """As `part`; later acknowledgements are not taken."""
         self.part(successor)
         self.connection.sessions.forget_consumer(self)
 
@@ -314,7 +263,7 @@ class ConsumerSession:
             self.connection.queue(commands.active_consumer_change(self.consumer_id, active=active))
 
     def end_of_topic(self) -> None:
-        """Tell the client, once, that nothing will follow, if it can hear it."""
+        """Notify the client once that the topic has ended, unless it would close the connection."""
         if not self.notified_end_of_topic and not self.connection.client_version.startswith(
             DEAF_TO_END_OF_TOPIC
         ):
@@ -330,6 +279,14 @@ def producer_of(connection: ClientConnection, producer_id: int) -> ProducerSessi
 def consumer_of(connection: ClientConnection, consumer_id: int) -> ConsumerSession | None:
     """The consumer of this id. Every consumer of a broker's connections is a session."""
     return cast("ConsumerSession | None", connection.sessions.consumers.get(consumer_id))
+
+
+def attached_consumer(connection: ClientConnection, consumer_id: int) -> ConsumerSession:
+    """As `consumer_of`. Raises InvalidRequest if there is none."""
+    session = consumer_of(connection, consumer_id)
+    if session is None:
+        raise InvalidRequest("Consumer not found")
+    return session
 
 
 def _addresses(

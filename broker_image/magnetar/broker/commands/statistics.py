@@ -31,7 +31,6 @@ class ConsumerRates(NamedTuple):
 
 
 def consumer_rates(session: ConsumerSession) -> ConsumerRates:
-    """Rates of a consumer that is connected."""
     host = session.subscription
     consumer = host.core.consumers[session]
     # Acknowledgements are counted in entries, which is all that they cost; the consumer's own

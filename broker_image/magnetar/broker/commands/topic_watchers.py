@@ -41,11 +41,9 @@ class TopicWatcher:
 
     @property
     def namespace(self) -> NamespaceName:
-        """Whose topics it watches."""
         return self.watched.namespace
 
     def stop(self) -> None:
-        """Tell nothing more."""
         self.watched.leave(self)
 
 
@@ -60,7 +58,7 @@ class WatchedList:
         self.watchers: dict[TopicWatcher, None] = {}
 
     def apply(self, names: list[str]) -> None:
-        """Some of `names` came or went."""
+        """Some of `names` were created or deleted."""
         try:
             change = self.topics.apply(
                 names, [name for name in names if self._owner.is_present(self.namespace, name)]
@@ -112,11 +110,10 @@ class TopicWatchers:
         return watcher
 
     def forget(self, watched: WatchedList) -> None:
-        """Nobody watches this list any more."""
+        """The last watcher of this list has left."""
         self._lists.pop((watched.namespace, watched.pattern.text), None)
 
     def persistent_names(self, namespace: NamespaceName) -> list[str]:
-        """Watchers see persistent topics."""
         return of_domain(self._registry.names(namespace), persistent=True, non_persistent=False)
 
     def is_present(self, namespace: NamespaceName, name: str) -> bool:

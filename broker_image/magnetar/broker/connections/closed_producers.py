@@ -20,7 +20,7 @@ class ClosedProducers:
     __slots__ = ("_limit", "_refusals", "_until")
 
     def __init__(self, limit: int) -> None:
-        """`limit`: refusals that are remembered at most."""
+        """`limit`: the most refusals that are remembered."""
         self._limit = limit
         self._until: dict[int, float] = {}  # in the order in which they end
         self._refusals: dict[int, tuple[str, float]] = {}
@@ -30,7 +30,6 @@ class ClosedProducers:
         return until is not None and asyncio.get_running_loop().time() < until
 
     def add(self, producer_id: int) -> None:
-        """It is closed from now on."""
         now = asyncio.get_running_loop().time()
         self._until.pop(producer_id, None)
         while self._until and self._until[oldest := next(iter(self._until))] <= now:

@@ -43,7 +43,7 @@ class ConnectionTable:
 
     @staticmethod
     def open_to(settings: BrokerSettings, security: Authenticator | None) -> ConnectionTable:
-        """A table of connections whose peers `security` knows; None: of anybody's."""
+        """A table of connections whose peers `security` authenticates; None: of all."""
         if security is None:
             return ConnectionTable(settings)
         from magnetar.hosting.security.handshakes import Handshakes
@@ -63,7 +63,6 @@ class ConnectionTable:
             dropped.abort()
 
     def admitted(self, connection: ClientConnection) -> None:
-        """Its CONNECT was accepted."""
         self.budget.keep(connection)
 
     def remove(self, connection: ClientConnection) -> None:
@@ -73,11 +72,10 @@ class ConnectionTable:
             self.handshakes.forget(connection)
 
     def refused(self) -> int:
-        """How many were not let in."""
+        """How many failed authentication."""
         return self.handshakes.refused if self.handshakes is not None else 0
 
     def expose(self, gauge: Callable[[str, str, Callable[[], float]], None]) -> None:
-        """Register metrics, each by its name, its meaning and how it is read."""
         limit, budget = self.settings.connections_max, self.budget
         gauge(
             "magnetar_connections_max",
@@ -97,7 +95,6 @@ class ConnectionTable:
             )
 
     def open(self) -> list[ClientConnection]:
-        """The connections of now."""
         return list(self._open)
 
     def open_gate(self) -> None:
@@ -110,7 +107,6 @@ class ConnectionTable:
             connection.abort()
 
     def close(self) -> None:
-        """Drop every connection, for good."""
         self.abort_all()
         if self.handshakes is not None:
             self.handshakes.stop()

@@ -27,7 +27,7 @@ class EarlyAcknowledgements:
         self._subscribing: Counter[int] = Counter()
 
     def expect(self, consumer_id: int) -> None:
-        """A SUBSCRIBE has come, and is followed by a `release`."""
+        """A SUBSCRIBE has arrived; a `release` follows."""
         self._subscribing[consumer_id] += 1
 
     def hold(self, consumer_id: int, size: int, act: Callable[[], None]) -> bool:

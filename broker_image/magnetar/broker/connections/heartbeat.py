@@ -44,7 +44,7 @@ class Heartbeat:
         )
 
     def admitted(self) -> None:
-        """CONNECT was accepted: from now on `keep_alive_s` counts."""
+        """CONNECT was accepted: `keep_alive_s` applies."""
         self.end()
         self._wait(self._connection.settings.keep_alive_s)
 
@@ -52,7 +52,6 @@ class Heartbeat:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def end(self) -> None:
-        """The connection is over."""
         if self._timer is not None:
             self._timer.cancel()
         self._answer_readers(self._asked)
@@ -63,7 +62,6 @@ class Heartbeat:
         return self._asked
 
     def ponged(self) -> None:
-        """The peer has answered a PING."""
         self._answered = min(self._answered + 1, self._asked)
         if self._readers:
             self._answer_readers(self._answered)
@@ -85,13 +83,13 @@ class Heartbeat:
         return reader
 
     def heard(self) -> None:
-        """The peer has said something, or may have while it was not read."""
+        """Bytes have arrived, or may have while the peer was not read."""
         self._heard = True
         if self._probe is not None:
             self.answer()
 
     def answer(self) -> None:
-        """Whoever asked need not wait any more."""
+        """End the probe under way."""
         probe, self._probe = self._probe, None
         if probe is not None and not probe.done():
             probe.set_result(None)

@@ -23,7 +23,6 @@ class Intake:
         self.held = 0
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Read from this transport."""
         self._transport = transport
 
     def hold(self, reason: int) -> None:

@@ -42,13 +42,12 @@ class Outbound:
         """Whether the transport takes no more for now."""
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Write to this transport."""
         self._transport = transport
         transport.set_write_buffer_limits(high=min(self._limit, WRITE_BYTES_MAX))
 
     @property
     def size(self) -> int:
-        """Bytes that the peer has not taken yet."""
+        """Bytes queued here and in the transport."""
         return self._queued + (
             self._transport.get_write_buffer_size() if self._transport is not None else 0
         )
@@ -60,11 +59,10 @@ class Outbound:
 
     @property
     def little(self) -> bool:
-        """Whether it may get more again."""
+        """Whether the peer may get messages again."""
         return not self.full or self.size <= self._limit // 4
 
     def add(self, data: Buffer) -> None:
-        """Queue one or more frames."""
         self._buffers.append(data)
         self._queued += len(data)
 

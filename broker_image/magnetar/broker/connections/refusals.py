@@ -81,15 +81,10 @@ _ANSWERED_BY_ERROR = frozenset(
         Type.GET_TOPICS_OF_NAMESPACE,
         Type.WATCH_TOPIC_LIST,
         Type.WATCH_TOPIC_LIST_CLOSE,
-        Type.NEW_TXN,
-        Type.ADD_PARTITION_TO_TXN,
-        Type.ADD_SUBSCRIPTION_TO_TXN,
-        Type.END_TXN,
-        Type.TC_CLIENT_CONNECT_REQUEST,
     }
+    | COORDINATOR_KINDS
 )
-"""Apache Pulsar answers the requests of transactions so, too, when it has them switched off:
-clients look for its text."""
+"""Clients look for the text of Apache Pulsar's ERROR when transactions are switched off."""
 _ANSWERED_BY_NOTHING = frozenset(
     {
         Type.ACK,

@@ -55,7 +55,6 @@ class SendGroup:
         self.highest: list[int] = []
 
     def add(self, entry: memoryview, count: int, sequence: int, highest: int) -> None:
-        """One SEND of `count` messages."""
         self.bytes += len(entry) + ENTRY_ARRAY_BYTES
         self.entries.append(entry)
         self.counts.append(count)

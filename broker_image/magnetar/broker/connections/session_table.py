@@ -43,7 +43,6 @@ class SessionTable:
         self.early_acknowledgements = EarlyAcknowledgements()
 
     def refuse_producer_once(self, producer_id: int, reason: str) -> None:
-        """Refuse the next producer of this id once, with the reason."""
         self.closed_producers.refuse_once(producer_id, reason)
 
     def ignore_producer(self, session: AttachedProducer) -> None:
@@ -53,12 +52,10 @@ class SessionTable:
         self.closed_producers.add(session.producer_id)
 
     def forget_producer(self, session: AttachedProducer) -> None:
-        """Drop a closed producer from the connection and from its topic."""
         self.ignore_producer(session)
         session.detach()
 
     def forget_consumer(self, session: AttachedConsumer) -> None:
-        """Drop a closed consumer from the connection and from its subscription."""
         if self.consumers.get(session.consumer_id) is session:
             del self.consumers[session.consumer_id]
         session.detach()

@@ -49,7 +49,6 @@ class Recorded:
             self.chunks.push(self.chunk, position)
 
     def persist(self, name: str) -> None:
-        """The run is durable."""
         if self.known is not None and self.last != NOTHING:
             self.known.persist(name, self.last)
         if self.chunks is not None and self.chunk is not None:
@@ -164,7 +163,6 @@ class Admission:
         refusal: tuple[WireCode, str] | None,
         verdict: Verdict,
     ) -> None:
-        """Answer a SEND that is not stored."""
         sequence = run.sequences[index]
         if refusal is None and verdict is Verdict.DUPLICATE:
             session.answer(

@@ -38,7 +38,7 @@ class DeletionMarks:
 
     @contextlib.contextmanager
     def running(self, name: NamespaceName) -> Iterator[None]:
-        """While a deletion of the namespace runs here, its mark stays."""
+        """The mark stays while a deletion of the namespace runs here."""
         self._running[str(name)] += 1
         try:
             yield
@@ -48,7 +48,6 @@ class DeletionMarks:
                 del self._running[str(name)]
 
     async def run(self) -> None:
-        """One look after another."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()

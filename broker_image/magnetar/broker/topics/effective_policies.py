@@ -31,13 +31,12 @@ PROPERTY = "policies"
 
 
 def broker_defaults(settings: BrokerSettings) -> Policies:
-    """What holds where neither topic nor namespace says anything."""
+    """Policies where neither topic nor namespace sets any."""
     seconds = settings.inactive_topic_s
     return Policies(inactive_topic=InactiveTopic(seconds > 0, NO_SUBSCRIPTIONS, seconds or 60))
 
 
 def own_policies(properties: Mapping[str, str]) -> dict[str, Any]:
-    """The policies among a topic's properties."""
     text = properties.get(PROPERTY)
     return dict(json.loads(text)) if text else {}
 
@@ -59,7 +58,6 @@ class EffectivePolicies:
             view.listen(self._changed)
 
     def _changed(self, names: list[str]) -> None:
-        """Records of namespaces, or of topics in them, have changed."""
         self.version += 1
         changed = {"/".join(name.split("/", 2)[:2]) for name in names}
         for owned in self._owned.values():

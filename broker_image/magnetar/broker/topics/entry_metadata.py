@@ -61,7 +61,7 @@ class EntryMetadata:
         return EntryMetadata(topic) if wanted and topic.name.persistent else None
 
     def of(self, facts: Facts, message_counts: Iterable[int]) -> list[bytes]:
-        """What goes before each of these entries."""
+        """The header of each of these entries."""
         index = facts.messages_before - 1
         heads = []
         for messages, append_ms in zip(message_counts, facts.append_ms, strict=True):
@@ -102,7 +102,7 @@ class EntryMetadata:
         return Facts(before, append_ms)
 
     def _run(self, ordinal: int) -> Run | None:
-        """The run that holds an entry, if what it says of it is true."""
+        """The run that holds an entry, if its facts are known."""
         index = self._topic.index
         at = index.run_of(ordinal)
         return index.runs[at] if at is not None and index.runs[at].append_ms != UNKNOWN else None
@@ -127,7 +127,6 @@ class EntryMetadata:
         return total - await self._count(ordinal, end)
 
     async def _count(self, start: int, end: int) -> int:
-        """Messages of the entries [start, end)."""
         turns, messages = Turns(STEPS_PER_TURN_MAX), 0
         while start < end:
             run = self._run(start)

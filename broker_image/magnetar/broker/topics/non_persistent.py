@@ -88,7 +88,7 @@ class NonPersistentSubscription(SubscriptionHost):
         partial: Sequence[tuple[int, int]],  # noqa: ARG002
         confirmed: Callable[[], None] | None,
     ) -> None:
-        """There is nothing to remember; whoever asks is told that it is done."""
+        """Nothing is remembered; a request is confirmed at once."""
         if confirmed is not None:
             confirmed()
 
@@ -123,12 +123,11 @@ class NonPersistentTopic(TopicHost):
         return _UnstoredSender(self)
 
     async def update_properties(self, changes: Mapping[str, str]) -> None:
-        """Set properties for as long as the topic lives."""
         self.check_serving()
         self._updated(changes)
 
     def append_update(self, changes: Mapping[str, str], on_durable: Callable[[], None]) -> None:
-        """As `update_properties`: nothing of it is in the log."""
+        """There is no log."""
         del changes
         on_durable()
 
@@ -231,7 +230,7 @@ class NonPersistentTopic(TopicHost):
             )
 
     def _look(self) -> None:
-        """Whoever has been idle for two looks goes."""
+        """Drop the topic if it was unused at two looks in a row."""
         idle, self._idle = self._idle, not self._used
         if idle and self._idle:
             self._dropped(self)
@@ -239,7 +238,6 @@ class NonPersistentTopic(TopicHost):
             self._watch()
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -276,7 +274,7 @@ class NonPersistentTopics:
             self._registry.forget(self._bundle, topic.name)
 
     async def delete(self, name: TopicName) -> None:
-        """Delete a topic; its clients are sent away and may create it again."""
+        """Delete a topic and close its clients, which may create it again."""
         topic = self.by_name.get(str(name))
         if topic is not None:
             self.drop(topic)
@@ -284,12 +282,11 @@ class NonPersistentTopics:
             await self._registry.remove(self._bundle, name)
 
     def freeze(self) -> None:
-        """The bundle is leaving."""
         for topic in self.by_name.values():
             topic.core.freeze()
 
     def close_clients(self, successor: Successor | None) -> None:
-        """Send everybody away; the topics come to be again where they go."""
+        """Close all clients; they create the topics at the new owner."""
         for topic in self.by_name.values():
             topic.stop()
             topic.close_clients(successor)

@@ -79,7 +79,6 @@ class SubscriptionHost:
         self.schedule()
 
     def attached(self) -> None:
-        """A consumer has come."""
         self._cancel_drop()
         self.end_of_topic()
 
@@ -217,12 +216,11 @@ class SubscriptionHost:
             self._failures.surprise(error)
 
     def _notify_active(self) -> None:
-        """Notify consumers that became active or inactive."""
         for session, active in self.core.advance(self.topic.context.clock.wall_ms()):
             cast("AttachedConsumer", session).notify_active(active)
 
     def _arm_timer(self) -> None:
-        """Look again when something becomes due by itself."""
+        """Wake up for the next entry that becomes due by time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

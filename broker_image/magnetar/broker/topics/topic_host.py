@@ -141,7 +141,6 @@ class TopicHost:
         self.admission.refresh()
 
     def refresh_policies(self) -> None:
-        """Policies of the topic or of its namespace may have changed."""
         self.policies = self.bundle.policies.topic(self.name, self.core.properties)
         self.core.limit(self._dispatch_limits())
         self.admission.refresh()
@@ -351,7 +350,6 @@ class TopicHost:
         return self.context.log.fenced
 
     def count_refused(self, sends: int) -> None:
-        """Count refused SENDs."""
         self.context.metrics.publish_errors += sends
 
     def count_in(self, messages: int, size: int) -> None:
@@ -363,7 +361,7 @@ class TopicHost:
         counters.bytes_in += size
 
     def wake(self) -> None:
-        """There may be something to deliver."""
+        """Deliver what can be delivered."""
         for subscription in self.subscriptions.values():
             subscription.schedule()
 

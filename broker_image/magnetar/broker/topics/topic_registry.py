@@ -93,7 +93,6 @@ class TopicRegistry:
         return self._shown[str(namespace)] if shown else len(self._present.get(str(namespace), ()))
 
     def coming(self) -> Iterator[TopicName]:
-        """Topics of bundles served here whose entries are being written."""
         return (name for name, (_, wish) in self._wanted.items() if wish is not Wish.GONE)
 
     @property
@@ -102,12 +101,11 @@ class TopicRegistry:
         return len(self._wanted)
 
     def entry(self, name: TopicName) -> PartitionedTopicRecord | None:
-        """The entry of this very name, as far as the mirror knows."""
+        """The entry of exactly this name in the mirror."""
         viewed = self._views.topics.get(keys.partitioned_topic(name)[len(keys.TOPICS) :])
         return viewed.record if viewed is not None else None
 
     def lists(self, namespace: NamespaceName, name: str) -> bool:
-        """Whether `names` has this one."""
         marks = self._present.get(str(namespace), {}).get(name, HIDDEN)
         return not marks & HIDDEN
 
@@ -130,7 +128,6 @@ class TopicRegistry:
             )
 
     def partitioned(self, namespace: NamespaceName) -> list[str]:
-        """Full names of the partitioned topics of a namespace, sorted."""
         found = (entered_topic(key) for key in self._partitions if key.startswith(f"{namespace}/"))
         return sorted(str(name) for name in found if name is not None)
 
@@ -154,7 +151,7 @@ class TopicRegistry:
                 await self._views.topics.reach(item.mod_revision)
 
     def _changed(self, changed: list[str]) -> None:
-        """Take over changed entries, and tell who listens."""
+        """Apply changed entries and notify the listeners."""
         by_namespace: dict[NamespaceName, list[str]] = {}
         for key in changed:
             name = entered_topic(key)
@@ -180,7 +177,7 @@ class TopicRegistry:
                     listener(namespace, shown)
 
     def _mark(self, name: TopicName, reason: int, holds: bool) -> bool:
-        """Note why a name is present; whether it came or went by that."""
+        """Set why a name is present; returns whether it appeared or disappeared."""
         present = self._present.setdefault(str(name.namespace_name), {})
         before = present.get(str(name), 0) & ~HIDDEN
         after = before | reason if holds else before & ~reason
@@ -216,11 +213,11 @@ class TopicRegistry:
             )
 
     async def remove(self, owned: ServedBundle, name: TopicName) -> None:
-        """A topic of a bundle served here is gone."""
+        """A topic of a bundle served here was deleted."""
         await self._want(owned, name, Wish.GONE)
 
     def forget(self, owned: ServedBundle, name: TopicName) -> None:
-        """As `remove`, for those who do not wait for it."""
+        """As `remove`, without waiting."""
         self._start(owned, name, Wish.GONE)
 
     def adopt(self, owned: ServedBundle) -> None:
@@ -241,7 +238,7 @@ class TopicRegistry:
                     yield name
 
     async def _want(self, owned: ServedBundle, name: TopicName, wish: Wish) -> bool | None:
-        """As `_write`; None if that goes on without us."""
+        """As `_write`; None if it goes on in the background."""
         task = self._start(owned, name, wish)
         done, _ = await asyncio.wait((task,), timeout=REGISTRATION_WAIT_S)
         if not done:

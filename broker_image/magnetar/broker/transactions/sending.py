@@ -10,6 +10,7 @@ it is delivered before its transaction commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.broker.ports import AttachedProducer, SendRun
@@ -32,36 +33,20 @@ if TYPE_CHECKING:
     from magnetar.broker.topics.topic_host import TopicHost
 
 
+@dataclass(slots=True, eq=False)
 class _SentRun:
-    """A run on its way to stable storage: told by the log where it lies, and then, by the record
-    behind it, that it is somebody's."""
+    """A run on its way to stable storage; the log reports where it lies, then that the record
+    behind it, which names its transaction, is durable."""
 
-    __slots__ = (
-        "change",
-        "chunk",
-        "entries_offset",
-        "lengths",
-        "payload",
-        "place",
-        "run",
-        "session",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        topic: TopicHost,
-        session: AttachedProducer,
-        run: SendRun,
-        change: Append,
-        payload: bytes,
-        lengths: Sequence[int],
-    ) -> None:
-        self.topic, self.session, self.run, self.change = topic, session, run, change
-        self.payload, self.lengths = payload, lengths
-        self.entries_offset = 0
-        self.chunk: SentChunk | None = None
-        self.place: RecordPlace | None = None
+    topic: TopicHost
+    session: AttachedProducer
+    run: SendRun
+    change: Append
+    payload: bytes
+    lengths: Sequence[int]
+    entries_offset: int = 0
+    chunk: SentChunk | None = None
+    place: RecordPlace | None = None
 
     def lies(self, place: RecordPlace) -> None:
         self.place = place

@@ -200,4 +200,4 @@ class SubscriptionTransactions:
 
 
 def _nobody_waits() -> None:
-    """The record behind it is waited for."""
+    """The caller waits for the record behind it."""
