@@ -1,4 +1,4 @@
-"""Staying attached to whichever broker serves a topic.
+"""Staying attached to the broker that serves a topic.
 
 Owns: the loop behind every producer and consumer of one partition: find the broker, attach, wait
 until detached, again. Imports: pool, backoff, errors, asyncio. Invariants: at most one attempt runs
@@ -62,8 +62,8 @@ class Attachment(ABC):
 
     @abstractmethod
     def _release(self, connection: Connection) -> None:
-        """Forget a connection to which an attempt failed; tells the broker to close what it may
-        have opened."""
+        """Forget a connection to which an attempt failed; the broker is asked to close what it
+        may have opened."""
 
     @abstractmethod
     def _on_failed(self, failure: MagnetarError) -> None:
@@ -225,5 +225,5 @@ class Attachment(ABC):
         self._changed.set()
         if not self._opened.done():
             self._opened.set_exception(failure)
-            self._opened.exception()  # whoever opened may have been cancelled
+            self._opened.exception()  # the caller of `open` may have been cancelled
         self._on_failed(failure)

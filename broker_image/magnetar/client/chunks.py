@@ -83,8 +83,8 @@ class Assembler:
         """Take a chunk; the message if it was the last one. Chunks that do not follow are left out;
         `given_up` says what was dropped for room.
 
-        `repeated` has those left out that nobody will ever need: the log has them twice, since a
-        producer did not hear that they are there.
+        `repeated` has those that no message needs: the log has them twice, since their producer
+        got no receipt.
         """
         metadata = chunk.metadata
         message = self._unfinished.get(metadata.uuid)

@@ -1,6 +1,6 @@
 """The client.
 
-Owns: the door to a cluster: makes producers, consumers and readers and closes what is left of them.
+Owns: `Client`, which makes producers, consumers and readers and closes those that are left.
 Imports: the rest of the package. Invariants: everything made by a client shares its connections;
 `close` ends every task and connection it started.
 """
@@ -73,7 +73,7 @@ class Client:
         `credentials` for any other method.
 
         `partitions_check_s`: how often producers, consumers and readers of partitioned topics look
-        for new partitions; None: never. `tls`: whom to believe and what to show at `pulsar+ssl://`
+        for new partitions; None: never. `tls`: what to trust and what to present at `pulsar+ssl://`
         addresses (None = what the system trusts).
         """
         if token is not None:

@@ -3,7 +3,7 @@
 Owns: handshake, requests and their answers, keep-alive, and handing what arrives to the producer or
 consumer it is for. Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
 Invariants: every request ends (answer, error or ConnectionLost); when the connection ends,
-everything attached to it hears so once; PING is answered at once, and a peer silent for a whole
+everything attached to it is notified once; PING is answered at once, and a peer silent for a whole
 keep-alive interval after our PING is dropped.
 """
 
@@ -139,8 +139,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- for producers, consumers and the pool
 
     def write(self, frame: Buffer) -> None:
-        """Send a frame; dropped if the connection is closing, whose end everybody attached hears
-        of."""
+        """Send a frame; dropped if the connection is closing, of whose end everything attached is
+        notified."""
         if self._transport is not None and not self.closed:
             self._transport.write(frame)
 
@@ -353,7 +353,6 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting for a connection any more when it fails; that is not an error of its
-    own."""
+    """All waiters may have left when a connection fails; that is no error of its own."""
     if not future.cancelled():
         future.exception()

@@ -127,7 +127,7 @@ class Coordinators:
         self._closed = False
 
     async def begin(self, timeout_ms: int) -> TxnId:
-        """A new transaction at one of the coordinators, in turn; another one is tried if that
+        """A new transaction at one of the coordinators, round-robin; another one is tried if that
         cannot be reached.
 
         Raises NotAllowed if the cluster has none, the coordinator's refusal, ConnectionLost if none

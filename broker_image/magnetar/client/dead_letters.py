@@ -1,10 +1,10 @@
-"""Messages that nobody can process.
+"""Messages that cannot be processed.
 
 Owns: publishing them to the dead-letter topic of a subscription. Imports: messages, producer,
 redelivery. Source: Pulsar's protocol: dead letters are the client's affair; property names are
 those of the Java client. Invariant: there is one producer, made with the first dead letter; if
-making it fails, or it is refused for good (its topic may be deleted and made again), the next dead
-letter makes another.
+making it fails, or it is refused permanently (its topic may be deleted and made again), the next
+dead letter makes another.
 """
 
 from __future__ import annotations

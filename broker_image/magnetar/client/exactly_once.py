@@ -3,7 +3,7 @@
 Owns: `exactly_once`: one transaction per batch of messages, tried again safely. Imports: client,
 transactions, backoff. Invariants: what a batch published and its acknowledgements are one
 transaction, so a message that is delivered again has not taken effect; after an abort, or an
-outcome that nobody knows, the batch is delivered again by the broker rather than sent again from
+unknown outcome, the batch is delivered again by the broker rather than sent again from
 memory: it comes only if its transaction did not take place.
 """
 
@@ -45,7 +45,7 @@ async def exactly_once(
     each batch in a transaction of its own.
 
     Runs until cancelled, or until no message has come for `idle_s`. Returns the number of messages
-    known to be committed; those of a transaction whose outcome nobody knows are not counted (they
+    known to be committed; those of a transaction whose outcome is unknown are not counted (they
     come again if it did not take place, and count then).
 
     A transaction that is aborted (`work` may do so), lost or refused for a time is tried again with

@@ -31,7 +31,7 @@ class Received(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """An entry that cannot be read: how many messages it cost, and what to tell the broker."""
+    """An entry that cannot be read: how many messages it cost, and the reason for the broker."""
 
     message_count: int
     reason: api.CommandAck.ValidationError.ValueType
@@ -42,7 +42,7 @@ def open_entry(
     topic: str, command: api.CommandMessage, raw: bytes, schema: Schema[Any] = BYTES
 ) -> Received | Damaged | Chunk:
     """Read an entry, or a chunk of a message. Damage is an outcome, not an error: the broker is
-    told and the subscription goes on."""
+    notified and the subscription goes on."""
     try:
         if not entry_checksum_ok(raw):
             return Damaged(1, ValidationError.ChecksumMismatch, "checksum mismatch")

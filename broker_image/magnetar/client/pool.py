@@ -85,7 +85,7 @@ class Pool:
         keep_alive_s: float = KEEP_ALIVE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls`: whom to believe and what to show at `pulsar+ssl://` addresses; None = what the
+        """`tls`: what to trust and what to present at `pulsar+ssl://` addresses; None = what the
         system trusts."""
         self._tls = tls
         self._network = network

@@ -137,8 +137,8 @@ class Producer(Generic[T]):
         """Send and wait until the message is durable; waits first while too much is pending.
         `value` None is a tombstone.
 
-        With `txn` nobody sees it before that transaction commits, and its final id is given then,
-        not here. With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared
+        With `txn` no consumer sees it before that transaction commits, and its final id is given
+        then, not here. With `deliver_at` (milliseconds since the epoch) Shared and Key_Shared
         subscriptions get it no earlier. The id of a message that deduplication knew already is (-1,
         -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """

@@ -5,7 +5,7 @@ it, and how it ends. Imports: coordinators, failures. Source: PIP-31's rules for
 idempotent and queryable. Invariants: a partition or subscription is registered before the first
 message or acknowledgement of the transaction leaves for it; COMMIT is sent only when everything in
 the transaction has succeeded; a commit returns only if the transaction took place, raises
-TransactionAborted only if it did not, and TransactionOutcomeUnknown if nobody said.
+TransactionAborted only if it did not, and TransactionOutcomeUnknown without an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from magnetar.transactions.ids import TxnId
 
 TRANSACTION_TIMEOUT_S = 60.0
 OUTCOME_WAIT_S = 600.0
-"""How long an end is asked for: a coordinator remembers outcomes at least that long."""
+"""How long an end is requested: a coordinator remembers outcomes at least that long."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,9 +42,8 @@ class TransactionState(enum.Enum):
 
 
 class _Gate:
-    """The registration of one participant. Whoever comes before it is done passes right behind
-    it, in the order of coming, and all in one turn of the event loop: so messages that are sent
-    together stay together, and share a batch."""
+    """The registration of one participant. Operations that wait for it pass in order, in one turn
+    of the event loop: messages that are sent together stay together, and share a batch."""
 
     def __init__(self) -> None:
         self._registration: asyncio.Task[None] | None = None
@@ -189,7 +188,7 @@ class Transaction:
         """Make everything in the transaction take place; waits for what is on its way in it first.
         May be asked again.
 
-        The end is asked for again until a coordinator answers. Raises TransactionAborted if it did
+        The end is requested until a coordinator answers. Raises TransactionAborted if it did
         not take place (it had failed in part, was aborted or timed out), TransactionOutcomeUnknown
         when there was no answer for ten minutes.
         """
@@ -239,8 +238,8 @@ class Transaction:
         """Have nothing of the transaction take place; what it acknowledged comes again.
 
         Where no coordinator answers, it times out there by itself. After a commit whose outcome is
-        unknown: raises InvalidTxnStatus if it was committed, TransactionOutcomeUnknown if nobody
-        says.
+        unknown: raises InvalidTxnStatus if it was committed, TransactionOutcomeUnknown without
+        an answer.
         """
         if self.state is TransactionState.ABORTED:
             return
@@ -256,7 +255,7 @@ class Transaction:
         except asyncio.CancelledError:
             self.state = before
             raise
-        # nobody has asked for its commit, so it has only one end
+        # its commit was never requested, so it has only one end
         if refusal is None or before is TransactionState.OPEN:
             if refusal is not None:
                 _log.warning("transaction %s is left to its timeout: %s", self, refusal)

@@ -4,7 +4,7 @@ Owns: the timer behind negative acknowledgements and acknowledgement timeouts, a
 letters. Imports: redelivery, dead_letters, asyncio. Invariants: a dead letter is acknowledged only
 after it is durable in its topic; if that fails it is tried, or delivered, again; of a batch only
 what was refused or not acknowledged in time is given up, the rest stays where it is; what is
-delivered again anyway (after a reconnect or a seek) is not asked for a second time.
+delivered again anyway (after a reconnect or a seek) is not requested again.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Unacknowledged:
 
     def bury(self, position: Position, messages: Sequence[Message[Any]]) -> None:
         """Publish all messages that are left of an entry as dead letters, then acknowledge it;
-        if that fails it is asked for again."""
+        if that fails it is requested again."""
         self.drop([position])
         self._begin(self._bury_entry(position, messages))
 
@@ -221,8 +221,7 @@ class Unacknowledged:
         self._put(position, max(self._options.negative_ack_delay_s, BURIAL_RETRY_LEAST_S))
 
     async def close(self) -> None:
-        """Stop the timer for good, and give up dead letters on their way: they are delivered
-        again."""
+        """Stop the timer and cancel dead letters under way: they are redelivered."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

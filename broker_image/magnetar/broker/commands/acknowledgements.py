@@ -1,7 +1,7 @@
-"""What consumers tell about messages.
+"""What consumers say about messages.
 
 Owns: ACK, REDELIVER and GET_LAST_MESSAGE_ID over a consumer session; ACKs in transactions are read
-by `participant/acknowledging`. Imports: wire, topics. Invariants: an ACK with a request id is
+by `transactions/acknowledging`. Imports: wire, topics. Invariants: an ACK with a request id is
 answered, also for a consumer that is not attached; a success leaves only after its cursor record is
 durable; ids of what does not exist (any more) are passed over; what one ACK, and all that a
 subscription acknowledges, may take is bounded.
@@ -53,7 +53,8 @@ messages."""
 IDS_IN_TRANSACTION_MAX = 1_500
 """Of one ACK in a transaction, which is carried out at once."""
 PART_REST_S = 0.001
-"""Between two parts of a long list; what others have asked for takes several turns of the loop."""
+"""Between two parts of a long list: requests of other connections take several turns of the
+loop."""
 HELD_AT_ONCE_MAX = 250
 """Messages that one consumer gives back before others get their turn."""
 SPAN_BYTES = 100
@@ -66,7 +67,7 @@ def acknowledge(connection: Connection, ack: api.CommandAck) -> None:
     """ACK: individual or cumulative; answered only if it has a request id. One that changes much
     gets turns, with what follows it behind.
 
-    Of a consumer that subscribes just now it waits until that is done.
+    During its consumer's SUBSCRIBE it waits until that has ended.
     """
     if ack.consumer_id not in connection.sessions.consumers:
         again = partial(acknowledge, connection, ack)
@@ -84,8 +85,8 @@ def _take(
     refused, or None."""
     session = consumer_of(connection, ack.consumer_id)
     if session is None:
-        # Apache Pulsar says nothing, and a client that acknowledges while it subscribes again waits
-        # for its whole operation timeout.
+        # Apache Pulsar does not answer: a client that acknowledges while it resubscribes waits for
+        # its whole operation timeout.
         return (
             WireCode.CONSUMER_NOT_FOUND,
             "Consumer not found: it is not attached; subscribe, and acknowledge then",
@@ -266,7 +267,7 @@ def _acknowledge_cumulative(
     named, ledgers = commands.position_of(identifier), host.topic.core.ledgers
     position = last_up_to(host.topic, named)
     if position is None or position > ledgers.last_position:
-        # Pulsar refuses to move a mark-delete beyond the last entry, and tells nobody.
+        # Pulsar refuses to move a mark-delete beyond the last entry, silently.
         host.acknowledge(session, (), (), confirmed)
         return
     # The position need not exist (a client may acknowledge what it saw before a seek): everything

@@ -83,13 +83,11 @@ class Consuming:
                 f"consumer_id: {consumer_id} subscribes already and its topic is being unloaded or "
                 "opened; try again"
             )
-        if (
-            len(connection.sessions.consumers)
-            >= self._context.settings.consumers_per_connection_max
-        ):
+        count = len(connection.sessions.consumers)
+        if count >= self._context.settings.consumers_per_connection_max:
             raise LimitExceeded(
-                f"consumers_per_connection_max: this connection has {len(connection.sessions.consumers)}; "
-                "open another connection"
+                f"consumers_per_connection_max: this connection has {count}; open "
+                "another connection"
             )
         _check_subscribe(request)
         pending[consumer_id] = request.request_id
@@ -105,7 +103,7 @@ class Consuming:
                 host.drop_if_unused()
         connection.queue(commands.success(request.request_id))
         host.attached()
-        # after SUCCESS: a consumer may have to be told that it is active, or is not
+        # after SUCCESS: the consumer may get ACTIVE_CONSUMER_CHANGE
         host.schedule()
 
     async def _open(self, request: api.CommandSubscribe) -> SubscriptionHost:
@@ -189,17 +187,15 @@ class Consuming:
         return True
 
     async def _write_cursor(self, topic: TopicHost, host: SubscriptionHost) -> None:
-        """Have the cursor durable, as it is now, before anybody relies on it; and be its owner
-        still.
+        """Make the cursor durable under this owner's claim before a client relies on it.
 
-        Also when another request wrote it: a subscription that is just being created is not there
-        yet, and a client that learns of its SEEK after the first messages behind it throws those
-        away.
+        Also when another request wrote it: a subscription under creation is not durable yet, and a
+        client whose SEEK is answered behind the first messages discards those.
         """
         log = self._context.log
         waits = log.space.stalled is not None or log.hangs
         if not host.core.durable or (waits and host.recorded and host.core.placed):
-            # no space, or a disk that hangs: what is there already can be consumed all the same
+            # no space, or a disk that hangs: what is durable can be consumed
             await log.confirm()
             return
         log.space.check_room()

@@ -1,9 +1,9 @@
-"""Who serves a topic, how many partitions it has, and which topics there are.
+"""Owners of topics, numbers of partitions, lists of topics.
 
 Owns: LOOKUP, PARTITIONED_METADATA, GET_TOPICS_OF_NAMESPACE, WATCH_TOPIC_LIST and its CLOSE,
 GET_SCHEMA and GET_OR_CREATE_SCHEMA. Imports: wire, names, errors, topics.topic_list, ownership, the
-registry and its watchers. Invariants: an answer names the owner as of now; while a bundle changes
-hands the answer waits for the new owner; a pattern that is too long or outside the dialect is left
+registry and its watchers. Invariants: an answer names the present owner; during a transfer of a
+bundle it waits for the new owner; a pattern that is too long or outside the dialect is left
 to the client (the answer says that it is not filtered).
 """
 
@@ -84,7 +84,7 @@ class Lookups:
         self.coordinators = CoordinatorDiscovery(context.store, context.clock, context.settings)
         self._watchers = TopicWatchers(self._registry)
         self._listing = asyncio.Lock()
-        """Many who ask at once take turns: a list of a hundred thousand topics takes tens of
+        """Concurrent requests take turns: a list of a hundred thousand topics takes tens of
         milliseconds."""
         self._lists: dict[
             tuple[NamespaceName, int, str | None], tuple[int, tuple[list[str], str, bool]]
@@ -103,8 +103,8 @@ class Lookups:
         else:
             url, url_tls = addresses_of(await self._ownership.owner_of(topic), listener)
         if not (url_tls if connection.tls else url):
-            # It is about to be restarted with such a port, or without one; an answer without an
-            # address would be an error for good.
+            # The owner is about to restart with such a port, or without one; an answer without an
+            # address would be a permanent error.
             kind = "with" if connection.tls else "without"
             raise ServiceNotReady(
                 f"Failed to acquire ownership: who serves {topic} has no address {kind} TLS yet; "
@@ -231,7 +231,7 @@ class Lookups:
         )
         await self._registry.catch_up(namespace)
         if connection.closed:
-            return  # nobody would end it
+            return  # no connection would stop it
         if (before := connection.sessions.watchers.pop(request.watcher_id, None)) is not None:
             before.stop()
         watcher = self._watchers.open(connection, request.watcher_id, namespace, pattern)

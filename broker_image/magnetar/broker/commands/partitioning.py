@@ -3,7 +3,7 @@
 Owns: the number of partitions of a topic and its changes. Imports: metadata, names, errors,
 ownership, the registry. Invariants: creating and growing are one compare-and-swap each, after which
 every broker lists all partitions; a partition exists from then on, though its owner writes it into
-its log when somebody uses it first; a partition beyond the number is never created.
+its log at its first use; a partition beyond the number is never created.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Partitioning:
         Raises StoreError."""
         if topic.partition < 0:
             return None
-        # Partitions are never taken away, so a mirror that knows of this one is right without
-        # asking.
+        # Partitions are never removed, so a mirror that has this one needs no read of the store.
         record = self._registry.entry(topic.base)
         if record is None or record.partitions <= topic.partition:
             record = await self.record(topic.base)

@@ -51,13 +51,11 @@ class Producing:
                 f"producer_id: {producer_id} is being created already, its topic is being unloaded "
                 "or opened; wait"
             )
-        if (
-            len(connection.sessions.producers) + len(pending)
-            >= self._context.settings.producers_per_connection_max
-        ):
+        count = len(connection.sessions.producers)
+        if count + len(pending) >= self._context.settings.producers_per_connection_max:
             raise LimitExceeded(
-                f"producers_per_connection_max: this connection has {len(connection.sessions.producers)}; "
-                "open another connection"
+                f"producers_per_connection_max: this connection has {count}; open "
+                "another connection"
             )
         self._check_name(request.producer_name)
         task = asyncio.current_task()

@@ -1,8 +1,8 @@
 """Moving a subscription to another position.
 
 Owns: SEEK by id and by time, the reset of a subscription. Imports: wire, topics. Invariants:
-consumers are sent away before the cursor moves and the cursor is durable before anybody learns of
-it; a reader's subscription outlives the moment in which its consumer comes back.
+consumers are closed before the cursor moves, and the cursor is durable before SEEK is answered; a
+reader's subscription is kept while its consumer reconnects.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def position_sought(topic: ServedTopic, identifier: api.MessageIdData) -> tuple[
 
 
 async def reset(host: SubscriptionHost, ordinal: int, mask: int | None = None) -> None:
-    """Send the consumers away, make `ordinal` the next entry to deliver, durably.
+    """Close the consumers and make `ordinal` the next entry to deliver, durably.
 
     `mask` tells which of its messages are still to be delivered. Raises ServiceNotReady while the
     topic is being unloaded or the subscription is gone, StorageError.

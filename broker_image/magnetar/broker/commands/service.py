@@ -74,10 +74,10 @@ class BrokerService:
         self._context, self._views, self._ownership = context, views, ownership
         self._waiting_for_disk: list[Callable[[], None]] = []
         self.guard: Guard | None = None
-        """None: everybody may do everything."""
+        """None: every client has every right."""
         self.coordinator: TransactionCommands | None = None
-        """The transaction coordinator of a standalone server, which knows itself who may ask it
-        what; elsewhere they are processes of their own."""
+        """The transaction coordinator of a standalone server, which checks rights itself;
+        elsewhere coordinators are processes of their own."""
         context.metrics.gauge(
             "magnetar_transactions_open",
             "Transactions that topics served here wait for, counted once per topic",
@@ -161,8 +161,8 @@ class BrokerService:
     async def _guarded(
         self, guard: Guard, handler: Handler, connection: Connection, kind: int, body: Any
     ) -> None:
-        """Answer a command whose sender may have it answered; a right that was lost concurrently
-        takes back what it gave."""
+        """Answer a command if its sender has the right; a right that is lost concurrently closes
+        what the command opened."""
         version = guard.version
         await guard.check(connection, kind, body)
         await handler(connection, body)
@@ -305,12 +305,12 @@ class BrokerService:
         last, end = host.core.last_confirmed, host.core.ledgers.end
         await self._ownership.checkpointer.cover(str(host.bundle.name))
         if host.transactions is not None:
-            # A roll that was asked for later may have been done first.
+            # A later roll may have finished first.
             host.transactions.wanted_below = max(end, host.transactions.wanted_below)
         return last.ledger, last.entry
 
     async def topics_in(self, namespace: NamespaceName, mode: int = Mode.PERSISTENT) -> list[str]:
-        """Full names of the topics of a namespace, whoever serves them. Raises
+        """Full names of the topics of a namespace, whichever broker serves them. Raises
         NamespaceNotFound."""
         known = self._views.namespaces.get(str(namespace)) is not None
         if not known and await self._context.store.get(keys.namespace(namespace)) is None:

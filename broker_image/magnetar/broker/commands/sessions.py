@@ -37,7 +37,7 @@ DEAF_TO_END_OF_TOPIC = ("Pulsar-CPP", "Pulsar-Go")
 connection, again and again."""
 DEAF_AFTER_REFUSED_SEND = ("Pulsar-Go",)
 """Clients (0.19) that forget which producer an id belongs to once a SEND of it was refused with
-NotAllowed or TopicTerminated: it learns of nothing any more. At any other code they come back and
+NotAllowed or TopicTerminated: it gets no answers any more. At any other code they reconnect and
 send the same again."""
 WORTH_SENDING_AGAIN = frozenset({WireCode.PERSISTENCE, WireCode.CHECKSUM})
 """Refusals that the same SEND may not meet the next time."""
@@ -85,7 +85,7 @@ class ProducerSession:
     # --- waiting for exclusive access -------------------------------------------------------------
 
     async def wait_for_grant(self) -> Grant:
-        """Wait until the topic lets us in. Raises what `refuse` was given."""
+        """Wait for exclusive access. Raises what `refuse` was given."""
         self._granted = asyncio.get_running_loop().create_future()
         if self.waits is not None:
             self.waits()
@@ -103,8 +103,8 @@ class ProducerSession:
     # --- answers ----------------------------------------------------------------------------------
 
     def durable(self, ledger: int, first_entry: int, run: SendRun) -> None:
-        """Entries first_entry.. are on stable storage under our claim: send their receipts, in
-        order."""
+        """Entries first_entry.. are on stable storage under this owner's claim: send their
+        receipts, in order."""
         self.pending -= len(run.sequences)
         if not self.closed:
             self.connection.queue(
@@ -121,8 +121,8 @@ class ProducerSession:
             self.connection.queue(frame)
 
     def answer_behind(self, frame: bytes) -> None:
-        """Answer a SEND behind whatever is on its way to storage, another session's SENDs among
-        it."""
+        """Answer a SEND behind everything on its way to storage, other sessions' SENDs
+        included."""
         self.pending += 1
         self.topic.after_appends(lambda: self._answer_now(frame))
 
@@ -135,8 +135,7 @@ class ProducerSession:
         """Answer SENDs with an error at once, before the answers to those before them: these may
         have to wait for long.
 
-        Every client takes an error that is not about the message itself for a reason to connect
-        again and send again.
+        Every client reconnects and sends again after an error that is not about the message.
         """
         self.topic.count_refused(len(run))
         for last in run.tops:
@@ -147,8 +146,8 @@ class ProducerSession:
     def refuse_send(self, sequence: int, code: WireCode, text: str) -> None:
         """Refuse a SEND for what it says, behind the answers to those before it.
 
-        Whoever would be deaf afterwards, or send the same permanently, is closed instead, with all
-        SENDs behind it, and is told `text` when it comes back.
+        A producer of a client that would go deaf, or send the same again and again, is closed
+        instead, with all SENDs behind it; its next PRODUCER is refused with `text`.
         """
         self.topic.count_refused(1)
         if code not in WORTH_SENDING_AGAIN and self.connection.client_version.startswith(
@@ -164,10 +163,10 @@ class ProducerSession:
         return self.closed or self._leaving
 
     def close_by_broker(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307), after the
+        """Have the client reconnect, at the successor's address if known (PIP-307), after the
         receipts of what is under way.
 
-        One that the client does not know to exist yet is only marked `closed`.
+        One whose PRODUCER is not answered yet is only marked `closed`.
         """
         if self.closed or self._leaving:
             return
@@ -242,10 +241,10 @@ class ConsumerSession:
         self.subscription.detach(self)
 
     def part(self, successor: Successor | None) -> None:
-        """Tell the client to reconnect, at the successor's address if known (PIP-307), before any
+        """Have the client reconnect, at the successor's address if known (PIP-307), before any
         message that is not written yet.
 
-        What it says until `close_by_broker` is heard: it may have acknowledged before it got that.
+        Its acknowledgements are taken until `close_by_broker`: they may have been sent before.
         """
         if not self.closed:
             self.closed = True

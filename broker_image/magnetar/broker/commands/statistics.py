@@ -1,7 +1,7 @@
-"""What is told about consumers.
+"""Statistics of consumers.
 
 Owns: CONSUMER_STATS and the rates of a consumer, from counters that delivery keeps anyway. Imports:
-wire. Invariant: nothing is computed unless somebody asks.
+wire. Invariant: nothing is computed without a request.
 """
 
 from __future__ import annotations

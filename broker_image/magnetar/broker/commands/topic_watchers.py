@@ -1,9 +1,9 @@
 """Watchers of topic lists.
 
 Owns: the lists that clients watch, one per namespace and pattern however many watch it, and the
-order of what each watcher is told. Imports: topics.topic_list, wire, the registry. Invariants: a
-watcher hears SUCCESS first and every change of its list after that, once, in order; the hash it
-hears covers its whole list; changes of one moment are told together; a watcher ends with its
+order of each watcher's updates. Imports: topics.topic_list, wire, the registry. Invariants: a
+watcher gets SUCCESS first and every change of its list after that, once, in order; the hash covers
+the whole list; concurrent changes are sent together; a watcher ends with its
 connection.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 GATHER_S = 0.05
-"""Changes are told this much later, together: a thousand topics that are created at once are a
+"""Changes are sent this much later, together: a thousand topics that are created at once are a
 few updates."""
 
 
@@ -99,8 +99,8 @@ class TopicWatchers:
         namespace: NamespaceName,
         pattern: TopicPattern,
     ) -> TopicWatcher:
-        """A watcher; what `watched.topics` holds when this returns is what its SUCCESS must
-        tell. Raises LimitExceeded."""
+        """A watcher; its SUCCESS must list what `watched.topics` holds when this returns.
+        Raises LimitExceeded."""
         self._flush()
         watched = self._lists.get((namespace, pattern.text))
         if watched is None:

@@ -1,7 +1,7 @@
-"""How transactions end here.
+"""The end of transactions at their participants.
 
-Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, by which their coordinator tells, the
-look-up of who takes part, and `OwnParticipants`, by which the coordinator of a standalone server
+Owns: END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION, which coordinators send, the
+look-up of participants, and `OwnParticipants`, by which the coordinator of a standalone server
 does without these commands. Imports: wire, names, errors. Invariants: an answer leaves when the end
 is durable; that a topic or subscription does not exist is said only by the owner of its bundle,
 while it serves it, with its claim looked for and its log durable after it was asked: its
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Ending:
-    """Answers what coordinators tell participants."""
+    """Answers END_TXN_ON_PARTITION and END_TXN_ON_SUBSCRIPTION."""
 
     def __init__(self, context: BrokerContext, ownership: Ownership) -> None:
         self._context, self._ownership = context, ownership
@@ -91,10 +91,10 @@ class Ending:
 
     async def _certain(self, look: Callable[[], Awaitable[T]]) -> T:
         """What `look` finds. Raises TopicNotFound and SubscriptionNotFound only if that is durable
-        and our claim was there after we were asked.
+        and this owner's claim was found after the request.
 
-        What is not in memory may be at a successor that we have not learned of, or come back with a
-        crash before its deletion is durable. Raises StorageError, and as `look`.
+        What is not in memory may be at an unknown successor, or reappear with a crash before its
+        deletion is durable. Raises StorageError, and as `look`.
         """
         try:
             return await look()
@@ -149,7 +149,7 @@ class OwnParticipants:
         )
 
     async def _attempt(self, topic: str, end: Callable[[], Awaitable[None]]) -> None:
-        """What surprises ends this attempt, as it would end a connection: neither the
+        """An unforeseen error ends this attempt, as it would end a connection: neither the
         coordinator nor the server."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -157,7 +157,7 @@ class OwnParticipants:
                     await end()
                 except (
                     NotOwner
-                ):  # nobody has looked it up since it had an owner last: a look-up assigns it
+                ):  # no client has looked it up since its last owner left: a look-up assigns it
                     await self._ownership.owner_of(TopicName.parse(topic))
                     await end()
         except MagnetarError:

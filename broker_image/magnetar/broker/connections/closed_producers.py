@@ -1,7 +1,7 @@
 """Producers that one connection has had.
 
-Owns: `ClosedProducers`: whose late SENDs are ignored, and what the next PRODUCER of an id is
-refused with. Imports: asyncio. Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`; closing
+Owns: `ClosedProducers`: whose late SENDs are ignored, and the refusal of the next PRODUCER of an
+id. Imports: asyncio. Invariants: an id counts as closed for `FORGOTTEN_SENDS_S`; closing
 one costs no more however many were closed; memory is bounded.
 """
 

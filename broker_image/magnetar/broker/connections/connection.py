@@ -49,9 +49,9 @@ ENTRY_METADATA_SINCE = 18
 ACK_SPAN_BYTES_MIN = 60
 """Shorter ones, of a few entries, are parsed: that is as fast."""
 TURN_COST_MAX, TURN_REST_S = 16 << 10, 0.001
-"""Of the commands of one connection that are handled before others get their turn, a few
-milliseconds: of each its size twice, and one of these. Before its next turn, unless it
-publishes, it rests: what others have asked for takes several turns of the loop."""
+"""The most that the commands of one connection may cost before other connections get their turn, a
+few milliseconds: each costs its size twice, and one of the constants below. Before its next turn, a
+connection that does not publish rests: requests of others take several turns of the loop."""
 SEND_COST, COMMAND_COST, GROUP_COST, REQUEST_COST = 8, 96, 256, 1024
 """What handling one costs besides: a SEND, a command, a group of SENDs of one producer, and a
 request that gets a task of its own."""
@@ -68,8 +68,8 @@ class Connection(asyncio.BufferedProtocol):
         service: Callable[[], CommandService],
         listener: str | None = None,
     ) -> None:
-        """`listener`: whose port this is, `over_tls` one of TLS; None = the main one. It becomes
-        the one that a LOOKUP names."""
+        """`listener`: the port's listener, `over_tls` for TLS; None = the main one. A LOOKUP may
+        change it."""
         self._table, self._service_of, self.listener = table, service, listener
         self.tls = listener is not None and listener.endswith(OVER_TLS)
         self.settings = table.settings
@@ -145,8 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def _weigh(self) -> None:
-        """Give a peer that does not read no more messages, until it has read most of what waits
-        for it."""
+        """Stop messages to a peer that does not read, until most of what is queued was read."""
         if self.writable and self._outbound.too_much:
             self.writable = False
             self.slow.begin()
@@ -224,8 +223,8 @@ class Connection(asyncio.BufferedProtocol):
         return parts is not None
 
     def spawn_in_order(self, request: Coroutine[Any, Any, None]) -> None:
-        """Run a request in turns with other connections; of this one nothing is handled before
-        it has ended."""
+        """Run a request in turns with other connections; commands behind it wait until it has
+        ended."""
         self.hold_reading(TURN)
         self.spawn(request).add_done_callback(lambda _task: self.resume_reading(TURN))
 
@@ -322,8 +321,8 @@ class Connection(asyncio.BufferedProtocol):
     def spawn(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a request beside the others of this connection; it ends with the connection.
 
-        While too many wait for an answer (a bundle that changes hands has them all wait) nothing
-        more is read: nobody is refused or dropped.
+        While too many wait for an answer (during a transfer of their bundle all do) nothing
+        more is read: no request is refused or dropped.
         """
         task = asyncio.create_task(request)
         self._requests[task] = None
@@ -345,8 +344,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- writing ----------------------------------------------------------------------------------
 
     def queue(self, data: bytes | memoryview) -> None:
-        """Send after everything queued before, together with whatever else this turn of the loop
-        brings."""
+        """Send behind everything queued before; one write takes what a turn of the loop queues."""
         if self.closed:
             return
         self._outbound.add(data)
@@ -379,8 +377,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- end --------------------------------------------------------------------------------------
 
     async def is_alive(self) -> bool:
-        """Whether the peer says anything within `liveness_check_s` of a PING. A dead one is
-        closed and its sessions are gone then."""
+        """Whether the peer sends anything within `liveness_check_s` of a PING. A dead one is
+        aborted and its sessions are dropped."""
         if await self.heartbeat.answers():
             return True
         self.abort()

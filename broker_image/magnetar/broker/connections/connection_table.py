@@ -29,7 +29,7 @@ class ConnectionTable:
     """All connections of a broker, and the gate that keeps requests waiting until it is ready."""
 
     def __init__(self, settings: BrokerSettings, handshakes: Handshakes | None = None) -> None:
-        """`handshakes` decides who is let in; None: everybody is, and may do everything."""
+        """`handshakes` authenticates clients; None: all are accepted, with every right."""
         self.settings, self.handshakes = settings, handshakes
         self.surprises = Surprises()
         self._open: dict[ClientConnection, None] = {}
@@ -54,7 +54,7 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: ClientConnection) -> None:
-        """A connection that has not sent CONNECT yet; another such one may be dropped for it.
+        """A connection that has not sent CONNECT; another such one may be dropped for it.
         Raises LimitExceeded."""
         dropped = self.budget.admit(connection, connection.group)
         self._open[connection] = None

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 
 EARLY_BYTES_MAX = 32 << 10
-"""Of the commands of one connection that are held; what comes beyond that is answered as if
-nobody had subscribed."""
+"""Of the commands of one connection that are held; commands beyond that are answered as if
+their consumer had not subscribed."""
 
 
 class EarlyAcknowledgements:

@@ -2,8 +2,8 @@
 
 Owns: keep-alive of one connection, and two questions, asked when it matters now: whether the peer
 answers, and when it has read what was sent. Imports: asyncio, wire, settings. Invariants: silence
-counts only while the peer is read; what it may have said while it was not counts as a sign of life;
-a peer answers PINGs in order, behind what it said before, and what it said is handled in order.
+counts only while the peer is read; bytes that may have arrived while it was not count as a sign of
+life; a peer answers PINGs in order, behind its earlier commands, and commands are handled in order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Heartbeat:
         self._heard = True
         self._asked = self._answered = 0
         self._readers: dict[int, asyncio.Future[None]] = {}
-        """Who waits, by the number of the PING whose answer they wait for."""
+        """Futures by the number of the PING whose answer resolves them."""
         self._probe: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 

@@ -2,7 +2,7 @@
 
 Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports:
 metadata, names, errors. Invariant: a mark of this incarnation's does not outlive the deletion that
-made it for longer than the store is unavailable: it would hold up whoever creates topics in that
+made it for longer than the store is unavailable: it would block the creation of topics in that
 namespace.
 """
 

@@ -1,7 +1,7 @@
 """Policies in force.
 
-Owns: the effective policies of every namespace and topic served here, and telling topics when they
-change. Imports: policies, metadata, views. Invariants: what an administrator sets acts as soon as
+Owns: the effective policies of every namespace and topic served here, and notifying topics of
+changes. Imports: policies, metadata, views. Invariants: what an administrator sets acts as soon as
 this broker's watch shows it; a record that cannot be read in full counts with what can be read of
 it, and says so; topics without policies of their own share one object with their namespace.
 """
@@ -47,13 +47,13 @@ class EffectivePolicies:
     def __init__(
         self, settings: BrokerSettings, views: ClusterViews, owned: Mapping[str, ServedBundle]
     ) -> None:
-        """`owned` are the bundles served here, whose topics are told when their policies may
+        """`owned` are the bundles served here, whose topics are notified when their policies may
         have changed."""
         self._defaults, self._views, self._owned = broker_defaults(settings), views, owned
         self._namespaces: dict[str, tuple[int, Policies]] = {}
         self.version = 0
-        """Grows with every change that may concern a topic: who was not among `owned` yet must
-        look again."""
+        """Grows with every change that may concern a topic: bundles that were not in `owned` yet
+        must check again."""
         for view in (views.namespaces, views.policies):
             view.listen(self._changed)
 

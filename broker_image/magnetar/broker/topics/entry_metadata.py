@@ -79,7 +79,7 @@ class EntryMetadata:
         ] if self._time else None, facts.messages_before + messages - 1 if self._index else None
 
     def at_tail(self, first: int, count: int) -> Facts | None:
-        """Facts of entries that lie in one run in memory; None if only storage tells."""
+        """Facts of entries that lie in one run in memory; None if only storage has them."""
         run = self._run(first)
         if run is None or run.messages_before == UNKNOWN or run.end < first + count:
             return None

@@ -1,7 +1,7 @@
 """Topics without storage.
 
-Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to whoever takes
-messages now, their end when nobody uses them. Imports: topics, wire, names. Invariants: nothing of
+Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to consumers
+with permits, their end when they are unused. Imports: topics, wire, names. Invariants: nothing of
 them is in the log; a message goes only to consumers with permits, of each subscription as its type
 decides, and is gone afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is
 dropped, with a receipt that says so; a subscription ends with its last consumer; what a policy
@@ -38,7 +38,7 @@ IDLE_CHECK_S_MIN = 1.0
 
 
 class _UnstoredSender(MessageSender):
-    """Sends entries that have one id, since none can be asked for again."""
+    """Sends entries that have one id, since none can be redelivered."""
 
     def _queue(
         self, session: AttachedConsumer, delivery: Delivery, entries: Sequence[memoryview]
@@ -265,11 +265,11 @@ class NonPersistentTopics:
         return created
 
     def drop(self, topic: NonPersistentTopic) -> None:
-        """Forget a topic that nobody uses, or that was deleted; lists show it no more."""
+        """Drop a topic that is unused or was deleted, from lists too."""
         if self.by_name.get(str(topic.name)) is topic:
             del self.by_name[str(topic.name)]
             topic.stop()
-            # for who holds it: a producer that arrives now looks it up again, and finds a new one
+            # a producer that still holds it is refused, looks it up again and finds a new one
             topic.core.freeze()
             self._registry.forget(self._bundle, topic.name)
 

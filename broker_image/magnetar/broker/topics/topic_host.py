@@ -207,7 +207,7 @@ class TopicHost:
             else replace(state, transactions=self.transactions.to_state())
         )
 
-    # --- termination, trimming ----------------------------------------------------------------------------------
+    # --- termination, trimming --------------------------------------------------------------------
 
     async def terminate(self) -> Position:
         """Terminate the topic durably; its last position. Raises NotAllowed, ServiceNotReady,

@@ -1,6 +1,6 @@
 """How many topics a namespace may have.
 
-Owns: `TopicLimits`, which whoever creates topics asks for room. Imports: errors, names,
+Owns: `TopicLimits`, which every creation of topics asks for room. Imports: errors, names,
 topics.topic_list, settings, the registry, policies. Pulsar leaves out system topics, and so does
 the policy here; the setting counts all. Invariants: partitions are counted one by one; topics that
 are being created here count already, those of other brokers as soon as the mirror has them, so that

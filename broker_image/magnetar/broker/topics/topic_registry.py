@@ -7,10 +7,9 @@ A plain topic (or a partition that is in use) has an entry of its own; a partiti
 stands for all of its partitions, so that creating and growing it are one write. Nothing is written
 when a bundle moves. Invariants: entries of a bundle are written only under its owner's current
 record (a former owner's late write fails), and in the order in which topics came and went; the log
-is the truth: whoever acquires a bundle brings the entries in line with what it recovered; a topic
-that is born into a namespace which is gone by the time of its entry has none, and is deleted again;
-a list that is asked for after a creation was answered holds the new topic, whichever broker is
-asked.
+is the truth: the new owner of a bundle brings the entries in line with what it recovered; a topic
+whose namespace is deleted before its entry is written gets none, and is deleted again; a list
+requested after a creation was answered holds the new topic, at every broker.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ lists leave it out."""
 
 
 class Wish(enum.Enum):
-    """What an entry is to be. A topic that is just born needs its namespace; of one that a log
-    holds the entry comes back all the same."""
+    """The wanted state of an entry. A new topic needs its namespace; a topic in a log gets its
+    entry without one."""
 
     GONE = "gone"
     THERE = "there"
@@ -303,7 +302,7 @@ class TopicRegistry:
             await owned.delete_topic(name)
         except (
             MagnetarError
-        ) as error:  # its bundle is released to nobody, and goes with all that is in its log
+        ) as error:  # its bundle is released without a successor, and is deleted with its log
             log.warning(
                 "topics.left_to_bundle", topic=str(name), bundle=str(owned.name), error=str(error)
             )
@@ -318,7 +317,7 @@ class TopicRegistry:
             or viewed.record.incarnation != self._context.incarnation
             or viewed.record.epoch != owned.epoch
         ):
-            return True  # whoever has the bundle now looks at all of its entries
+            return True  # the new owner checks all of its entries
         key, namespace, present = (
             keys.partitioned_topic(name),
             keys.namespace(name.namespace_name),
@@ -345,7 +344,7 @@ class TopicRegistry:
         return (found is not None) if present else (found is None or found.value != PLAIN_TOPIC)
 
     async def stop(self) -> None:
-        """Cancel what is under way; whoever takes the bundles over looks at their entries."""
+        """Cancel what is under way; the new owners of the bundles check their entries."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -353,8 +352,7 @@ class TopicRegistry:
 
 
 def change_mark(namespace: NamespaceName) -> Put:
-    """What a transaction that changes entries must write besides, so that lists asked for
-    afterwards show it."""
+    """The write that every transaction on entries must include, so that later lists show it."""
     return Put(keys.topic_changes(namespace), b"")
 
 

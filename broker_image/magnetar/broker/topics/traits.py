@@ -1,4 +1,4 @@
-"""What a client wrote about an entry that decides to whom it goes, and when.
+"""What an entry's metadata says about its delivery.
 
 Owns: `traits_of`, from the bytes of entries to the `EntryTraits` that dispatchers ask for. Imports:
 wire, topics. Invariants: an entry whose metadata cannot be read is dispatched like any other (what
@@ -38,8 +38,7 @@ _HEAD = struct.Struct(">2s4xI")
 def traits_of(
     entries: Sequence[memoryview], wanted: TraitsWanted
 ) -> list[EntryTraits | None] | None:
-    """Traits of each entry, or None where it has nothing that was asked for; None if that is so
-    for all of them."""
+    """Traits of each entry, or None where it has no wanted ones; None if that holds for all."""
     if wanted is TraitsWanted.NONE:
         return None
     if wanted is TraitsWanted.ALL:

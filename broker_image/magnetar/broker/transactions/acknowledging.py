@@ -3,7 +3,7 @@
 Owns: what an ACK with a TxnID names: entries by their ids, messages of batches and how large those
 are. Imports: wire, topics, siblings. Invariants: an ACK in a transaction does all that it names or
 is refused: what does not exist (any more) is not passed over, for the transaction would commit
-without it; a batch has as many messages as its entry says, since clients do not always tell.
+without it; a batch has as many messages as its entry says, since clients may not send it.
 """
 
 from __future__ import annotations

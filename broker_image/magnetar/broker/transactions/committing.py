@@ -2,8 +2,8 @@
 
 Owns: commit and abort of what a transaction has published: the marker, the record, what readers
 see. Imports: transactions, storage formats. Invariants: the partition's ids are given when the
-record goes to the log, and its entries appear when that is durable; an end may come again; whoever
-asks is answered behind it.
+record goes to the log, and its entries appear when that is durable; an end may come again; it is
+answered behind the first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = structlog.get_logger(__name__)
 
 
 async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: int) -> None:
-    """The transaction has been decided: its entries are the partition's, or void; durable and told
-    to readers when this returns.
+    """The transaction has been decided: its entries are the partition's, or void; durable and
+    visible to readers when this returns.
 
     `floor`: every transaction of that coordinator with a smaller number has ended everywhere; those
     that are open here all the same are aborted. Raises InvalidTxnStatus if it has ended the other
@@ -39,15 +39,14 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
         else:
             _abort(topic, txn, floor)
     except InvalidTxnStatus:
-        await topic.context.log.barrier()  # the coordinator believes that the other end is for good
+        await topic.context.log.barrier()  # the coordinator takes the other end for final
         raise
     await topic.context.log.barrier()
     abort_orphans(topic)
 
 
 def abort_orphans(topic: TopicHost) -> None:
-    """What is open here below its coordinator's floor was never registered there: nobody ends it
-    but we."""
+    """Abort what is open here below its coordinator's floor: it was never registered there."""
     if topic.frozen:
         return
     for orphan in topic.used_with_transactions().buffer.orphans():
@@ -56,8 +55,8 @@ def abort_orphans(topic: TopicHost) -> None:
 
 
 def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
-    """Nobody will tell how the transaction ended, and it is open here: it did not commit. Later, if
-    nothing can be written now.
+    """Abort an open transaction that its coordinator has forgotten: it did not commit. Nothing
+    happens while nothing can be written.
 
     `floor` as of `end_transaction`.
     """

@@ -4,8 +4,8 @@ Owns: which of them are alive, which entries of the partition they are, and up t
 have all of these. Imports: topic_host, storage formats. Invariants: a run is of one transaction, so
 it is wholly waiting, committed or void; what was committed has the ids behind its marker, and lives
 as long as the partition has these; it goes into segments only behind whatever was published plainly
-before its marker: whoever reads files without the log, as jobs do, finds no entry whose
-predecessors are nowhere.
+before its marker: a job, which reads files without the log, finds no entry whose
+predecessors are missing.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ def last_up_to(topic: ServedTopic, position: tuple[int, int]) -> Position | None
 
 
 def first_from(topic: ServedTopic, position: tuple[int, int]) -> Position:
-    """Where whoever is to begin with an id begins: of an open or aborted transaction behind the
-    last entry before it.
+    """Where delivery from an id begins: of an open or aborted transaction behind the last entry
+    before it.
 
-    An id of a sidecar of which nothing is known any more stands for the beginning of its term:
-    rather again than not at all.
+    A sidecar's id that is not known any more stands for the beginning of its term: a repeated
+    delivery is better than none.
     """
     if topic.transactions is not None and is_sidecar(position):
         translated = topic.transactions.buffer.translate(position)

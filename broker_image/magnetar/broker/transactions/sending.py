@@ -127,7 +127,7 @@ class TransactionalSends:
         self._append(begin, len(self._run))
 
     def _check(self, entry: memoryview) -> None:
-        """Raises NotAllowed for what the topic takes from nobody."""
+        """Raises NotAllowed for what policies refuse."""
         topic = self._topic
         check_coordinator(self._txn.most)
         if not topic.name.persistent:

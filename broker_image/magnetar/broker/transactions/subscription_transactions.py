@@ -1,7 +1,7 @@
 """Transactions on one subscription that is served here.
 
 Owns: driving `PendingAcks`: what it decides becomes a record of the log, and is answered when that
-is durable; redelivery after an abort; the end of transactions that nobody else ends. Imports:
+is durable; redelivery after an abort; the end of forgotten transactions. Imports:
 transactions, storage formats. Source: PIP-31. Invariants: what could not be written is refused
 before anything is held or ended; nothing of a topic that is leaving changes; an end takes effect at
 once, as its coordinator's decision is durable, and whatever follows from it lies behind it in the
@@ -118,15 +118,15 @@ class SubscriptionTransactions:
         try:
             self._end(txn, Outcome(int(action)), floor)
         except InvalidTxnStatus:
-            # the coordinator believes that the other end is for good
+            # the coordinator takes the other end for final
             await self._host.topic.context.log.barrier()
             raise
         self.abort_orphans()
         await self._host.topic.context.log.barrier()
 
     def abort_forgotten(self, txn: TxnId, floor: int) -> None:
-        """Nobody will tell how the transaction ended, and it holds something here: it did not
-        commit. Later, if nothing can be written now.
+        """Release what a transaction holds that its coordinator has forgotten: it did not commit.
+        Nothing happens while nothing can be written.
 
         `floor`: every transaction of that coordinator with a smaller number has ended everywhere.
         """
@@ -134,8 +134,8 @@ class SubscriptionTransactions:
             self._end(txn, Outcome.ABORTED, floor)
 
     def abort_orphans(self) -> None:
-        """What is held here below its coordinator's floor was never registered there: nobody
-        ends it but we."""
+        """Release what is held here below its coordinator's floor: it was never registered
+        there."""
         for orphan in self.core.orphans():
             log.info(
                 "transaction.orphan_released",
