@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence, Set
-from types import TracebackType
 from typing import Any, Self
 
 from magnetar.client.attachment import Session
@@ -287,12 +286,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_failure: object) -> None:
         await self.close()
 
     async def _dead_letter_producer(self, topic: str, initial_subscription: str | None) -> Producer:

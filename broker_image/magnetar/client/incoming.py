@@ -126,11 +126,9 @@ def _message(
     payload: bytes,
     schema: Schema[Any],
 ) -> Message[Any]:
-    position, shared, broker = (
-        position_of(command.message_id),
-        entry.metadata,
-        entry.broker_metadata,
-    )
+    position = position_of(command.message_id)
+    shared = entry.metadata
+    broker = entry.broker_metadata
     numbered = broker is not None and broker.HasField("index")
     return Message(
         id=MessageId(

@@ -15,7 +15,6 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from magnetar.client.coordinators import Coordinators
@@ -109,18 +108,9 @@ class Transaction:
         await self.begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if value is None:
-            if self.state is TransactionState.OPEN:
-                await self.commit()
-            return
+    async def __aexit__(self, kind: type[BaseException] | None, *_failure: object) -> None:
         if self.state is TransactionState.OPEN:
-            await self.abort()
+            await (self.commit() if kind is None else self.abort())
 
     def __str__(self) -> str:
         return "(not begun)" if self._id is None else str(self._id)

@@ -206,10 +206,8 @@ class Lookups:
 
     def _check_size(self, names: list[str]) -> None:
         """A frame beyond the announced limit would cost the client its connection."""
-        size, limit = (
-            sum(len(name.encode()) + 4 for name in names),
-            self._context.settings.max_message_bytes,
-        )
+        size = sum(len(name.encode()) + 4 for name in names)
+        limit = self._context.settings.max_message_bytes
         if size > limit:
             raise NotAllowed(
                 f"the list of {len(names)} topics has {size} bytes, more than max_message_bytes "
@@ -225,10 +223,8 @@ class Lookups:
                 f"topic_watchers_per_connection_max: this connection watches {limit} lists; close "
                 "some"
             )
-        namespace, pattern = (
-            NamespaceName.parse(request.namespace),
-            TopicPattern.compile(request.topics_pattern),
-        )
+        namespace = NamespaceName.parse(request.namespace)
+        pattern = TopicPattern.compile(request.topics_pattern)
         await self._registry.catch_up(namespace)
         if connection.closed:
             return  # no connection would stop it

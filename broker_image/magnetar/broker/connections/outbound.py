@@ -84,13 +84,8 @@ class Outbound:
                 break
         while self._buffers and not self.full:
             if self._queued <= FIRST_WRITE_BYTES_MAX and not transport.get_write_buffer_size():
-                buffers, size, self._buffers, self._queued, self._messages = (
-                    self._buffers,
-                    self._queued,
-                    [],
-                    0,
-                    [],
-                )
+                buffers, size = self._buffers, self._queued
+                self._buffers, self._queued, self._messages = [], 0, []
             else:
                 buffers, size = self._take()
             if len(buffers) == 1:
@@ -114,15 +109,9 @@ class Outbound:
         self._messages.clear()
 
     def _drop_messages(self) -> None:
-        """Forget those of consumers that are closed: their client comes back, and is given them
-        again."""
-        buffers, self._buffers, messages, self._messages, done = (
-            self._buffers,
-            [],
-            self._messages,
-            [],
-            0,
-        )
+        """Drop the messages of closed consumers: their clients get them again after a reconnect."""
+        buffers, messages, done = self._buffers, self._messages, 0
+        self._buffers, self._messages = [], []
         for session, start, end in messages:
             self._buffers += buffers[done:start]
             done = end

@@ -40,10 +40,8 @@ class DeliveryFailures:
 
     async def pause(self, error: Exception) -> bool:
         """Report a failed delivery and wait before the next try; True: there will be one."""
-        topic, foreseen = (
-            self._topic,
-            isinstance(error, StorageError | StoreError | FileNotFoundError),
-        )
+        topic = self._topic
+        foreseen = isinstance(error, StorageError | StoreError | FileNotFoundError)
         reported = error if foreseen else StorageError(f"a delivery failed: {error!r}")
         names = {
             "topic": str(topic.name),

@@ -45,10 +45,8 @@ class EntryMetadata:
     def __init__(self, topic: ServedTopic) -> None:
         settings = topic.context.settings
         self._topic = topic
-        self._index, self._time = (
-            bool(settings.broker_entry_index),
-            bool(settings.broker_entry_timestamp),
-        )
+        self._index = bool(settings.broker_entry_index)
+        self._time = bool(settings.broker_entry_timestamp)
         self.for_clients = bool(settings.broker_entry_metadata_to_clients)
         self._known: list[tuple[int, int]] = []
         """(ordinal, messages before it), by ordinal."""

@@ -111,6 +111,11 @@ class TopicHost:
         if self.core.frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; {advice}")
 
+    def check_writable(self) -> None:
+        """Whether a change can be written now. Raises ServiceNotReady, StorageError."""
+        self.check_serving()
+        self.context.check_log()
+
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         """Set properties of the topic durably ("" removes one); in force when this returns.
         Raises ServiceNotReady, StorageError."""

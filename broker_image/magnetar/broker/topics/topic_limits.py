@@ -59,10 +59,8 @@ class TopicLimits:
                 f"namespace {namespace} may have {limit} topics (topics_per_namespace_max); delete "
                 "some or raise it"
             )
-        limit, shown = (
-            self._policies.namespace(namespace).max_topics,
-            sum(not is_system_topic(name) for name in fresh),
-        )
+        limit = self._policies.namespace(namespace).max_topics
+        shown = sum(not is_system_topic(name) for name in fresh)
         if limit and shown and not self._has_room(namespace, shown, limit, shown=True):
             raise NotAllowed(
                 f"Exceed maximum number of topics in namespace {namespace}: {limit}; delete some "

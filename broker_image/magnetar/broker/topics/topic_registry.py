@@ -318,11 +318,9 @@ class TopicRegistry:
             or viewed.record.epoch != owned.epoch
         ):
             return True  # the new owner checks all of its entries
-        key, namespace, present = (
-            keys.partitioned_topic(name),
-            keys.namespace(name.namespace_name),
-            wish is not Wish.GONE,
-        )
+        key = keys.partitioned_topic(name)
+        namespace = keys.namespace(name.namespace_name)
+        present = wish is not Wish.GONE
         guard = Compare(keys.bundle(owned.name), "mod", "=", viewed.mod_revision)
         if present:
             compare: Compare = Compare(key, "create", "=", 0)

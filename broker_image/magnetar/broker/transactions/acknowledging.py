@@ -133,10 +133,8 @@ def _size(topic: ServedTopic, ordinal: int, mask: int, identifier: api.MessageId
     """How many messages the batch at `ordinal` has. Raises NotAllowed beyond what an ack set may
     hold."""
     counted = topic.index.messages_of(ordinal) or 0
-    size, most = (
-        max(counted, identifier.batch_size, mask.bit_length()),
-        64 * topic.context.settings.ack_words_max,
-    )
+    size = max(counted, identifier.batch_size, mask.bit_length())
+    most = 64 * topic.context.settings.ack_words_max
     if size > most:
         ledger, entry = commands.position_of(identifier)
         raise NotAllowed(

@@ -8,6 +8,7 @@ answered behind the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,7 +33,7 @@ async def end_transaction(topic: TopicHost, txn: TxnId, action: Action, floor: i
     that are open here all the same are aborted. Raises InvalidTxnStatus if it has ended the other
     way here, ServiceNotReady, StorageError.
     """
-    _check(topic)
+    topic.check_writable()
     try:
         if action is Action.COMMIT:
             _commit(topic, txn, floor)
@@ -60,7 +61,7 @@ def abort_forgotten(topic: TopicHost, txn: TxnId, floor: int) -> None:
 
     `floor` as of `end_transaction`.
     """
-    if _may_write(topic) and topic.used_with_transactions().buffer.is_open(txn):
+    if may_write(topic.check_writable) and topic.used_with_transactions().buffer.is_open(txn):
         _abort(topic, txn, floor)
 
 
@@ -70,24 +71,23 @@ def void_unbegun(topic: TopicHost, txn: TxnId) -> bool:
 
     False, for now, if nothing can be written, or something was sent since it was to be asked.
     """
-    change = topic.used_with_transactions().buffer.unbegun(txn) if _may_write(topic) else None
+    change = (
+        topic.used_with_transactions().buffer.unbegun(txn)
+        if may_write(topic.check_writable)
+        else None
+    )
     if change is not None:
         _write(topic, change)
     return change is not None
 
 
-def _may_write(topic: TopicHost) -> bool:
+def may_write(check: Callable[[], None]) -> bool:
+    """Whether `check` finds that a change can be written now."""
     try:
-        _check(topic)
+        check()
     except (ServiceNotReady, StorageError):
         return False
     return True
-
-
-def _check(topic: TopicHost) -> None:
-    """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
-    topic.check_serving()
-    topic.context.check_log()
 
 
 def _commit(topic: TopicHost, txn: TxnId, floor: int) -> None:

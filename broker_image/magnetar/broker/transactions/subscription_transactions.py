@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from magnetar.errors import InvalidTxnStatus, NotAllowed, ServiceNotReady, StorageError
+from magnetar.broker.transactions.committing import may_write
+from magnetar.errors import InvalidTxnStatus, NotAllowed, ServiceNotReady
 from magnetar.storage.log.format import encode_transaction
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome, PendingAck, PendingChange
@@ -130,7 +131,7 @@ class SubscriptionTransactions:
 
         `floor`: every transaction of that coordinator with a smaller number has ended everywhere.
         """
-        if self._may_write() and self.core.is_open(txn):
+        if may_write(self._check) and self.core.is_open(txn):
             self._end(txn, Outcome.ABORTED, floor)
 
     def abort_orphans(self) -> None:
@@ -153,17 +154,10 @@ class SubscriptionTransactions:
         False, for now, if nothing can be written, or something was acknowledged since it was to be
         asked.
         """
-        change, unblocked = self.core.unbegun(txn) if self._may_write() else (None, False)
+        change, unblocked = self.core.unbegun(txn) if may_write(self._check) else (None, False)
         if change is not None:
             self._released(change, unblocked)
         return change is not None
-
-    def _may_write(self) -> bool:
-        try:
-            self._check()
-        except (ServiceNotReady, StorageError):
-            return False
-        return True
 
     def _end(self, txn: TxnId, outcome: Outcome, floor: int) -> None:
         self._released(*self.core.end(txn, outcome, floor))
@@ -179,9 +173,9 @@ class SubscriptionTransactions:
     def _check(self) -> None:
         """Whether a change could be written now. Raises ServiceNotReady, StorageError."""
         topic = self._host.topic
-        if topic.frozen or topic.subscriptions.get(self._host.core.name) is not self._host:
+        if topic.subscriptions.get(self._host.core.name) is not self._host:
             raise ServiceNotReady(f"topic {topic.name} is being unloaded; try again after a lookup")
-        topic.context.check_log()
+        topic.check_writable()
 
     def _write(self, change: PendingChange | None, confirmed: Callable[[], None] | None) -> None:
         topic = self._host.topic
