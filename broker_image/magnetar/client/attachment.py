@@ -2,8 +2,8 @@
 
 Owns: the loop behind every producer and consumer of one partition: find the broker, attach, wait
 until detached, again. Imports: pool, backoff, errors, asyncio. Invariants: at most one attempt runs
-at a time; a broker that names its successor (PIP-307) is followed at once and without a look-up,
-anything else waits for the back-off and looks up afresh; a final refusal ends the loop and
+at a time; a successor named by the broker (PIP-307) is followed at once and without a look-up,
+anything else waits for the back-off and looks up again; a final refusal ends the loop and
 everything that waits on it.
 """
 
@@ -124,7 +124,7 @@ class Attachment(ABC):
         return self.connection
 
     def on_detached(self, assigned_url: str | None) -> None:
-        """The connection ended (None) or the broker closed us, perhaps naming its successor."""
+        """The connection ended (None) or the broker closed this, perhaps naming a successor."""
         self.connection = None
         if not self._detached.done():
             self._detached.set_result(assigned_url)
@@ -213,8 +213,8 @@ class Attachment(ABC):
         return address
 
     def _final(self, failure: MagnetarError) -> bool:
-        # "Busy" after a reconnect may be our own previous connection, which the broker has not
-        # given up yet.
+        # "Busy" after a reconnect may mean the previous connection, which the broker has not
+        # dropped yet.
         reattaching = self._opened.done()
         return failure.retry is Retry.NEVER and not (
             reattaching and isinstance(failure, (ProducerBusy, ConsumerBusy))

@@ -1,10 +1,10 @@
 """One connection to one broker.
 
-Owns: handshake, requests and their answers, keep-alive, and handing what arrives to the producer or
-consumer it is for. Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
+Owns: handshake, requests and their answers, keep-alive, and dispatch to producers and
+consumers. Imports: wire, failures, asyncio. Opened through `Network` by `pool`.
 Invariants: every request ends (answer, error or ConnectionLost); when the connection ends,
 everything attached to it is notified once; PING is answered at once, and a peer silent for a whole
-keep-alive interval after our PING is dropped.
+keep-alive interval after a PING is dropped.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ConsumerLink(CoordinatorLink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What CONNECT and AUTH_RESPONSE say about who we are; method "" = nothing. `data` may be asked
-    for again each time.
+    """What CONNECT and AUTH_RESPONSE authenticate with; method "" = nothing. A callable `data` is
+    called each time.
 
-    `original` is the role that we speak for, as a proxy or a process of the cluster.
+    `original` is the role that a proxy or a process of the cluster speaks for.
     """
 
     method: str = ""
@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
             consumer.on_detached(self._assigned(command.close_consumer))
 
     def _assigned(self, closed: api.CommandCloseProducer | api.CommandCloseConsumer) -> str | None:
-        """Where to go next, by TLS if we came by it."""
+        """The successor's address, the TLS one on a TLS connection."""
         return (
             closed.assignedBrokerServiceUrlTls if self._tls else closed.assignedBrokerServiceUrl
         ) or None

@@ -134,8 +134,8 @@ async def _attempt(
 
 
 def _worth_another(failure: MagnetarError) -> bool:
-    """A message of ours that another transaction holds is free, or gone, when that one ends; an
-    unknown outcome shows in what comes again."""
+    """A message that another transaction holds is free, or gone, when that one ends; an unknown
+    outcome shows in the redelivery."""
     return failure.retry is not Retry.NEVER or isinstance(
         failure, TransactionAborted | TransactionConflict | TransactionOutcomeUnknown
     )

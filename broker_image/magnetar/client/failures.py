@@ -1,6 +1,6 @@
 """What can go wrong, seen from a client.
 
-Owns: the map from the wire's error codes to our error classes, and the errors that only a client
+Owns: the map from the wire's error codes to error classes, and the errors that only a client
 sees. Imports: errors, wire. Invariant: `failure_of` returns an error whose `retry` says what to do
 next; final codes are those that stock clients treat as final.
 """

@@ -1,6 +1,6 @@
 """Partitions that are added while a topic is in use.
 
-Owns: `Growth`: looking for them now and then. Imports: backoff's randomness through the clock,
+Owns: `Growth`, which polls for them. Imports: backoff's randomness through the clock,
 asyncio. Invariants: partitions are only ever added, in the order of their numbers; a look or an
 attachment that fails is repeated at the next look.
 """
@@ -39,8 +39,8 @@ class Growth:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, attach: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        """Call `attach` with the names of partitions that are new, now and then. A topic without
-        partitions never gets any."""
+        """Call `attach` with the names of new partitions, periodically. A topic without partitions
+        never gets any."""
         if self._every_s is not None and self._known > 0:
             self._task = asyncio.create_task(self._watch(self._every_s, attach))
 

@@ -4,7 +4,7 @@ Owns: permits, redelivery and seeking of one consumer. Imports: attachment, inbo
 incoming, acknowledger, wire. Source: Pulsar's protocol: SUBSCRIBE, FLOW,
 ACK, REDELIVER, SEEK, 2.1, 2.2, 2.5, 2.6. Invariants: permits given and not used never exceed the
 receive queue; after a reconnect nothing received before is handed out (the broker sends it again),
-nor what waits of an entry that comes again; messages of an older consumer epoch are dropped; a
+nor what waits of an entry that is redelivered; messages of an older consumer epoch are dropped; a
 reader goes on behind the last message taken.
 """
 
@@ -112,7 +112,7 @@ class PartitionConsumer(Attachment):
             )
 
     def redeliver_unacknowledged(self) -> None:
-        """Have everything unacknowledged delivered again, in order, starting again."""
+        """Have everything unacknowledged redelivered, in order."""
         self._copies.all_come_again()
         self._assembler.clear()
         self.acknowledger.forget_batches()
@@ -141,10 +141,10 @@ class PartitionConsumer(Attachment):
 
     async def seek(self, target: MessageId | int) -> None:
         """Continue from a message id (inclusive) or a publish time in milliseconds; the broker
-        detaches us, we come back by ourselves.
+        closes the consumer, which reattaches by itself.
 
         Raises ConnectionLost when the outcome is unknown, else the refusal, after which everything
-        unacknowledged comes again.
+        unacknowledged is redelivered.
         """
         before = self._start, self._start_inclusive, self.last_taken
         if isinstance(target, MessageId):
@@ -155,7 +155,7 @@ class PartitionConsumer(Attachment):
             seek = partial(requests.seek, self.identity, publish_time_ms=target)
         self.last_taken = None
         self._seeking = True
-        self._copies.all_come_again()  # what is on its way was read before the seek
+        self._copies.all_come_again()  # messages under way were read before the seek
         try:
             await self.request(seek)
         except MagnetarError:
@@ -256,11 +256,11 @@ class PartitionConsumer(Attachment):
         return whole
 
     def _come_back_to(self, given_up: Sequence[Position]) -> None:
-        """Have chunks delivered again, whose messages had to make room. Not at once: as long as as
-        many are unfinished, they are given up again.
+        """Have the chunks of dropped messages redelivered, later: while as many are unfinished they
+        would be dropped again.
 
         Where the broker redelivers everything or nothing they wait, unacknowledged, for the next
-        attachment: what follows them would never come.
+        attachment: a redelivery would never reach the messages behind them.
         """
         if self.one_by_one:
             for position in given_up:

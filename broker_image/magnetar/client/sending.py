@@ -2,8 +2,8 @@
 
 Owns: sequence ids, the open batch, and the queue of entries without a receipt. Imports: attachment,
 outgoing, wire. Source: Pulsar's protocol: SEND, SEND_RECEIPT, SEND_ERROR; PRODUCER with a growing
-epoch replaces our own earlier attachment. Invariants: after a reconnect the whole queue is sent
-again, in order, with the same sequence ids and bytes; receipts resolve the queue's head only;
+epoch replaces the producer's earlier attachment. Invariants: after a reconnect the whole queue is
+sent again, in order, with the same sequence ids and bytes; receipts resolve the queue's head only;
 messages and bytes waiting are limited; every future ends: with an id, a refusal, a timeout or
 AlreadyClosed.
 """

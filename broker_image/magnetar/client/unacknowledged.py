@@ -1,4 +1,4 @@
-"""What an application has and has not acknowledged.
+"""Messages that an application has not acknowledged.
 
 Owns: the timer behind negative acknowledgements and acknowledgement timeouts, and sending dead
 letters. Imports: redelivery, dead_letters, asyncio. Invariants: a dead letter is acknowledged only

@@ -243,8 +243,8 @@ class Consuming:
 
 
 async def _look_for_compaction(topic: TopicHost) -> None:
-    """Jobs commit beside us: a reader of the compacted view gets the newest one, or the one we
-    know while the store is unavailable."""
+    """Jobs commit concurrently: a reader of the compacted view gets the newest one, or the known
+    one while the store is unavailable."""
     try:
         await topic.bundle.catalog.refresh()
     except (StoreError, StorageError) as error:

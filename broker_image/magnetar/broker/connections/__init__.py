@@ -1,5 +1,5 @@
 """One client: bytes in, bytes out.
 
-Owns: the connections of a process and what lives as long as one: the hot path of SEND, sessions of
-producers and consumers, back-pressure, refusals. Imports: wire, topics.
+Owns: the connections of a process and the state of each: the hot path of SEND, sessions of
+producers and consumers, back-pressure, refusals. Imports: wire, ports.
 """

@@ -1,10 +1,10 @@
 """One client connection.
 
-Owns: the transport, the hot path of SEND, the dispatch of commands to the service, gathered writes,
-back-pressure in both directions. Imports: wire. Invariants: every frame of a read is handled before
-the next read; one write carries everything queued in one turn of the loop; a request that waits
-does not hold up later ones; nothing is read from a peer whose publishes outrun the disk; a
-malformed frame ends only this connection.
+Owns: the transport, the loop over the frames of a read, the dispatch of commands to the service,
+gathered writes, back-pressure in both directions. Imports: wire, siblings. Invariants: every frame
+of a read is handled before the next read; one write carries everything queued in one turn of the
+loop; a request that waits does not delay later ones; nothing is read from a peer whose publishes
+outrun the disk; a malformed frame ends only this connection.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What waits to be written to one connection.
+"""Frames queued to one connection.
 
 Owns: `Outbound`: the frames queued to a peer, what of them the transport gets, and which are
 messages of which consumer. Imports: asyncio, wire. Invariants: frames leave whole and in the order
-in which they were queued; the transport holds little, so that what waits for a slow peer can be
-taken back; a message is dropped as a whole, and never after a byte of it went to the transport.
+in which they were queued; the transport holds little, so that messages queued for a slow peer can
+be dropped; a message is dropped as a whole, and never after a byte of it went to the transport.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Typed refusals.
 
 Owns: which response carries an error for which request (a client that waits for LOOKUP_RESPONSE
-never looks at ERROR), and the words of servers without transactions, to clients and to
-administrators. Imports: wire, errors. Invariants: every request of the protocol that expects an
-answer has an entry here; what expects none gets none; what only a broker may send ends the
-connection.
+ignores ERROR), and the errors of servers without transactions. Imports: wire, errors. Invariants:
+every request of the protocol that expects an answer has an entry here; others get none; a command
+that only a broker may send ends the connection.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class SessionTable:
-    """By ids of the client. The dicts stay the same objects: the hot path holds on to them."""
+    """By ids of the client."""
 
     __slots__ = (
         "closed_producers",

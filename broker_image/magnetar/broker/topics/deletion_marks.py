@@ -1,7 +1,7 @@
 """Marks of namespaces that are being deleted.
 
-Owns: which deletions of namespaces run at this broker, and taking their marks back. Imports:
-metadata, names, errors. Invariant: a mark of this incarnation's does not outlive the deletion that
+Owns: which deletions of namespaces run at this broker, and removing their marks. Imports:
+metadata, names, errors. Invariant: a mark of this incarnation does not outlive the deletion that
 made it for longer than the store is unavailable: it would block the creation of topics in that
 namespace.
 """
@@ -30,7 +30,7 @@ LOOK_S = 1.0
 
 
 class DeletionMarks:
-    """Follows the marks of this incarnation's."""
+    """Removes marks that this incarnation left behind."""
 
     def __init__(self, context: BrokerContext, views: ClusterViews) -> None:
         self._context, self._views = context, views
@@ -53,8 +53,8 @@ class DeletionMarks:
             await self.look()
 
     async def look(self) -> None:
-        """Take back the marks of deletions that have ended: the store was unavailable when they
-        did, or has marked what it gave no answer about."""
+        """Remove the marks of deletions that have ended: the store was unavailable then, or took a
+        mark without answering."""
         items = self._views.namespaces.items.items()
         left = [
             name for name, viewed in items if viewed.record.deleting == self._context.incarnation
@@ -68,7 +68,8 @@ class DeletionMarks:
                 self._context.metrics.surprises.note("marks of deletions", error, namespace=name)
 
     async def take_back(self, name: NamespaceName) -> None:
-        """Take our mark off a namespace, unless a deletion of it runs here. Raises StoreError."""
+        """Remove this incarnation's mark from a namespace, unless a deletion of it runs here.
+        Raises StoreError."""
         key = keys.namespace(name)
         while str(name) not in self._running:
             item = await self._context.store.get(key)

@@ -1,10 +1,10 @@
 """Topics without storage.
 
-Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to consumers
-with permits, their end when they are unused. Imports: topics, wire, names. Invariants: nothing of
-them is in the log; a message goes only to consumers with permits, of each subscription as its type
-decides, and is gone afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection is
-dropped, with a receipt that says so; a subscription ends with its last consumer; what a policy
+Owns: non-persistent topics of a bundle in service: receipts without ids, delivery to consumers with
+permits, their end when they are unused. Imports: topics, wire, names. Invariants: nothing of them
+is in the log; a message goes only to consumers with permits, of each subscription as its type
+decides, and is dropped afterwards; a SEND beyond `non_persistent_in_flight_max` of its connection
+is dropped, with a receipt that says so; a subscription ends with its last consumer; what a policy
 forbids is refused, as on any topic.
 """
 

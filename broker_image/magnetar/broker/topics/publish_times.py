@@ -25,7 +25,7 @@ async def first_published_at(
     those from `low` up to `high` (the end). Those of transactions do not: they were sent before
     their commit gave them their place. So only plain entries that can be read decide, and between
     two of these what is known to have come before `publish_ms`: what was published since is behind
-    the answer, and of transactions perhaps more (by our wall clock: one that is wrong moves the
+    the answer, and of transactions perhaps more (by this broker's wall clock: a wrong one moves the
     answer between these two). Raises StorageError.
     """
     ledgers = topic.core.ledgers

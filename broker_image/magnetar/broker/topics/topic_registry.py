@@ -6,7 +6,7 @@ and the entries of topics in bundles served here. Imports: metadata, names, topi
 A plain topic (or a partition that is in use) has an entry of its own; a partitioned topic's entry
 stands for all of its partitions, so that creating and growing it are one write. Nothing is written
 when a bundle moves. Invariants: entries of a bundle are written only under its owner's current
-record (a former owner's late write fails), and in the order in which topics came and went; the log
+record (a former owner's late write fails), and in the order of creations and deletions; the log
 is the truth: the new owner of a bundle brings the entries in line with what it recovered; a topic
 whose namespace is deleted before its entry is written gets none, and is deleted again; a list
 requested after a creation was answered holds the new topic, at every broker.
@@ -117,7 +117,7 @@ class TopicRegistry:
         return str(name) in self._present.get(str(name.namespace_name), ())
 
     def check_namespace(self, name: TopicName) -> None:
-        """Refuse a topic that would come into a namespace which is being deleted. Raises
+        """Refuse a topic in a namespace that is being deleted. Raises
         ServiceNotReady."""
         viewed = self._views.namespaces.get(str(name.namespace_name))
         if viewed is not None and self._views.incarnations.get(viewed.record.deleting) is not None:
@@ -131,12 +131,12 @@ class TopicRegistry:
         return sorted(str(name) for name in found if name is not None)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with a namespace and the full names that came or went, after every
-        change."""
+        """Call `listener` with a namespace and the full names that were created or deleted, after
+        every change."""
         self._listeners.append(listener)
 
     async def catch_up(self, namespace: NamespaceName) -> None:
-        """Wait until the mirror shows every change answered so far; not for long, and not at all
+        """Wait, for a limited time, until the mirror shows every change answered so far; not at all
         while the store is unavailable."""
         try:
             item = await self._context.store.get(keys.topic_changes(namespace))
@@ -190,8 +190,7 @@ class TopicRegistry:
         return bool(before) != bool(after)
 
     def observe(self, name: TopicName, value: bytes | None, revision: int) -> None:
-        """Take a change of an entry that this process has made, ahead of the watch that will
-        report it too."""
+        """Apply a change that this process has made to an entry, ahead of the watch."""
         self._views.topics.observe(
             keys.partitioned_topic(name)[len(keys.TOPICS) :], value, revision
         )
@@ -199,7 +198,7 @@ class TopicRegistry:
     # --- writing ----------------------------------------------------------------------------------
 
     async def add(self, owned: ServedBundle, name: TopicName) -> None:
-        """A topic of a bundle served here has come to be; when this returns every broker lists it,
+        """A topic of a bundle served here was created; when this returns every broker lists it,
         unless the store is unavailable.
 
         Raises NamespaceNotFound if its namespace was deleted concurrently: the topic has been
@@ -220,7 +219,7 @@ class TopicRegistry:
         self._start(owned, name, Wish.GONE)
 
     def adopt(self, owned: ServedBundle) -> None:
-        """A bundle is ours with the topics that its log holds: bring the entries in line, in the
+        """Bring the entries of a bundle acquired by this broker in line with its log, in the
         background."""
         for name in self._differences(owned):
             self._start(owned, name, Wish.THERE if str(name) in owned.topics else Wish.GONE)
@@ -256,10 +255,10 @@ class TopicRegistry:
         return task
 
     async def _write(self, name: TopicName) -> bool:
-        """Make the entry as it is wanted last; ends when it is, or when the bundle is not ours any
-        more.
+        """Write the last wanted state of an entry; ends when it is written, or when this broker has
+        lost the bundle.
 
-        False if the topic was just born and its namespace is gone: it has been deleted again then.
+        False if the topic is new and its namespace is gone: it has been deleted again then.
         """
         try:
             async with self._permits:
@@ -295,8 +294,8 @@ class TopicRegistry:
         return not namespace_gone
 
     async def _delete_again(self, owned: ServedBundle, name: TopicName) -> None:
-        """A topic was born into a namespace that had none and was deleted: nothing of it may
-        come back with a new namespace of that name."""
+        """Delete a topic whose namespace was deleted before its entry was written: it must not
+        reappear in a new namespace of that name."""
         log.warning("topics.namespace_gone", topic=str(name), bundle=str(owned.name))
         try:
             await owned.delete_topic(name)
