@@ -103,7 +103,10 @@ class NonPersistentSubscription(SubscriptionHost):
 
 
 class NonPersistentTopic(TopicHost):
-    """A topic that lives while it is used."""
+    """A topic that exists while it is used."""
+
+    _host_type = NonPersistentSubscription
+    _sender_type = _UnstoredSender
 
     def __init__(
         self, bundle: ServedBundle, name: TopicName, dropped: Callable[[NonPersistentTopic], None]
@@ -118,9 +121,6 @@ class NonPersistentTopic(TopicHost):
         self._idle = False
         self._timer: asyncio.TimerHandle | None = None
         self._watch()
-
-    def _make_sender(self) -> MessageSender:
-        return _UnstoredSender(self)
 
     async def update_properties(self, changes: Mapping[str, str]) -> None:
         self.check_serving()
@@ -205,14 +205,7 @@ class NonPersistentTopic(TopicHost):
     ) -> SubscriptionHost:
         """The subscription, created if need be; it begins now, whatever `start` and `durable`
         say. Raises NotAllowed, ServiceNotReady."""
-        self.check_serving("subscribe again after a lookup")
-        core = self.core.subscribe(name, LATEST, durable=False, properties=properties)
-        host = self.subscriptions.get(name)
-        if host is None:
-            host = self.subscriptions[name] = NonPersistentSubscription(
-                self, core, self.sender, self.metadata
-            )
-        return host
+        return super().open_subscription(name, LATEST, durable=False, properties=properties)
 
     # --- end --------------------------------------------------------------------------------------
 

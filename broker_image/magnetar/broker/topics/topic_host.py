@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from magnetar.broker.context import BrokerContext
 from magnetar.broker.ports import AttachedProducer, SendRun, ServedBundle, ServedSubscription
@@ -60,6 +60,9 @@ class _PublishedRun:
 class TopicHost:
     """One topic of a bundle that is served here."""
 
+    _host_type: ClassVar[type[SubscriptionHost]] = SubscriptionHost
+    _sender_type: ClassVar[type[MessageSender]] = MessageSender
+
     def __init__(
         self,
         bundle: ServedBundle,
@@ -81,19 +84,16 @@ class TopicHost:
         core.limit(self._dispatch_limits())
         self.reader, self.admission = TopicReader(self), Admission(self)
         self.publishing = Publishing(self, self.admission)
-        self.metadata, self.sender = EntryMetadata.of_topic(self), self._make_sender()
+        self.metadata, self.sender = EntryMetadata.of_topic(self), self._sender_type(self)
         self.unused_since_ms: int | None = None
         self._ending: asyncio.Task[Position] | None = None
         self.meter: RateMeter | None = None  # made by the first request for rates
         self.subscriptions: dict[str, SubscriptionHost] = {
-            subscription: SubscriptionHost(self, found, self.sender, self.metadata)
+            subscription: self._host_type(self, found, self.sender, self.metadata)
             for subscription, found in core.subscriptions.items()
         }
         for recovered in self.subscriptions.values():
             recovered.recorded = True
-
-    def _make_sender(self) -> MessageSender:
-        return MessageSender(self)
 
     @property
     def frozen(self) -> bool:
@@ -380,9 +380,8 @@ class TopicHost:
         core = self.core.subscribe(name, start, durable=durable, properties=properties)
         host = self.subscriptions.get(name)
         if host is None:
-            host = self.subscriptions[name] = SubscriptionHost(
-                self, core, self.sender, self.metadata
-            )
+            host = self._host_type(self, core, self.sender, self.metadata)
+            self.subscriptions[name] = host
         return host
 
     def drop_subscription(self, subscription: ServedSubscription) -> None:
