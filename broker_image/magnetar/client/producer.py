@@ -142,7 +142,7 @@ class Producer(Generic[T]):
         subscriptions get it no earlier. The id of a message that deduplication knew already is (-1,
         -1). Raises SendTimeout when the outcome is unknown, else the refusal.
         """
-        message = self._outgoing(value, options)
+        message = self._outgoing(value, **options)
         partition = self._route.choose(message.key, self._partitions)
         if txn is None:
             return await partition.send(message)
@@ -152,7 +152,7 @@ class Producer(Generic[T]):
     def send_nowait(self, value: T | None, **options: Unpack[MessageOptions]) -> Receipt:
         """Queue a message outside of transactions; the future is its receipt. Raises
         LimitExceeded while too much is pending."""
-        message = self._outgoing(value, options)
+        message = self._outgoing(value, **options)
         return self._route.choose(message.key, self._partitions).send_nowait(message)
 
     async def flush(self) -> None:
@@ -165,15 +165,23 @@ class Producer(Generic[T]):
         await self._growth.stop()
         await asyncio.gather(*(partition.close() for partition in self._partitions))
 
-    def _outgoing(self, value: T | None, options: MessageOptions) -> Outgoing:
-        data = None if value is None else self._schema.encode(value)
-        sequence_id = options.get("sequence_id")
+    def _outgoing(
+        self,
+        value: T | None,
+        *,
+        key: str | None = None,
+        ordering_key: bytes | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: int | None = None,
+        sequence_id: int | None = None,
+        deliver_at: int | None = None,
+    ) -> Outgoing:
         return Outgoing(
-            data,
+            None if value is None else self._schema.encode(value),
             -1 if sequence_id is None else sequence_id,
-            options.get("key"),
-            options.get("ordering_key"),
-            options.get("properties") or {},
-            options.get("event_time"),
-            options.get("deliver_at"),
+            key,
+            ordering_key,
+            properties or {},
+            event_time,
+            deliver_at,
         )

@@ -52,6 +52,20 @@ def hold_sends(broker: ScriptedBroker) -> list[int]:
     return held
 
 
+def test_an_option_that_no_message_has_is_refused() -> None:
+    """A misspelt option raises TypeError instead of being dropped silently."""
+
+    async def scenario(_: MemoryNetwork, _broker: ScriptedBroker, client: Client) -> None:
+        producer = await client.create_producer("t")
+        misspelt: dict[str, Any] = {"sequence": 1}
+        with pytest.raises(TypeError, match="sequence"):
+            await producer.send(b"x", **misspelt)
+        with pytest.raises(TypeError, match="sequence"):
+            producer.send_nowait(b"x", **misspelt)
+
+    run(scenario)
+
+
 def test_a_message_is_sent_and_its_receipt_gives_the_id() -> None:
     """Key, properties, times and sequence ids arrive; the id is the broker's."""
 
