@@ -1,14 +1,13 @@
 """One subscription of a topic.
 
-Owns: its cursor, its consumers and the dispatcher of its current type. Imports: cursor, dispatch
-and the dispatchers, errors. Pure. Source: Pulsar's SUBSCRIBE, FLOW, ACK, REDELIVER and SEEK.
-Invariants: all connected consumers have one type; with nobody connected there is no dispatcher, so
-that the next consumer may bring another type and delivery begins at the mark-delete again.
-Consumers are known by an opaque handle.
+Owns: its cursor, its consumers and the dispatcher of their type. Imports: acknowledgements,
+attachment, cursor, dispatch, errors. Pure. Source: Pulsar's SUBSCRIBE, FLOW, ACK, REDELIVER and
+SEEK. Invariants: consumers attach as `attachment` allows; without consumers nothing is read, and
+delivery begins at the mark-delete again. Consumers are known by an opaque handle.
 
 The host's loop: after every event that may make delivery possible, `next_read` -> fetch ->
 `dispatch` -> send, until `next_read` is None. Anything may happen between `next_read` and
-`dispatch`: what is not due any more is passed over.
+`dispatch`: entries that are not due any more are skipped.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from magnetar.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.topics.acknowledgements import Acknowledgements
+from magnetar.topics.attachment import ATTACHMENTS, Attachment, AttachmentEvent
 from magnetar.topics.cursor import DELTA_BYTES_MAX, Cursor
 from magnetar.topics.dispatch.base import (
     Consumer,
     CursorView,
     Delivery,
-    Dispatcher,
     DispatchLimits,
     EntryTraits,
     KeySharedPolicy,
@@ -33,6 +33,7 @@ from magnetar.topics.dispatch.base import (
     TraitsWanted,
 )
 from magnetar.topics.dispatch.deferred import DeliveryView
+from magnetar.topics.dispatch.dispatcher import Dispatcher
 from magnetar.topics.dispatch.exclusive import ExclusiveDispatcher
 from magnetar.topics.dispatch.failover import FailoverDispatcher
 from magnetar.topics.dispatch.key_shared import KeySharedDispatcher
@@ -58,8 +59,7 @@ _DISPATCHERS: Mapping[SubscriptionType, Callable[[CursorView, DispatchLimits, st
 
 
 def check_properties(subscription: str, properties: Mapping[str, str]) -> None:
-    """Raises NotAllowed if they would not fit into a record of the log, however they are written
-    there."""
+    """Raises NotAllowed if they do not fit into a record of the log, in any encoding of it."""
     size = len(json.dumps(dict(properties)))
     if size > PROPERTIES_BYTES_MAX:
         raise NotAllowed(
@@ -68,9 +68,20 @@ def check_properties(subscription: str, properties: Mapping[str, str]) -> None:
         )
 
 
+def _busy(subscription: str, kind: SubscriptionType, wanted: SubscriptionType) -> ConsumerBusy:
+    if wanted is kind:
+        return ConsumerBusy(
+            "Exclusive consumer is already connected; close it first or subscribe as Shared or "
+            "Failover"
+        )
+    return ConsumerBusy(
+        f"subscription {subscription!r} has {kind.name} consumers; subscribe with that type, not "
+        f"{wanted.name}"
+    )
+
+
 class Subscription:
-    """Cursor and delivery of one subscription. A non-durable one (a reader's) lives in memory,
-    until its last consumer leaves."""
+    """Cursor and delivery of one subscription. A non-durable one is a reader's."""
 
     def __init__(
         self,
@@ -89,8 +100,9 @@ class Subscription:
         self._properties = dict(properties or {})
         self._limits = limits or DispatchLimits()
         self._consumers: dict[Hashable, Consumer] = {}
-        self._dispatcher: Dispatcher | None = None
-        self._view: DeliveryView | None = None
+        self._attachment = ATTACHMENTS.initial
+        self._dispatcher: Dispatcher = ExclusiveDispatcher(cursor, self._limits, topic)
+        self._acknowledgements = Acknowledgements(cursor, self._dispatcher, self._consumers)
         self._properties_changed = True
         self.messages_out = 0
 
@@ -109,31 +121,31 @@ class Subscription:
     @property
     def kind(self) -> SubscriptionType | None:
         """Type of the connected consumers, or None."""
-        return self._dispatcher.kind if self._dispatcher is not None else None
+        return self._dispatcher.kind if self._consumers else None
 
     @property
     def active(self) -> Consumer | None:
         """The consumer that is served, of an Exclusive or Failover subscription."""
-        return self._dispatcher.active if self._dispatcher is not None else None
+        return self._dispatcher.active
 
     def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
         """Hashes by consumer's handle, as inclusive ranges, of a Key_Shared subscription."""
-        return self._dispatcher.hash_ranges() if self._dispatcher is not None else {}
+        return self._dispatcher.hash_ranges()
 
     @property
     def unacknowledged(self) -> int:
         """Messages delivered and not acknowledged (Shared and Key_Shared; else 0)."""
-        return self._dispatcher.unacknowledged if self._dispatcher is not None else 0
+        return self._dispatcher.unacknowledged.messages
 
     @property
     def delayed_entries(self) -> int:
         """Entries that were read and wait for their time."""
-        return self._dispatcher.delayed_entries if self._dispatcher is not None else 0
+        return self._dispatcher.delayed_entries
 
     @property
     def blocked(self) -> bool:
-        """Whether nobody gets anything, because too much is unacknowledged."""
-        return self._dispatcher is not None and self._dispatcher.blocked
+        """Whether no consumer gets anything, because too much is unacknowledged."""
+        return self._dispatcher.unacknowledged.blocked
 
     @property
     def dirty(self) -> bool:
@@ -142,16 +154,15 @@ class Subscription:
 
     @property
     def placed(self) -> bool:
-        """Whether the log has where it begins (its creation, or the last seek), and its
-        properties; acknowledgements since may be on their way."""
+        """Whether the log has its start (creation, or the last seek) and its properties;
+        acknowledgements since may still be in flight."""
         return not (self._properties_changed or self.cursor.reset_unwritten)
 
     def limit(self, limits: DispatchLimits) -> None:
-        """Other limits from now on (a policy has changed)."""
+        """Apply other limits: a policy has changed."""
         if limits != self._limits:
             self._limits = limits
-            if self._dispatcher is not None:
-                self._dispatcher.limit(limits)
+            self._dispatcher.limit(limits)
 
     @property
     def backlog(self) -> int:
@@ -186,49 +197,50 @@ class Subscription:
         ConsumerAssignError if there are no hashes for it.
         """
         assert handle not in self._consumers, handle
-        if self._dispatcher is not None and self._dispatcher.kind is not kind:
-            raise ConsumerBusy(
-                f"subscription {self.name!r} has {self._dispatcher.kind.name} consumers; subscribe "
-                f"with that type, not {kind.name}"
-            )
-        dispatcher = (
-            self._dispatcher
-            if self._dispatcher is not None
-            else _DISPATCHERS[kind](
-                self.cursor if self._view is None else self._view, self._limits, self._topic
-            )
-        )
+        attachment = ATTACHMENTS.after(self._attachment, AttachmentEvent[kind.name])
+        if attachment is None:
+            raise _busy(self.name, self._dispatcher.kind, kind)
+        dispatcher = self._dispatcher if self._consumers else self._dispatcher_of(kind)
         consumer = Consumer(handle, name, priority, epoch, key_shared or KeySharedPolicy())
         dispatcher.add(consumer)
-        self._dispatcher = dispatcher
+        self._attach(attachment, dispatcher)
         self._consumers[handle] = consumer
         return consumer
 
-    def remove_consumer(self, handle: Hashable) -> None:
-        """Disconnect a consumer.
+    def _dispatcher_of(self, kind: SubscriptionType) -> Dispatcher:
+        return _DISPATCHERS[kind](self._acknowledgements.visible, self._limits, self._topic)
 
-        What it held is delivered again. An unknown handle is ignored (its connection may be closing
-        twice).
-        """
+    def _attach(self, attachment: Attachment, dispatcher: Dispatcher) -> None:
+        self._attachment = attachment
+        self._dispatcher = self._acknowledgements.dispatcher = dispatcher
+
+    def remove_consumer(self, handle: Hashable) -> None:
+        """Disconnect a consumer; its entries are delivered again. An unknown handle is ignored: its
+        connection may close twice."""
         consumer = self._consumers.pop(handle, None)
         if consumer is None:
             return
-        assert self._dispatcher is not None
+        left = AttachmentEvent.LEFT if self._consumers else AttachmentEvent.LAST_LEFT
+        attachment = ATTACHMENTS.after(self._attachment, left)
+        assert attachment is not None, (self._attachment, left)
         self._dispatcher.remove(consumer)
-        if not self._consumers:
-            self._dispatcher = None
+        dispatcher = self._dispatcher
+        if attachment is Attachment.DETACHED:
+            # Without a consumer it reads nothing.
+            dispatcher = self._dispatcher_of(SubscriptionType.EXCLUSIVE)
+        self._attach(attachment, dispatcher)
 
     def flow(self, handle: Hashable, permits: int) -> None:
-        """FLOW: so many messages more. Raises InvalidRequest for fewer than 1. An unknown handle
+        """FLOW: `permits` more messages. Raises InvalidRequest for fewer than 1. An unknown handle
         is ignored."""
         if permits < 1:
             raise InvalidRequest(f"messagePermits: {permits} is out of range; send at least 1")
         consumer = self._consumers.get(handle)
-        if consumer is not None and self._dispatcher is not None:
+        if consumer is not None:
             self._dispatcher.flow(consumer, permits)
 
     def pause(self, handle: Hashable) -> None:
-        """The consumer's connection takes no more: others get their entries concurrently."""
+        """The consumer's connection takes no more; other consumers are still served."""
         consumer = self._consumers.get(handle)
         if consumer is not None:
             consumer.paused = True
@@ -236,19 +248,19 @@ class Subscription:
     def resume(self, handle: Hashable) -> None:
         """The consumer's connection takes more again."""
         consumer = self._consumers.get(handle)
-        if consumer is not None and self._dispatcher is not None:
+        if consumer is not None:
             consumer.paused = False
             self._dispatcher.flow(consumer, 0)
 
     # --- acknowledgements -------------------------------------------------------------------------
 
     def crowded_out(self, ranges: Iterable[tuple[int, int]], batches: Iterable[int]) -> str | None:
-        """Why it does not take acknowledgements of these `ranges` of ordinals [start, end), and of
-        messages of these `batches`; None if it does.
+        """Why it refuses acknowledgements of these `ranges` of ordinals [start, end), and of
+        messages of these `batches`; None if it takes them.
 
-        It has far more holes than its consumers can have made by what they were given. Asked of
-        individual acknowledgements, in a transaction too, before anything changes; a cumulative one
-        only fills holes.
+        It refuses while it has far more holes than delivery can have caused. Ask for individual
+        acknowledgements, pending ones too, before anything changes; a cumulative one only fills
+        holes.
         """
         cursor = self.cursor
         if not cursor.crowded:
@@ -259,9 +271,8 @@ class Subscription:
             return None
         return (
             f"subscription {self.name!r} of {self._topic} has {cursor.range_count} acknowledged "
-            f"ranges and {len(cursor.partial)} partly "
-            "acknowledged batches, more than can come of what was delivered: acknowledge the "
-            "oldest messages first"
+            f"ranges and {len(cursor.partial)} partly acknowledged batches, more than can come of "
+            "what was delivered: acknowledge the oldest messages first"
         )
 
     def acknowledge(
@@ -273,46 +284,15 @@ class Subscription:
         """Acknowledge entries: `ranges` of ordinals [start, end), and `partial` (ordinal, mask of
         messages still unacknowledged).
 
-        `handle` None is the broker itself (markers, expiry, eviction). What does not exist is
-        ignored, and what a transaction holds. True if delivery became possible by a lifted block:
-        look at `next_read` again.
+        `handle` None is the broker itself (markers, expiry, eviction). Entries that do not exist,
+        or that a transaction holds, are ignored. True if a lifted block made delivery possible: ask
+        `next_read` again.
         """
-        if self._view is not None:
-            ranges, partial = self._view.acknowledgeable(ranges, partial)
-            self._view.changed(ranges, partial)
-        return self._acknowledge(handle, ranges, partial)
-
-    def _acknowledge(
-        self,
-        handle: Hashable | None,
-        ranges: Iterable[tuple[int, int]],
-        partial: Iterable[tuple[int, int]],
-    ) -> bool:
-        cursor, dispatcher = self.cursor, self._dispatcher
-        consumer = self._consumers.get(handle) if handle is not None else None
-        saturated = cursor.saturated
-        unblocked = False
-        for start, end in ranges:
-            start, end = max(start, cursor.mark_delete), min(end, cursor.end)
-            if start < end and cursor.acknowledge(start, end) and dispatcher is not None:
-                unblocked |= dispatcher.acknowledged(consumer, start, end)
-        for ordinal, mask in partial:
-            if cursor.is_acknowledged(ordinal) or ordinal >= cursor.end:
-                continue
-            remaining = cursor.acknowledge_partial(ordinal, mask)
-            if self._view is not None and ordinal in self._view.messages:
-                remaining = self._view.remaining(ordinal)
-            if dispatcher is None:
-                continue
-            if remaining:
-                unblocked |= dispatcher.acknowledged_partly(
-                    consumer, ordinal, remaining.bit_count()
-                )
-            elif not cursor.is_acknowledged(ordinal):
-                unblocked |= dispatcher.deferred(consumer, ordinal, ordinal + 1)
-            else:
-                unblocked |= dispatcher.acknowledged(consumer, ordinal, ordinal + 1)
-        return unblocked or (saturated and not cursor.saturated)
+        view = self._acknowledgements.view
+        if view is not None:
+            ranges, partial = view.acknowledgeable(ranges, partial)
+            view.changed(ranges, partial)
+        return self._acknowledgements.acknowledge(handle, ranges, partial)
 
     def acknowledge_cumulative(
         self, handle: Hashable, ordinal: int, mask: int | None = None
@@ -320,8 +300,8 @@ class Subscription:
         """Acknowledge everything up to and including `ordinal`; with `mask`, of that entry only the
         messages whose bit is 0.
 
-        Ignored on Shared and Key_Shared, as the protocol has it (the request still succeeds), and
-        from a consumer that has left. Returns as `acknowledge`.
+        Ignored on Shared and Key_Shared (the request still succeeds, as in Pulsar), and from a
+        consumer that has left. Returns as `acknowledge`.
         """
         if (
             self.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
@@ -335,12 +315,10 @@ class Subscription:
     def redeliver(
         self, handle: Hashable, ranges: Sequence[tuple[int, int]] | None = None, epoch: int = 0
     ) -> None:
-        """REDELIVER: the entries in `ranges`, or all that the consumer holds (None).
-
-        Exclusive rewinds and takes over a higher `epoch`.
-        """
+        """REDELIVER: the entries in `ranges`, or all that the consumer holds (None). Exclusive
+        rewinds and takes a higher `epoch`."""
         consumer = self._consumers.get(handle)
-        if consumer is not None and self._dispatcher is not None:
+        if consumer is not None:
             self._dispatcher.redeliver(consumer, ranges, epoch)
 
     def held(self, handle: Hashable) -> list[int]:
@@ -356,121 +334,48 @@ class Subscription:
         """SEEK: `ordinal` is the next entry to deliver (`mask`: which of its messages are).
 
         Permits, pending entries and redelivery counts are dropped; the host disconnects the
-        consumers, and they come back.
+        consumers, which reconnect.
         """
         self.cursor.reset(ordinal, mask)
-        if self._view is not None:
-            self._view.moved()
-        if self._dispatcher is not None:
-            self._dispatcher.rewind()
+        if self.deferred is not None:
+            self.deferred.moved()
+        self._dispatcher.rewind()
 
     def trim(self, ordinal: int) -> None:
-        """The entries below `ordinal` are about to be dropped, whoever holds them."""
-        if self._view is not None:
-            self._view.forget_below(ordinal)
-            self._look_through(self._view or None)
+        """The entries below `ordinal` are about to be dropped, also those that are held."""
+        self._acknowledgements.trim(ordinal)
         self.acknowledge(None, ((self.cursor.mark_delete, ordinal),))
-
-    # --- pending acknowledgements -----------------------------------------------------------------
 
     @property
     def deferred(self) -> DeliveryView | None:
         """What transactions hold, if anything; read only."""
-        return self._view
+        return self._acknowledgements.view
 
-    def defer(
-        self,
-        handle: Hashable | None,
-        ranges: Iterable[tuple[int, int]],
-        messages: Iterable[tuple[int, int, int]] = (),
-    ) -> bool:
-        """A transaction of `handle` holds these entries, and these `messages` (ordinal, mask,
-        messages in the batch): nobody gets them.
-
-        Neither must be acknowledged. Returns as `acknowledge`.
-        """
-        view = self._view if self._view is not None else DeliveryView(self.cursor)
-        self._look_through(view)
-        dispatcher, unblocked = self._dispatcher, False
-        consumer = self._consumers.get(handle) if handle is not None else None
-        for start, end in ranges:
-            view.defer(start, end)
-            if dispatcher is not None:
-                unblocked |= dispatcher.deferred(consumer, start, end)
-        for ordinal, mask, size in messages:
-            view.defer_messages(ordinal, mask, size)
-            remaining = view.remaining(ordinal)
-            if dispatcher is not None and remaining:
-                unblocked |= dispatcher.acknowledged_partly(
-                    consumer, ordinal, remaining.bit_count()
-                )
-            elif dispatcher is not None:
-                unblocked |= dispatcher.deferred(consumer, ordinal, ordinal + 1)
-        return unblocked
-
-    def release(
-        self,
-        ranges: Sequence[tuple[int, int]],
-        messages: Sequence[tuple[int, int]] = (),
-        *,
-        again: bool = True,
-    ) -> None:
-        """The transaction lets go of what it held: `again` delivers it again. What has been
-        dropped concurrently is passed over."""
-        view = self._view
-        if view is None:
-            return
-        for start, end in ranges:
-            view.release(start, end)
-        found = [(ordinal, mask) for ordinal, mask in messages if ordinal in view.messages]
-        for ordinal, mask in found:
-            view.release_messages(ordinal, mask)
-        self._look_through(view or None)
-        if again and self._dispatcher is not None:
-            for start, end in (*ranges, *((ordinal, ordinal + 1) for ordinal, _ in found)):
-                self._dispatcher.returned(start, end)
-
-    def settle(
-        self, ranges: Sequence[tuple[int, int]], partial: Sequence[tuple[int, int]] = ()
-    ) -> bool:
-        """The transaction has committed: what it held, and has let go of, is acknowledged.
-        Arguments and result as of `acknowledge`."""
-        if self._view is not None:
-            self._view.changed(ranges, partial)
-        return self._acknowledge(None, ranges, partial)
-
-    def _look_through(self, view: DeliveryView | None) -> None:
-        self._view = view
-        if self._dispatcher is not None:
-            self._dispatcher.cursor = view if view is not None else self.cursor
+    @property
+    def pending(self) -> Acknowledgements:
+        """Where transactions defer acknowledgements, release and settle them."""
+        return self._acknowledgements
 
     # --- delivery ---------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
-        """Let time pass (`now_ms`: wall clock); the handles to be told now whether they are
+        """Let time pass (`now_ms`: wall clock); the handles to notify now whether they are
         active."""
-        return self._dispatcher.advance(now_ms) if self._dispatcher is not None else ()
+        return self._dispatcher.advance(now_ms)
 
     @property
     def traits_wanted(self) -> TraitsWanted:
         """Of which entries `dispatch` wants the traits."""
-        return self._dispatcher.traits_wanted if self._dispatcher is not None else TraitsWanted.NONE
+        return self._dispatcher.traits_wanted
 
     def next_read(self, limit_entries: int, now_ms: int = 0) -> ReadRequest | None:
-        """Entries to fetch for delivery now, at most `limit_entries`; None if there are none or
-        nobody may take them.
-
-        `now_ms` is wall-clock time; it decides what is due.
-        """
-        return (
-            self._dispatcher.next_read(limit_entries, now_ms)
-            if self._dispatcher is not None
-            else None
-        )
+        """Entries to fetch for delivery now, at most `limit_entries`; None if there are none, or no
+        consumer may take them. `now_ms` (wall clock) decides which are due."""
+        return self._dispatcher.next_read(limit_entries, now_ms)
 
     def next_wakeup_ms(self) -> int | None:
-        """When to look at `next_read` again although nothing happened; None if never."""
-        return self._dispatcher.next_wakeup_ms() if self._dispatcher is not None else None
+        """When to ask `next_read` again although nothing happened; None if never."""
+        return self._dispatcher.next_wakeup_ms()
 
     def dispatch(
         self,
@@ -478,13 +383,11 @@ class Subscription:
         message_counts: Sequence[int],
         traits: Sequence[EntryTraits | None] | None = None,
     ) -> list[Delivery]:
-        """Hand out entries first, first+1, ....
+        """Give entries first, first+1, ... to consumers.
 
         `message_counts` has the messages of each (>= 1), `traits` what `traits_wanted` asks for.
-        What is left over is read again.
+        Entries that are left are read again.
         """
-        if self._dispatcher is None:
-            return []
         deliveries = self._dispatcher.dispatch(first, message_counts, traits)
         for delivery in deliveries:
             self.messages_out += delivery.messages
@@ -493,8 +396,8 @@ class Subscription:
     # --- the log ----------------------------------------------------------------------------------
 
     def take_delta(self, room_bytes: int = DELTA_BYTES_MAX) -> CursorDelta | None:
-        """What the log does not hold yet of a durable subscription, as `Cursor.take_delta`; None
-        if nothing, or if it is not durable."""
+        """What the log lacks of a durable subscription, as `Cursor.take_delta`; None if nothing,
+        or if it is not durable."""
         if not self.durable:
             return None
         delta = self.cursor.take_delta(room_bytes)
@@ -514,8 +417,8 @@ class Subscription:
     def apply_delta(self, delta: CursorDelta) -> None:
         """Replay one record of the log."""
         self.cursor.apply_delta(delta)
-        if self._view is not None:
-            self._view.moved()
+        if self.deferred is not None:
+            self.deferred.moved()
         if delta.properties is not None:
             self._properties = dict(delta.properties)
         self._properties_changed = False

@@ -17,7 +17,7 @@ from magnetar.storage.gc import BundleFacts, LogFile
 from magnetar.topics.deduplication import Deduplication
 from magnetar.topics.dispatch.base import Consumer
 from magnetar.topics.dispatch.failover import FailoverDispatcher
-from magnetar.topics.dispatch.key_shared import KeySharedDispatcher
+from magnetar.topics.dispatch.key_waiting import WaitingEntries
 from magnetar.topics.dispatch.shared import SharedDispatcher
 from magnetar.topics.dispatch.turns import Round, Turn
 from magnetar.topics.producers import Grant
@@ -71,30 +71,24 @@ def fenced_producer_is_not_closed(patch: Patch) -> None:
 def keys_move_without_draining(patch: Patch) -> None:
     """The new owner of a hash gets its entries while the old one still holds earlier ones."""
 
-    give = KeySharedDispatcher._give
+    give = Round.give
 
-    def careless(
-        dispatcher: KeySharedDispatcher,
-        consumer: Consumer,
-        turn: Turn,
-        ordinal: int,
-        slot: int,
-        fetched: Round,
-    ) -> None:
-        give(dispatcher, consumer, turn, ordinal, slot, fetched)
-        dispatcher._slots.pop(slot)
+    def careless(fetched: Round, consumer: Consumer, turn: Turn, ordinal: int, slot: int) -> None:
+        give(fetched, consumer, turn, ordinal, slot)
+        assert fetched._slots is not None
+        fetched._slots.pop(slot)
 
-    patch.setattr(KeySharedDispatcher, "_give", careless)
+    patch.setattr(Round, "give", careless)
 
 
 def what_is_stuck_is_forgotten(patch: Patch) -> None:
     """Entries of a hash that changed hands are not delivered when its former owner has let go."""
 
-    def stuck_is_forgotten(dispatcher: KeySharedDispatcher, slot: int) -> bool:
-        dispatcher._stuck.pop(slot, None)
+    def stuck_is_forgotten(waiting: WaitingEntries, _holder: Consumer, slot: int) -> bool:
+        waiting._stuck.pop(slot, None)
         return False
 
-    patch.setattr(KeySharedDispatcher, "_unstick", stuck_is_forgotten)
+    patch.setattr(WaitingEntries, "slot_freed", stuck_is_forgotten)
 
 
 def stand_by_goes_on_without_rewinding(patch: Patch) -> None:

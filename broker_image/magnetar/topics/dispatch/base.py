@@ -1,9 +1,9 @@
-"""What all dispatchers share.
+"""Values and rules that all dispatchers use.
 
-Owns: consumers, the values that go in and out of dispatch, and the `Dispatcher` interface: one
-class per subscription type implements it. Imports: cursor, intervals. Pure. Invariants: an entry is
-never split between consumers; permits are messages and may go negative; an acknowledged entry costs
-nothing; what cannot be delivered stays where the next read begins.
+Owns: consumers, limits, the values that go in and out of dispatch, the arithmetic of permits, ack
+sets and reads. Imports: cursor, delayed, intervals, acksets. Pure. Invariants: an entry is never
+split between consumers; permits are messages and may go negative; an acknowledged entry costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from magnetar.topics.acksets import words_of_mask
 from magnetar.topics.cursor import ACKNOWLEDGED_RANGES_MAX
@@ -230,123 +230,6 @@ class CursorView(Protocol):
     def unacknowledged(self, start: int, end: int) -> Iterator[tuple[int, int]]: ...
 
 
-class Dispatcher(Protocol):
-    """How one subscription type hands entries to its consumers.
-
-    Lives from the first consumer's arrival to the last one's departure.
-    """
-
-    kind: ClassVar[SubscriptionType]
-    traits_wanted: ClassVar[TraitsWanted]
-    cursor: CursorView
-
-    @property
-    def consumers(self) -> Sequence[Consumer]:
-        """Those connected, in order of arrival."""
-        ...
-
-    @property
-    def active(self) -> Consumer | None:
-        """The one consumer that is served, of types that have one; it may still wait for its
-        turn to begin."""
-        ...
-
-    def hash_ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
-        """Hashes by consumer's handle, as inclusive ranges (Key_Shared only)."""
-        ...
-
-    @property
-    def unacknowledged(self) -> int:
-        """Messages delivered and neither acknowledged nor given back."""
-        ...
-
-    @property
-    def delayed_entries(self) -> int:
-        """Entries that wait for their time."""
-        ...
-
-    @property
-    def blocked(self) -> bool:
-        """Whether nobody gets anything, because too much is unacknowledged."""
-        ...
-
-    def add(self, consumer: Consumer) -> None:
-        """Raises ConsumerBusy if the type admits no further consumer."""
-        ...
-
-    def remove(self, consumer: Consumer) -> None:
-        """What it held is delivered again to the others."""
-        ...
-
-    def flow(self, consumer: Consumer, permits: int) -> None:
-        """More permits; banked while the consumer is blocked."""
-        ...
-
-    def limit(self, limits: DispatchLimits) -> None:
-        """Other limits from now on (a policy has changed)."""
-        ...
-
-    def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """The entries [start, end) are acknowledged, by `consumer` if it is still here; True if
-        that unblocked delivery."""
-        ...
-
-    def acknowledged_partly(self, consumer: Consumer | None, ordinal: int, remaining: int) -> bool:
-        """Of the entry only `remaining` messages are still unacknowledged; True if that
-        unblocked delivery."""
-        ...
-
-    def deferred(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """A transaction holds the entries [start, end), as `consumer` asked; True if that
-        unblocked delivery. They may come back."""
-        ...
-
-    def returned(self, start: int, end: int) -> None:
-        """A transaction lets go of the entries [start, end), or of messages of theirs: they are
-        delivered again.
-
-        What a consumer holds of them concurrently is given back first.
-        """
-        ...
-
-    def redeliver(
-        self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
-    ) -> None:
-        """Give back these entries, or all that the consumer holds (None)."""
-        ...
-
-    def rewind(self) -> None:
-        """After a seek: forget what was delivered and all permits; read from the mark-delete."""
-        ...
-
-    def advance(self, now_ms: int) -> Sequence[tuple[Hashable, bool]]:
-        """Let time pass; the handles to be told now whether they are active (Failover only)."""
-        ...
-
-    def next_read(self, limit_entries: int, now_ms: int) -> ReadRequest | None:
-        """What to fetch next, or None while nothing can be delivered."""
-        ...
-
-    def dispatch(
-        self,
-        first: int,
-        message_counts: Sequence[int],
-        traits: Sequence[EntryTraits | None] | None = None,
-    ) -> list[Delivery]:
-        """Hand out what was fetched.
-
-        `message_counts[i]` (>= 1) and `traits[i]` belong to entry first+i. Traits are given as
-        `traits_wanted` says: None stands for an entry, or all of them, without anything special.
-        Anything not due any more is passed over.
-        """
-        ...
-
-    def next_wakeup_ms(self) -> int | None:
-        """When, on the clock of `now_ms`, to look at `next_read` again although nothing
-        happened; None if never."""
-        ...
-
-
 def entries_within(permits: int, costs: Sequence[int], low: int, high: int) -> tuple[int, int]:
     """How many of the entries costs[low:high] may go out while permits (> 0) last, and their
     cost together: at least one goes."""
@@ -414,6 +297,23 @@ def stretches(
             start = index + 1
     if start < high:
         yield start, high, None
+
+
+def redelivery_counts(redeliveries: Mapping[int, int], ordinals: Iterable[int]) -> list[int] | None:
+    """Redelivery counts of these entries; None if all are 0."""
+    counts = [redeliveries.get(ordinal, 0) for ordinal in ordinals]
+    return counts if any(counts) else None
+
+
+def read_from(cursor: CursorView, read: int, limit_entries: int) -> ReadRequest | None:
+    """One read of at most `limit_entries` from `read` on, which must be unacknowledged."""
+    if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
+        return None
+    if read >= cursor.acknowledged_end:
+        return ReadRequest(read, min(limit_entries, cursor.end - read))
+    return read_span(
+        cursor.unacknowledged(read, min(read + limit_entries, cursor.end)), limit_entries
+    )
 
 
 def read_span(runs: Iterable[tuple[int, int]], limit_entries: int) -> ReadRequest | None:

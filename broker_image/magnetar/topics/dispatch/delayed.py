@@ -1,13 +1,12 @@
-"""Entries that wait for their time.
+"""Entries that wait for their delivery time.
 
 Owns: `DelayedEntries`, what a dispatcher has read and must not deliver yet. Imports: intervals.
 Pure. Source: Pulsar's `deliver_at_time` with a tick, not strict: an entry may go out up to one tick
-early, together with an earlier one. Invariants: whatever was added comes out of `take_due` once,
-never earlier than a tick before its time and not later than the first call at or after it, except
-that entries beyond the memory limit may come out early: whoever takes them out looks at their time
-again. Acknowledged entries are not taken out by themselves; the caller passes over them. Why: one
-set of intervals per tick, because delays are mostly alike and ordinals run with time: ten million
-entries that wait an hour are a few thousand intervals.
+early, together with an earlier one. Invariants: `take_due` returns an added entry once, not before
+a tick before its time, and not after the first call at or after it; entries beyond the memory
+limit may be returned early, and the caller tests their time again. Acknowledged entries stay until
+then; the caller skips them. Why intervals per tick: most delays are alike and ordinals grow with
+time, so ten million entries that wait an hour are a few thousand intervals.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ DELAYED_RUNS_MAX = 50_000
 DELAY_TICK_MS = 1000
 
 Filter = Callable[[int, int], Iterable[tuple[int, int]]]
-"""Of the ordinals [start, end), those runs that still matter."""
+"""Those runs of the ordinals [start, end) that are still to be delivered."""
 
 
 class DelayedEntries:
     """Ordinals by the time at which they may be delivered.
 
-    At most about `runs_max` runs are remembered with their times. Beyond that the latest ones are
-    put together ("far"): only the earliest time among them is known, and when it comes all of them
-    are read again. That costs reads, never a delay of others.
+    About `runs_max` runs are remembered with their times. Beyond that the latest ones are merged
+    ("far"): only their earliest time is known, and at that time all of them are read again. That
+    costs reads, and delays no other entry.
     """
 
     __slots__ = ("_far", "_far_ms", "_order", "_runs", "_runs_max", "_tick_ms", "_ticks")
@@ -54,7 +53,7 @@ class DelayedEntries:
 
     @property
     def size(self) -> int:
-        """How many entries wait, those acknowledged concurrently included."""
+        """Entries that wait, those acknowledged since included."""
         return self._far.size + sum(ordinals.size for ordinals, _ in self._ticks.values())
 
     def must_wait(self, deliver_at_ms: int, now_ms: int, *, again: bool) -> bool:
@@ -62,9 +61,27 @@ class DelayedEntries:
         tick."""
         return deliver_at_ms > (now_ms + self._tick_ms if again else now_ms)
 
+    def defers(
+        self,
+        ordinal: int,
+        deliver_at_ms: int,
+        now_ms: int,
+        still_wanted: Filter,
+        *,
+        again: bool,
+    ) -> bool:
+        """Whether an entry must wait, which it does from now on."""
+        if self.must_wait(deliver_at_ms, now_ms, again=again):
+            self.add(ordinal, ordinal + 1, deliver_at_ms, still_wanted)
+            return True
+        if again:
+            # A transaction may have released it while it waited.
+            self.discard(ordinal, deliver_at_ms)
+        return False
+
     def add(self, start: int, end: int, deliver_at_ms: int, still_wanted: Filter) -> None:
-        """The entries [start, end) wait until `deliver_at_ms`. `still_wanted` is asked when
-        memory gets short."""
+        """The entries [start, end) wait until `deliver_at_ms`; `still_wanted` is asked at the
+        memory limit."""
         if self._far and deliver_at_ms >= self._far_ms:
             self._far.add(start, end)
             return
@@ -90,7 +107,7 @@ class DelayedEntries:
         return self._far_ms if near is None else min(near, self._far_ms)
 
     def take_due(self, now_ms: int) -> list[tuple[int, int]]:
-        """Take out everything whose time has come, as runs in no particular order."""
+        """Take out all entries that are due, as runs in no particular order."""
         runs: list[tuple[int, int]] = []
         while self._order and self._ticks[self._order[0]][1] <= now_ms:
             ordinals, _ = self._ticks.pop(heapq.heappop(self._order))
@@ -102,14 +119,12 @@ class DelayedEntries:
         return runs
 
     def take_all(self) -> list[tuple[int, int]]:
-        """Take out everything."""
         runs = [run for ordinals, _ in self._ticks.values() for run in ordinals]
         runs += self._far
         self.clear()
         return runs
 
     def discard(self, ordinal: int, deliver_at_ms: int) -> None:
-        """The entry, whose time is `deliver_at_ms`, does not wait any more, if it did."""
         found = self._ticks.get(deliver_at_ms // self._tick_ms)
         if found is not None:
             before = found[0].interval_count
@@ -124,8 +139,7 @@ class DelayedEntries:
         self._runs = 0
 
     def _shrink(self, still_wanted: Filter) -> None:
-        """Get down to half the limit: forget what does not matter any more, then put the latest
-        together."""
+        """Get down to half the limit: forget unwanted entries, then merge the latest ones."""
         ticks = sorted(self._ticks)
         for tick in ticks:
             ordinals, earliest = self._ticks.pop(tick)

@@ -1,8 +1,8 @@
 """Exclusive: one consumer, strict order.
 
 Owns: `SingleActiveDispatcher`, the read position of a subscription that delivers to one consumer at
-a time, and its simplest form. Imports: dispatch, cursor. Pure. Invariants: entries leave in order,
-acknowledged ones excepted; redelivery means reading again from the mark-delete, with redelivery
+a time, and its simplest form. Imports: base, unacknowledged. Pure. Invariants: entries leave in
+order, acknowledged ones excepted; redelivery reads again from the mark-delete, with redelivery
 counts 0 and the consumer's new epoch, by which a client tells old copies from new ones. Cost is per
 run: nothing is tracked per entry.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
-from magnetar.errors import ConsumerBusy
 from magnetar.topics.dispatch.base import (
     Consumer,
     CursorView,
@@ -24,20 +23,22 @@ from magnetar.topics.dispatch.base import (
     TraitsWanted,
     ack_sets_of,
     entries_within,
-    read_span,
+    read_from,
     remaining_costs,
 )
+from magnetar.topics.dispatch.unacknowledged import Unacknowledged
 
 
 class SingleActiveDispatcher:
-    """Delivers to `_serving`, if there is one; who that is, subclasses say."""
+    """Delivers to `_serving`, if there is one; subclasses choose it."""
 
+    unacknowledged = Unacknowledged(DispatchLimits(), lambda _: None)
+    """Not counted for these types."""
     traits_wanted: ClassVar[TraitsWanted] = TraitsWanted.NONE
 
-    def __init__(self, cursor: CursorView, limits: DispatchLimits, topic: str) -> None:
+    def __init__(self, cursor: CursorView, limits: DispatchLimits, _topic: str) -> None:
         self.cursor = cursor
         self._limits = limits
-        self._topic = topic
         self._serving: Consumer | None = None
         self._read = cursor.mark_delete
 
@@ -45,18 +46,8 @@ class SingleActiveDispatcher:
         return {}
 
     @property
-    def unacknowledged(self) -> int:
-        """Not tracked for this type."""
-        return 0
-
-    @property
     def delayed_entries(self) -> int:
-        """This type delivers at once."""
         return 0
-
-    @property
-    def blocked(self) -> bool:
-        return False
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         consumer.permits += permits
@@ -65,15 +56,14 @@ class SingleActiveDispatcher:
         self._limits = limits
 
     def acknowledged(self, consumer: Consumer | None, start: int, end: int) -> bool:
-        """Nothing is held per entry; reads skip what is acknowledged by themselves."""
+        """Nothing to do: reads skip acknowledged entries."""
         del consumer, start, end
         return False
 
     deferred = acknowledged
 
     def returned(self, start: int, end: int) -> None:
-        """Rewind to the first of them: everything from there on comes again, in order, as after
-        a REDELIVER."""
+        """Rewind to the first of them: delivery begins there again, as after a REDELIVER."""
         for first, _ in self.cursor.unacknowledged(start, end):
             self._read = min(self._read, first)
             break
@@ -85,11 +75,8 @@ class SingleActiveDispatcher:
     def redeliver(
         self, consumer: Consumer, ranges: Sequence[tuple[int, int]] | None, epoch: int
     ) -> None:
-        """Rewind, whatever the ranges are: single entries cannot come back without breaking the
-        order.
-
-        The epoch counts in any case, even if somebody else is served.
-        """
+        """Rewind, whatever the ranges are: single entries would break the order. The epoch counts
+        even if another consumer is served."""
         del ranges
         consumer.epoch = max(consumer.epoch, epoch)
         if self._may_rewind(consumer):
@@ -111,12 +98,7 @@ class SingleActiveDispatcher:
         if consumer is None or not consumer.ready:
             return None
         self._read = read = cursor.first_unacknowledged(self._read)
-        if read >= cursor.end or (cursor.saturated and read >= cursor.acknowledged_end):
-            return None
-        limit = min(limit_entries, consumer.permits)
-        if read >= cursor.acknowledged_end:
-            return ReadRequest(read, min(limit, cursor.end - read))
-        return read_span(cursor.unacknowledged(read, min(read + limit, cursor.end)), limit)
+        return read_from(cursor, read, min(limit_entries, consumer.permits))
 
     def dispatch(
         self,
@@ -151,19 +133,11 @@ class ExclusiveDispatcher(SingleActiveDispatcher):
     kind: ClassVar[SubscriptionType] = SubscriptionType.EXCLUSIVE
 
     @property
-    def consumers(self) -> Sequence[Consumer]:
-        return () if self._serving is None else (self._serving,)
-
-    @property
     def active(self) -> Consumer | None:
         return self._serving
 
     def add(self, consumer: Consumer) -> None:
-        if self._serving is not None:
-            raise ConsumerBusy(
-                "Exclusive consumer is already connected; close it first or subscribe as Shared or "
-                "Failover"
-            )
+        assert self._serving is None, self._serving
         self._serving = consumer
         self._read = self.cursor.mark_delete
 

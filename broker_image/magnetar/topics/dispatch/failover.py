@@ -1,13 +1,12 @@
 """Failover: one consumer at a time, the others stand by.
 
-Owns: which consumer is active, the change from one to the next, and who is told of it. Imports:
-dispatch, exclusive, hashes, names. Pure. Source: Pulsar's Failover subscription: among the
-consumers of the best priority, a partition takes number `partition % consumers` by name, another
-topic the one whose point follows the topic's on a ring of hashes. Invariants: at most one consumer
-is served; a consumer that has lost its turn gets nothing more; one that takes over waits for
-`failover_delay_ms`, so that its predecessor's last acknowledgements can arrive, and begins at the
-mark-delete; everybody is told of a change when it takes effect, a newcomer that changes nothing at
-once.
+Owns: which consumer is active, the change from one to the next, and its notifications. Imports:
+base, exclusive, hashes, names. Pure. Source: Pulsar's Failover subscription: among the consumers of
+the best priority, a partition takes number `partition % consumers` by name, another topic the one
+whose point follows the topic's on a ring of hashes. Invariants: at most one consumer is served; a
+consumer that is not active any more gets nothing; the next one waits for `failover_delay_ms`, so
+that its predecessor's last acknowledgements can arrive, and begins at the mark-delete; a change
+notifies all consumers when it takes effect; a newcomer that changes nothing is notified at once.
 """
 
 from __future__ import annotations
@@ -35,16 +34,11 @@ class FailoverDispatcher(SingleActiveDispatcher):
         self._consumers: list[Consumer] = []
         self._ring_places: dict[Consumer, tuple[bool, int]] = {}
         self._active: Consumer | None = None
-        # The one that was served when the change under way began: if the choice falls on it again,
-        # nothing has happened.
+        # The one that was served when the current change began: choosing it again ends the change.
         self._before: Consumer | None = None
         self._changing = False
         self._change_due_ms: int | None = None
         self._unnotified: dict[Consumer, None] = {}
-
-    @property
-    def consumers(self) -> Sequence[Consumer]:
-        return self._consumers
 
     @property
     def active(self) -> Consumer | None:
@@ -66,22 +60,19 @@ class FailoverDispatcher(SingleActiveDispatcher):
         self._choose()
 
     def rewind(self) -> None:
-        """Read from the mark-delete.
-
-        Those who stand by stay connected over a seek and keep their permits; the active one is
-        disconnected, and its permits go with it.
-        """
+        """Read from the mark-delete. Consumers on standby stay connected over a seek, and keep
+        their permits; the host disconnects the active one."""
         self._read = self.cursor.mark_delete
 
     def _may_rewind(self, consumer: Consumer) -> bool:
-        """Those who stand by may not. One that is losing its turn may: should it keep it after
-        all, its client waits for them."""
+        """Standby consumers may not. One that is being replaced may: it can become active again,
+        and its client waits for redelivery."""
         return consumer is self._active or consumer is self._before
 
     # --- who is active ----------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Find the active consumer; if that is another than before, its turn begins later."""
+        """Choose the active consumer; a new one is served later."""
         chosen = self._best() if self._consumers else None
         if chosen is self._active:
             return
@@ -97,15 +88,15 @@ class FailoverDispatcher(SingleActiveDispatcher):
     def _best(self) -> Consumer:
         best = min(consumer.priority for consumer in self._consumers)
         candidates = [consumer for consumer in self._consumers if consumer.priority == best]
-        candidates.sort(key=_name)
+        candidates.sort(key=lambda consumer: consumer.name)
         if self._partition >= 0:
             return candidates[self._partition % len(candidates)]
         # Where points of two consumers coincide, the later name has it.
         return min(reversed(candidates), key=self._ring_places.__getitem__)
 
     def _place_on_ring(self, name: str) -> tuple[bool, int]:
-        """How far the consumer's nearest point is, going up from the topic's and around: less is
-        nearer."""
+        """The distance of the consumer's nearest point, going up from the topic's and around; less
+        is nearer."""
         points = (murmur3(f"{name}{number}".encode()) for number in range(POINTS_PER_CONSUMER))
         return min((point < self._topic_hash, point) for point in points)
 
@@ -121,7 +112,7 @@ class FailoverDispatcher(SingleActiveDispatcher):
                 self._serving = self._active
                 self._read = self.cursor.mark_delete
                 self._unnotified = dict.fromkeys(self._consumers)
-        told = [
+        notified = [
             (consumer.handle, consumer is self._active)
             for consumer in self._unnotified
             if self._may_notify(consumer)
@@ -129,16 +120,11 @@ class FailoverDispatcher(SingleActiveDispatcher):
         self._unnotified = {
             consumer: None for consumer in self._unnotified if not self._may_notify(consumer)
         }
-        return told
+        return notified
 
     def _may_notify(self, consumer: Consumer) -> bool:
-        """The active consumer learns of it when its turn begins; a newcomer that stands by hears
-        that at once."""
+        """The active consumer is notified when it is served, a standby newcomer at once."""
         return not self._changing or consumer is not self._active
 
     def next_wakeup_ms(self) -> int | None:
         return self._change_due_ms
-
-
-def _name(consumer: Consumer) -> str:
-    return consumer.name

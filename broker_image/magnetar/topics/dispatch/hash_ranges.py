@@ -1,7 +1,7 @@
 """Which consumer of a Key_Shared subscription serves which hashes.
 
-Owns: the 65536 slots that hashes of keys fall into, and three ways to divide them: a ring of
-points, halving, ranges that the consumers name. Imports: dispatch, errors, hashes. Pure. Source:
+Owns: the 65536 slots that hashes of keys fall into, three ways to divide them (a ring of points,
+halving, ranges that the consumers name), and `SlotOwners`. Imports: base, errors, hashes. Pure. Source:
 Pulsar's key-shared selectors. Invariants: a slot has one owner or none (none only where consumers
 name their ranges); with the ring a consumer that joins or leaves moves only slots of its own, with
 halving only those of one neighbour; looking an owner up costs a bisection.
@@ -10,10 +10,10 @@ halving only those of one neighbour; looking an owner up costs a bisection.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
-from magnetar.errors import ConsumerAssignError
+from magnetar.errors import ConsumerAssignError, ConsumerBusy
 from magnetar.hashes import murmur3
 from magnetar.topics.dispatch.base import Consumer, KeySharedMode, KeySharedPolicy
 
@@ -37,11 +37,11 @@ class HashRanges(Protocol):
         ...
 
     def remove(self, consumer: Consumer) -> None:
-        """Its slots go to others, if there are any and the division is not theirs to name."""
+        """Its slots go to others, unless consumers name their ranges."""
         ...
 
     def owner(self, slot: int) -> Consumer | None:
-        """Who serves the slot."""
+        """The consumer that serves the slot."""
         ...
 
     def ranges(self) -> Ranges:
@@ -147,7 +147,7 @@ class SplitRanges:
 
 
 class StickyRanges:
-    """Every consumer names its ranges; what nobody names waits."""
+    """Every consumer names its ranges; entries of other slots wait."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -184,7 +184,7 @@ class StickyRanges:
             last = end
 
     def rival(self, wanted: Sequence[tuple[int, int]]) -> Consumer | None:
-        """Somebody who serves part of what is wanted."""
+        """A consumer that serves part of the wanted ranges."""
         for start, end in wanted:
             at = bisect_left(self._ends, start)
             if at < len(self._starts) and self._starts[at] <= end:
@@ -206,3 +206,48 @@ class StickyRanges:
         for owner, start, end in zip(self._owners, self._starts, self._ends, strict=True):
             found.setdefault(owner, []).append((start, end))
         return found
+
+
+class SlotOwners:
+    """The consumer of each slot, by the policy of the first consumer."""
+
+    __slots__ = ("_consistent_hashing", "_owners", "_ranges", "policy")
+
+    def __init__(self, *, consistent_hashing: bool) -> None:
+        self._consistent_hashing = consistent_hashing
+        self.policy = KeySharedPolicy()
+        self._ranges: HashRanges | None = None
+        self._owners: dict[int, Consumer | None] = {}  # those that were asked for
+
+    def add(self, consumer: Consumer) -> None:
+        """Raises ConsumerBusy if the others follow another policy, ConsumerAssignError if no
+        slots are left for it."""
+        policy, first = consumer.key_shared, self.policy
+        if self._ranges is None:
+            self.policy = policy
+            self._ranges = hash_ranges(policy, consistent_hashing=self._consistent_hashing)
+        elif (policy.mode, policy.out_of_order) != (first.mode, first.out_of_order):
+            raise ConsumerBusy(
+                f"Key_Shared consumers here use {first.mode.name} with "
+                f"allowOutOfOrderDelivery={first.out_of_order}; subscribe with the same policy"
+            )
+        self._ranges.add(consumer)
+        self._owners.clear()
+
+    def remove(self, consumer: Consumer) -> None:
+        assert self._ranges is not None
+        self._ranges.remove(consumer)
+        self._owners.clear()
+
+    def owner(self, slot: int) -> Consumer | None:
+        try:
+            return self._owners[slot]
+        except KeyError:
+            owner = self._ranges.owner(slot) if self._ranges is not None else None
+            self._owners[slot] = owner
+            return owner
+
+    def ranges(self) -> Mapping[Hashable, Sequence[tuple[int, int]]]:
+        """Slots by consumer's handle, as inclusive ranges."""
+        found = self._ranges.ranges() if self._ranges is not None else {}
+        return {consumer.handle: ranges for consumer, ranges in found.items()}

@@ -1,8 +1,7 @@
-"""What consumers are given out of one read, where entries are chosen one by one.
+"""Entries of one read, chosen for consumers one by one.
 
-Owns: `HeldSlot` (who holds entries of a slot), `Turn` (one consumer's share) and `Round` (all of
-one read). Imports: dispatch, cursor, acksets. Pure. Invariant: what a turn holds becomes one
-delivery; ordinals are added in rising order.
+Owns: `HeldSlot` (the holder of a slot), `Turn` (one consumer's share) and `Round` (all of one
+read). Imports: base, acksets. Pure. Invariant: a turn becomes one delivery; its ordinals rise.
 """
 
 from __future__ import annotations
@@ -10,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from magnetar.topics.acksets import words_of_mask
-from magnetar.topics.dispatch.base import Consumer, CursorView, Delivery, EntryTraits
+from magnetar.topics.dispatch.base import (
+    Consumer,
+    CursorView,
+    Delivery,
+    EntryTraits,
+    redelivery_counts,
+)
 
 
 class HeldSlot:
-    """A slot some of whose entries are held."""
+    """A slot some of whose entries are held, all of them by one consumer."""
 
     __slots__ = ("entries", "holder")
 
@@ -24,7 +29,7 @@ class HeldSlot:
 
 
 class Turn:
-    """One consumer's share; `room` is how many messages more it may be given (the last entry may
+    """One consumer's share; `room` is how many more messages it may be given (the last entry may
     exceed it)."""
 
     __slots__ = ("costs", "ordinals", "room", "slots")
@@ -35,22 +40,14 @@ class Turn:
         self.slots: list[int] = []
         self.costs: list[int] = []
 
-    def add(self, ordinal: int, slot: int, cost: int) -> None:
-        self.ordinals.append(ordinal)
-        self.slots.append(slot)
-        self.costs.append(cost)
-        self.room -= cost
-
     def delivery(
         self, consumer: Consumer, cursor: CursorView, redeliveries: Mapping[int, int]
     ) -> Delivery:
-        """As it is sent; the turn must not be empty."""
+        """The turn must not be empty."""
         ordinals = self.ordinals
         first, count = ordinals[0], len(ordinals)
-        counts = ack_sets = None
-        if redeliveries:
-            found = [redeliveries.get(ordinal, 0) for ordinal in ordinals]
-            counts = found if any(found) else None
+        counts = redelivery_counts(redeliveries, ordinals) if redeliveries else None
+        ack_sets = None
         if cursor.partial:
             masks = [cursor.partial.get(ordinal, 0) for ordinal in ordinals]
             ack_sets = (
@@ -70,9 +67,9 @@ class Turn:
 
 
 class Round:
-    """Entries first, first+1, ... that were fetched, what each costs, and who is given which."""
+    """Entries first, first+1, ... of one read, the cost of each, and the turns of consumers."""
 
-    __slots__ = ("costs", "end", "first", "room", "traits", "turns")
+    __slots__ = ("_slots", "costs", "end", "first", "room", "traits", "turns")
 
     def __init__(
         self,
@@ -80,18 +77,36 @@ class Round:
         costs: Sequence[int],
         traits: Sequence[EntryTraits | None] | None,
         room: int,
+        slots: dict[int, HeldSlot] | None,
     ) -> None:
-        """`room` is how many messages the subscription may be given."""
+        """`room` is how many messages the subscription may be given. `slots` are the held ones;
+        None where out-of-order delivery is allowed."""
         self.first, self.costs, self.end = first, costs, first + len(costs)
         self.traits: Sequence[EntryTraits | None] = (
             traits if traits is not None else [None] * len(costs)
         )
         self.room = room
         self.turns: dict[Consumer, Turn] = {}
+        self._slots = slots
+
+    def give(self, consumer: Consumer, turn: Turn, ordinal: int, slot: int) -> None:
+        """One entry goes to the consumer, whose turn it is."""
+        cost = self.costs[ordinal - self.first]
+        turn.ordinals.append(ordinal)
+        turn.slots.append(slot)
+        turn.costs.append(cost)
+        turn.room -= cost
+        self.room -= cost
+        slots = self._slots
+        if slots is not None:
+            held = slots.get(slot)
+            if held is None:
+                held = slots[slot] = HeldSlot(consumer)
+            held.entries += 1
 
 
 def ready_permits(ready: dict[Consumer, None], enough: int) -> int:
-    """Permits of those that are ready together, counted no further than `enough`; who is not
+    """Permits of the ready consumers, counted no further than `enough`; a consumer that is not
     ready leaves `ready`."""
     total, gone = 0, []
     for consumer in ready:

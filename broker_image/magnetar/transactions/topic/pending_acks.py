@@ -370,7 +370,7 @@ class PendingAcks:
         for ordinal, (wanted, size) in messages.items():
             held.hold_messages(ordinal, wanted, size)
         self._shares += held.shares
-        return self._subscription.defer(
+        return self._subscription.pending.defer(
             handle, runs, [(ordinal, wanted, size) for ordinal, (wanted, size) in messages.items()]
         )
 
@@ -401,7 +401,9 @@ class PendingAcks:
     def _end(self, change: EndAcks) -> bool:
         committed = change.outcome is Outcome.COMMITTED
         released = self._let_go(change.txn, again=not committed)
-        unblocked = self._subscription.settle(*self._ordinals(change)) if committed else released
+        unblocked = (
+            self._subscription.pending.settle(*self._ordinals(change)) if committed else released
+        )
         self._fences.end(change.txn, change.outcome)
         self._fences.raise_floor(change.txn.most, change.floor)
         return unblocked
@@ -413,7 +415,9 @@ class PendingAcks:
         self._unchanged.discard(txn)
         if held is not None:
             self._shares -= held.shares
-            self._subscription.release(list(held.entries), list(held.messages.items()), again=again)
+            self._subscription.pending.release(
+                list(held.entries), list(held.messages.items()), again=again
+            )
         return held is not None
 
     def unbegun(self, txn: TxnId) -> tuple[UnbegunAcks | None, bool]:
@@ -487,7 +491,7 @@ class PendingAcks:
         else:
             # The cursor may have gone back since, by a seek of before that commit which is replayed
             # too.
-            self._subscription.settle(*self._ordinals(change))
+            self._subscription.pending.settle(*self._ordinals(change))
             self._fences.raise_floor(change.txn.most, change.floor)
 
     def _apply_ack(self, change: PendingAck) -> None:
