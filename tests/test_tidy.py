@@ -28,7 +28,6 @@ OUTGROWN = {
     "broker_image/magnetar/storage/volumes/posix.py",
     "broker_image/magnetar/storage/volumes/slots.py",
     "broker_image/magnetar/topics/topic.py",
-    "broker_image/magnetar/transactions/coordinator/core.py",
     "broker_image/magnetar/transactions/topic/buffer.py",
     "broker_image/magnetar/transactions/topic/pending_acks.py",
     "broker_image/magnetar/wire/runs.py",

@@ -32,8 +32,9 @@ from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.records import CoordinatorRecord, IncarnationRecord
 from magnetar.network import AsyncioNetwork
 from magnetar.storage.volumes.volume import Volume
-from magnetar.transactions.coordinator.core import CoordinatorCore, Limits
+from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import Answer, Event, NewRequested, Write
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import commands, requests, transactions

@@ -32,8 +32,9 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.network import Network
 from magnetar.storage.transactions.coordinator_log import read_changes, read_state
 from magnetar.storage.volumes.volume import Volume
-from magnetar.transactions.coordinator.core import CoordinatorCore, Limits
+from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import Answer, EndRequested, JoinRequested, Write
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import requests
 

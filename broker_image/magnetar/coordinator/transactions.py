@@ -28,7 +28,7 @@ from magnetar.errors import (
     TransactionCoordinatorNotFound,
 )
 from magnetar.hosting.settings import BrokerSettings
-from magnetar.transactions.coordinator.core import CoordinatorCore, Limits
+from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import (
     Answer,
     Await,
@@ -44,6 +44,7 @@ from magnetar.transactions.coordinator.events import (
     Ticked,
     Write,
 )
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Change, Decided, Ended, Opened, Participant
 

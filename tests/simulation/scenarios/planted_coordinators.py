@@ -26,6 +26,7 @@ from magnetar.storage.transactions import coordinator_log
 from magnetar.storage.volumes.volume import Volume
 from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import Drive, EndRequested, JoinRequested, Write
+from magnetar.transactions.coordinator.states import Status
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action, Change, CoordinatorState, Participant
 from tests.simulation.scenarios import coordinators
@@ -141,7 +142,7 @@ def the_last_word_counts(patch: Patch) -> None:
     def obliging(core: CoordinatorCore, event: EndRequested) -> Write:
         found = core._live.get(event.least)
         if found is not None and found.action not in (None, event.action):
-            found.action = None
+            found.status = Status.OPEN
         return ended(core, event)
 
     patch.setattr(CoordinatorCore, "_ended", obliging)
@@ -164,7 +165,7 @@ def the_watermark_is_the_highest_ended(patch: Patch) -> None:
     """It passes what is still open."""
 
     def hasty(core: CoordinatorCore) -> int:
-        return max((least for least in core._outcomes), default=-1)
+        return max((outcome.least for outcome in core._outcomes.state()), default=-1)
 
     patch.setattr(CoordinatorCore, "low_watermark", property(hasty))
 
@@ -177,11 +178,11 @@ def what_has_ended_takes_more(patch: Patch) -> None:
         found = core._live.get(event.least)
         if found is None or found.action is None:
             return joined(core, event)
-        action, found.action = found.action, None
+        status, found.status = found.status, Status.OPEN
         try:
             return joined(core, event)
         finally:
-            found.action = action
+            found.status = status
 
     patch.setattr(CoordinatorCore, "_joined", lax)
 

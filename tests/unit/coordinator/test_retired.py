@@ -17,8 +17,8 @@ from magnetar.errors import TransactionNotFound, WireCode
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import CoordinatorRecord, CoordinatorSetRecord, CoordinatorState
-from magnetar.transactions.coordinator.core import Limits
 from magnetar.transactions.coordinator.events import Caller, EndRequested
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.records import Action
 from magnetar.wire import pulsar_api_pb2 as api

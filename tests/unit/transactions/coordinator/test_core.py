@@ -19,9 +19,7 @@ from magnetar.errors import (
 from magnetar.transactions.coordinator.core import (
     DUE_AT_ONCE_MAX,
     FORGOTTEN_AT_ONCE_MAX,
-    OVER_HELD_MAX,
     CoordinatorCore,
-    Limits,
 )
 from magnetar.transactions.coordinator.events import (
     Answer,
@@ -37,6 +35,8 @@ from magnetar.transactions.coordinator.events import (
     Ticked,
     Write,
 )
+from magnetar.transactions.coordinator.timing import OVER_HELD_MAX
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.records import (
     Action,
     CoordinatorState,

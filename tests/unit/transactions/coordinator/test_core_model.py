@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from magnetar.errors import InvalidTxnStatus, TransactionNotFound
-from magnetar.transactions.coordinator.core import CoordinatorCore, Limits
+from magnetar.transactions.coordinator.core import CoordinatorCore
 from magnetar.transactions.coordinator.events import (
     Answer,
     Await,
@@ -30,6 +30,7 @@ from magnetar.transactions.coordinator.events import (
     Ticked,
     Write,
 )
+from magnetar.transactions.coordinator.usage import Limits
 from magnetar.transactions.records import (
     Action,
     Change,
