@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dev import broker_settings
-from dev.docs import chart_values, dashboards, metrics, reference
+from dev.docs import chart_values, dashboards, metrics, reference, state_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = chart_values.CHART
@@ -33,7 +33,10 @@ def documents() -> dict[Path, str]:
     made |= {
         ROOT / "docs" / "reference" / name: text for name, text in reference.documents().items()
     }
-    return made | {ROOT / "docs" / "metrics.md": metrics.document()}
+    return made | {
+        ROOT / "docs" / "metrics.md": metrics.document(),
+        ROOT / "docs" / "state-machines.md": state_machines.document(),
+    }
 
 
 def differences() -> list[str]:

@@ -27,6 +27,7 @@ from magnetar.coordinator.metrics import CoordinatorMetrics
 from magnetar.coordinator.participants import ConfirmedParticipants, Participants, WireParticipants
 from magnetar.coordinator.retired import OtherCoordinators, RetiredNumbers
 from magnetar.coordinator.service import CoordinatorService
+from magnetar.coordinator.states import STATES, Event, State
 from magnetar.coordinator.transaction_log import TransactionLog
 from magnetar.coordinator.transactions import Transactions, limits_of
 from magnetar.errors import StorageError, StoreError, StoreUnavailable
@@ -89,7 +90,7 @@ class Coordinator:
         self._namespaces: StoreView[NamespaceRecord] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners_open: list[Listener] = []
-        self._ready = self._stopping = False
+        self._state = STATES.initial
         self.recovered_ms = (0, 0)
         """When the recovery of this incarnation began and ended, unix time."""
 
@@ -126,7 +127,7 @@ class Coordinator:
             self.fail("the lease was lost while we started")
         if self._ended.done():
             return
-        self._ready = True
+        self._take(Event.SETTLED)
         self.metrics.claims.inc()
         self.metrics.held.set(1)
         self.metrics.epoch.set(claim.epoch)
@@ -222,7 +223,7 @@ class Coordinator:
     @property
     def ready(self) -> bool:
         """Whether this incarnation holds its number and answers."""
-        return self._ready and not self._stopping and not self._ended.done()
+        return self._state is State.READY
 
     @property
     def port(self) -> int:
@@ -241,8 +242,13 @@ class Coordinator:
             )
             self._end(reason)
 
+    def _take(self, event: Event) -> None:
+        after = STATES.after(self._state, event)
+        assert after is not None, (self._state, event)
+        self._state = after
+
     def _end(self, reason: str) -> None:
-        self._ready = False
+        self._take(Event.ENDED)
         self.metrics.life_ended()
         for admission in self._listeners_open:  # or who comes back at once would be heard by nobody
             admission.close()
@@ -251,7 +257,6 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Planned end: answer no more, give the number back, end the lease."""
-        self._stopping = True
         if not self._ended.done():
             self._end("stopped")
             await self._give_back()
@@ -289,7 +294,7 @@ class Coordinator:
     async def close(self) -> None:
         """Release everything this process holds; also after a failed start. Never raises for
         what is gone already."""
-        self._ready = False
+        self._take(Event.CLOSED)
         await self._quiet()
         await self._end_log()
         self.metrics.life_ended()

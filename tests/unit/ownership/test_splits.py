@@ -20,6 +20,7 @@ from magnetar.names import (
 )
 from magnetar.ownership import rules as rules
 from magnetar.ownership import splits
+from magnetar.ownership.states import Change, states_that_allow
 
 NAMESPACE = NamespaceName("public", "default")
 
@@ -188,7 +189,7 @@ class Namespace(RuleBasedStateMachine):
         record = self.records.get(name)
         if (
             record is not None
-            and record.state in rules.OVERRIDABLE
+            and record.state in states_that_allow(Change.OVERRIDE)
             and broker not in rules.former_owners(record)
         ):
             self.write(name, rules.override(record, broker, owner_is_dead=True, reason="test"))
@@ -267,7 +268,7 @@ class Namespace(RuleBasedStateMachine):
             assert held | set(record.epochs) >= set(terms), "checkpoint and chain hold every term"
             assert len(record.chain) == len(record.epochs)
             assert all(span.end is not None for span in record.chain[:-1])
-            if record.state in rules.SERVING:
+            if record.state in states_that_allow(Change.ADVANCE_CHECKPOINT):
                 assert record.chain[-1].incarnation == record.incarnation
                 assert record.chain[-1].end is None
 
