@@ -35,8 +35,8 @@ from magnetar.topics.state import CursorDelta, TopicState
 from magnetar.topics.subscription import Subscription, check_properties
 
 DEDUPLICATION = "deduplication"
-"""Property of a topic: there while deduplication is on. Its place in the log tells which entries
-were tested."""
+"""Property of a topic while deduplication is on. Its place in the log says which entries were
+tested."""
 RESERVED_SUBSCRIPTION = "pulsar.dedup"
 RESERVED_SUBSCRIPTION_PREFIX = "pulsar.repl"
 TERMINATED, TRIMMED = "terminated", "trimmed"
@@ -94,7 +94,7 @@ class Topic:
         created_ms: int = 0,
         limits: DispatchLimits | None = None,
     ) -> None:
-        """`ledger_ids` are those of the term in which it is, or will be, served."""
+        """`ledger_ids` are those of its term."""
         self.name = name
         self.created_ms = created_ms
         self.properties: dict[str, str] = {}
@@ -121,7 +121,7 @@ class Topic:
         return self._frozen
 
     def take_ledger(self) -> int:
-        """Its ledger id in this term, given now if it has none. Raises LedgerIdsExhausted."""
+        """Its ledger id in this term, taken now if it has none. Raises LedgerIdsExhausted."""
         if self.ledger < 0:
             self.ledger = self._ledger_ids.take()
         return self.ledger
@@ -137,7 +137,7 @@ class Topic:
 
     @property
     def unconfirmed(self) -> int:
-        """How many published entries are still on their way to stable storage."""
+        """Published entries that are not durable yet."""
         return self._unconfirmed
 
     @property
@@ -147,7 +147,7 @@ class Topic:
 
     @property
     def last_published(self) -> Position:
-        """The last entry that has an id, durable or still on its way; EARLIEST if there is none."""
+        """The last entry that has an id, durable or in flight; EARLIEST if there is none."""
         return (
             Position(self.ledger, self._next_entry - 1) if self._next_entry else self.last_confirmed
         )
@@ -159,16 +159,12 @@ class Topic:
         return position_of_text(text) if text is not None else None
 
     def last_message_position(self) -> Position:
-        """The last entry that can be delivered: answers GET_LAST_MESSAGE_ID; EARLIEST if there
-        is none (any more)."""
+        """The last entry that can be delivered, for GET_LAST_MESSAGE_ID; EARLIEST if there is none."""
         return self.ledgers.last_position if self.ledgers.first < self.ledgers.end else EARLIEST
 
     def publish(self, count: int) -> Position:
-        """Assign ids to `count` entries.
-
-        Returns the first. Raises ServiceNotReady while frozen: park the sender until the move ends;
-        LedgerIdsExhausted for the first in a term.
-        """
+        """Assign ids to `count` entries; returns the first. Raises ServiceNotReady while frozen
+        (buffer until the transfer ends), LedgerIdsExhausted for the first entry of a term."""
         assert count > 0, count
         if self._frozen:
             raise ServiceNotReady(f"topic {self.name} is being unloaded; send again after a lookup")
@@ -180,23 +176,22 @@ class Topic:
         return Position(self.ledger, first)
 
     def confirm(self, first: tuple[int, int], count: int) -> int:
-        """The entries from `first` on are durable; returns the ordinal of the first. Must be
-        called in the order of `publish`."""
+        """The entries from `first` on are durable; returns the ordinal of the first. Call it in
+        the order of `publish`."""
         assert count <= self._unconfirmed, (first, count, self._unconfirmed)
         self._unconfirmed -= count
         return self.ledgers.append(first[0], first[1], count)
 
     def go_on_in(self, ledger_ids: LedgerIds) -> None:
-        """Go on in a later term of the same owner, all of the one before being durable and over:
-        thaws."""
+        """Continue in a later term of the same owner, unfrozen; all entries are durable."""
         assert not self._unconfirmed, self._unconfirmed
         assert ledger_ids.floor > self.ledger, (ledger_ids.epoch, self.ledger)
         self._ledger_ids, self.ledger, self._next_entry = ledger_ids, -1, 0
         self._frozen = False
 
     def trim(self, ordinal: int) -> None:
-        """Drop the entries below `ordinal`; subscriptions that still point there go on at the
-        next one that exists."""
+        """Drop the entries below `ordinal`; subscriptions that point there continue at the next
+        entry that exists."""
         for found in self._subscriptions.values():
             found.trim(ordinal)
         self.ledgers.drop_before(ordinal)
@@ -204,21 +199,20 @@ class Topic:
 
     @property
     def has_grown(self) -> bool:
-        """Whether there are entries that `age` has not seen: also those of before a checkpoint
-        or a recovery, though nothing comes any more."""
+        """Whether there are entries that `age` has not seen, those before a recovery included."""
         return self.ledgers.end > max(self.ledgers.first, self.ages.end)
 
     def age(self, elapsed_ms: int) -> None:
-        """Note how many entries and bytes there are by now (`clock.elapsed_ms`): retention, time
-        to live and quotas rest on it."""
+        """Record the entries and bytes as of `elapsed_ms` (`clock.elapsed_ms`), for retention,
+        time to live and quotas."""
         self._count_bytes()
-        # a mark stands for an entry, which a checkpoint names
+        # A mark needs an entry, which a checkpoint names.
         if self.ledgers.end > self.ledgers.first:
             self.ages.observe(self.ledgers.end, elapsed_ms)
 
     @property
     def messages(self) -> int:
-        """Messages of all durable entries that the topic ever had, trimmed ones included."""
+        """Messages of all durable entries ever, trimmed ones included."""
         return self._messages + self.counters.messages_in
 
     def apply_messages(self, messages: int) -> None:
@@ -230,11 +224,11 @@ class Topic:
         self._aged_bytes = self.counters.bytes_in
 
     def freeze(self) -> None:
-        """Refuse publishing: a planned move has begun."""
+        """Refuse publishing: a planned transfer has begun."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Publish again: the move was called off before RELEASE was written."""
+        """Publish again: the transfer was cancelled before RELEASE was written."""
         self._frozen = False
 
     # --- subscriptions ----------------------------------------------------------------------------
@@ -261,11 +255,10 @@ class Topic:
         durable: bool = True,
         properties: Mapping[str, str] | None = None,
     ) -> Subscription:
-        """The subscription `name`, created if need be, with `start` (a Position, EARLIEST or
-        LATEST) as the first entry to deliver.
+        """The subscription `name`; a new one delivers from `start` (a Position, EARLIEST or LATEST).
 
-        Raises InvalidSubscriptionName; NotAllowed for too large properties, and where durable and
-        non-durable meet under one name.
+        Raises InvalidSubscriptionName; NotAllowed for too large properties, or if the name has a
+        subscription of the other durability.
         """
         found = self._subscriptions.get(name)
         if found is not None:
@@ -313,8 +306,7 @@ class Topic:
     # --- checkpoint and recovery ------------------------------------------------------------------
 
     def to_state(self) -> TopicState:
-        """Everything that recovery needs as of now: confirmed entries and durable cursors,
-        untaken deltas included."""
+        """For a checkpoint: confirmed entries and durable cursors, untaken deltas included."""
         self._count_bytes()
         first, end = self.ledgers.first, self.ledgers.end
         return TopicState(
@@ -339,8 +331,7 @@ class Topic:
     def from_state(
         name: str, ledger_ids: LedgerIds, state: TopicState, *, limits: DispatchLimits | None = None
     ) -> Topic:
-        """The topic of a checkpoint, to be served in the term of `ledger_ids` after replay of
-        the log written since."""
+        """The topic of a checkpoint, for the term of `ledger_ids`, before replay of the log since."""
         topic = Topic(name, ledger_ids, created_ms=state.created_ms, limits=limits)
         topic.properties = dict(state.properties)
         topic.deduplicate(DEDUPLICATION in state.properties)
@@ -364,8 +355,8 @@ class Topic:
         return topic
 
     def begin_term(self, ledger_ids: LedgerIds) -> None:
-        """Serve in this term, which is above those of all entries: what was read ahead did not
-        know it yet."""
+        """Serve in this term, which is above those of all entries and was unknown while reading
+        ahead."""
         assert ledger_ids.floor >= self._ledger_ids.floor, (
             ledger_ids.epoch,
             self._ledger_ids.epoch,
@@ -425,8 +416,8 @@ class Topic:
         return self.ledgers.extend(ledger, first, count)
 
     def apply_cursor(self, name: str, delta: CursorDelta) -> None:
-        """Replay a cursor record. One of an unknown subscription that does not create it is
-        older than its removal, and ignored."""
+        """Replay a cursor record. Of an unknown subscription, one that does not create it is
+        ignored: the subscription was removed since."""
         found = self._subscriptions.get(name)
         if found is None:
             if not delta.reset:

@@ -24,7 +24,8 @@ from magnetar.transactions.participant_records import (
     ParticipantState,
     PendingChange,
 )
-from magnetar.transactions.topic.buffer import TransactionBuffer
+from magnetar.transactions.topic.conflicts import Conflicts
+from magnetar.transactions.topic.open_parts import OpenParts
 from magnetar.transactions.topic.pending_acks import PendingAcks
 from tests.simulation.scenarios import transactions
 from tests.simulation.scenarios.planted import planting
@@ -73,11 +74,11 @@ def conflicts_are_not_looked_for(patch: Patch) -> None:
     """Two transactions may acknowledge one message."""
 
     def generous(
-        _found: PendingAcks, _txn: Any, held: Any, start: int, end: int
+        _found: Conflicts, _txn: Any, held: Any, start: int, end: int
     ) -> Iterable[tuple[int, int]]:
         return list(held.entries.missing(start, end))
 
-    patch.setattr(PendingAcks, "_fresh", generous)
+    patch.setattr(Conflicts, "fresh", generous)
 
 
 def acknowledgement_confirmed_before_the_flush(patch: Patch) -> None:
@@ -99,10 +100,10 @@ def acknowledgement_confirmed_before_the_flush(patch: Patch) -> None:
 def a_repetition_is_taken_again(patch: Patch) -> None:
     """A SEND that comes again, for its receipt was lost, is another message."""
 
-    def forgetful(_found: TransactionBuffer, _txn: Any, _producer: str) -> None:
+    def forgetful(_found: OpenParts, _txn: Any, _producer: str) -> None:
         return
 
-    patch.setattr(TransactionBuffer, "_highest", forgetful)
+    patch.setattr(OpenParts, "highest", forgetful)
 
 
 def an_abort_keeps_what_it_held(patch: Patch) -> None:

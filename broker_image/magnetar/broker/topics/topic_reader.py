@@ -95,7 +95,7 @@ class TopicReader:
     def sources(self) -> Sources | None:
         """Where entries that transactions published lie; None for a topic without any."""
         transactions = self._topic.transactions
-        return transactions.buffer.source_of if transactions is not None else None
+        return transactions.buffer.links.find if transactions is not None else None
 
     async def _read_runs(self, request: ReadRequest, at: int) -> tuple[list[memoryview], list[int]]:
         """As `read`, from the runs in known log files, from the `at`-th on. Raises

@@ -42,7 +42,7 @@ def listed_end(host: TopicHost, covered: tuple[int, int] | None) -> int:
             continue
         position = ledgers.position(max(run.first, ledgers.first))
         if (epoch_of(position.ledger), run.file) >= covered and (
-            used is None or used.buffer.source_of(position) is None
+            used is None or used.buffer.links.find(position) is None
         ):
             return run.first
     return ledgers.end

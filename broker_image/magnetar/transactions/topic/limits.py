@@ -24,7 +24,7 @@ class BufferLimits:
 
     `fences_max` bounds runs of ended transactions above the floor, 16 bytes each, of one
     coordinator: at it no more begin to send here. `open_entries_max` bounds the entries of all open
-    transactions together: where each lies is in memory, also of whoever takes the topic over.
+    transactions together: their places are in memory, after a takeover too.
     """
 
     open_transactions_max: int = 10_000
@@ -34,6 +34,20 @@ class BufferLimits:
     remembered_commits_max: int = 1_000
     inquire_ms: int = 300_000
     fences_max: int = FENCES_MAX
+
+    def check_room(self, topic: str, txn: TxnId, is_full: bool, fence_runs: int) -> None:
+        """Raises NotAllowed if `txn` may not begin to send to the topic."""
+        if is_full:
+            raise NotAllowed(
+                f"topic {topic} has {self.open_transactions_max} open transactions, the most it "
+                "takes (txn_open_per_topic_max); end some"
+            )
+        if fence_runs >= self.fences_max:
+            raise NotAllowed(
+                f"topic {topic} remembers {self.fences_max} runs of ended transactions of "
+                f"coordinator {txn.most}, the most it does: end that coordinator's oldest "
+                "transactions"
+            )
 
     def check(self, topic: str, txn: TxnId, entries: int, size: int, waiting: int) -> None:
         """Raises NotAllowed if a transaction may not have so many entries, of so many bytes, or
@@ -60,7 +74,7 @@ class Verdict(enum.Enum):
     NEW = enum.auto()
     """Append it to the sidecar."""
     DUPLICATE = enum.auto()
-    """It is there, or on its way: a receipt, through the log's queue."""
+    """It is durable or in flight: send a receipt, through the log's queue."""
     ORDINARY = enum.auto()
     """Its transaction has committed without it (Go's batcher keeps an ended id): refuse it, or
     publish it as if it named none."""

@@ -149,6 +149,17 @@ class OpenSpans:
             self._gone = 0
 
 
+def joined_spans(spans: Iterable[Span]) -> tuple[tuple[int, int, int], ...]:
+    """(ledger, first, count) of the spans; consecutive ones are one."""
+    joined: list[tuple[int, int, int]] = []
+    for ledger, first, count, _ in spans:
+        if joined and joined[-1][0] == ledger and joined[-1][1] + joined[-1][2] == first:
+            joined[-1] = (ledger, joined[-1][1], joined[-1][2] + count)
+        else:
+            joined.append((ledger, first, count))
+    return tuple(joined)
+
+
 def producers_in_state(known: dict[str, tuple[int, Place]]) -> tuple[tuple[str, int, Place], ...]:
     """(name, highest sequence id, position of its entry), by name."""
     return tuple((name, sequence, position) for name, (sequence, position) in sorted(known.items()))

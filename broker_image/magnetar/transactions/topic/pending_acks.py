@@ -1,23 +1,22 @@
 """Pending acknowledgements of one subscription.
 
-Owns: which transaction holds which entries and messages of it, the conflicts between them, and the
-fences of ended ones. Imports: errors, topics, ids, participant_records, open_parts, fences. Pure:
-made with the first transactional ACK; a subscription that was never used with any has none. Source:
-PIP-31 (PENDING_ACK).5 (what Pulsar does, and where it is wrong). Invariants: conflicts are found
-before anything is logged or held, and an acknowledgement is held as a whole or not at all; no
-message is held by two transactions; what a transaction holds already it may acknowledge again; a
-cumulative acknowledgement holds what it covers and nobody has acknowledged at that time, so that
-transactions end in any order. Unlike the buffer's, these changes act at once: what a checkpoint
-holds of them too early a client was not told yet, and an end comes only after its coordinator's
-decision is durable.
+Owns: which transaction holds which entries and messages, and the fences of ended ones. Imports:
+errors, topics, ids, participant_records, siblings. Pure: made with the first transactional ACK; a
+subscription that was never used with any has none. Source: PIP-31 (PENDING_ACK). Invariants:
+conflicts are found before anything is logged or held; an acknowledgement is held as a whole or not
+at all; no message is held by two transactions; a transaction may acknowledge again what it holds; a
+cumulative acknowledgement holds the unacknowledged entries that it covers at that time, so that
+transactions end in any order. Unlike the buffer's, these changes act at once: a checkpoint may hold
+one before its client has a receipt, and an end comes only after the coordinator's decision is
+durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from magnetar.errors import InvalidTxnStatus, NotAllowed, TransactionConflict
+from magnetar.errors import InvalidTxnStatus, NotAllowed
 from magnetar.topics.acksets import mask_of_words, words_of_mask
 from magnetar.topics.dispatch.base import SubscriptionType
 from magnetar.topics.intervals import IntervalSet, known_within
@@ -32,14 +31,16 @@ from magnetar.transactions.participant_records import (
     PendingState,
     UnbegunAcks,
 )
+from magnetar.transactions.topic.conflicts import Conflicts, Held, shares_of
 from magnetar.transactions.topic.fences import FENCES_MAX, Fences
+from magnetar.transactions.topic.inquiries import Inquiries
 from magnetar.transactions.topic.parts import LowestNumbers
 
 HELD_MAX = 200_000
 HELD_PER_TRANSACTION_MAX = 4_000
 """Shares of one transaction: all of them change together when it ends, which takes some 10 us
 each."""
-MESSAGES_PER_SHARE, SHARE_BYTES_MAX, NAMES_BYTES_MAX = 64, 40, 132_000
+SHARE_BYTES_MAX, NAMES_BYTES_MAX = 40, 132_000
 """A commit names all that its transaction holds in one record: so many bytes per share at most,
 and for names and head."""
 
@@ -67,51 +68,6 @@ def held_max_of(record_bytes_max: int) -> int:
     return max(1, min(HELD_MAX, (record_bytes_max - NAMES_BYTES_MAX) // SHARE_BYTES_MAX))
 
 
-def _shares(size: int) -> int:
-    """What holding messages of a batch of `size` costs."""
-    return 1 + size // MESSAGES_PER_SHARE
-
-
-@dataclass(slots=True)
-class _Held:
-    """What one transaction holds; of batches the messages as a mask (bit 1 = held), and how many
-    there are."""
-
-    entries: IntervalSet = field(default_factory=IntervalSet)
-    messages: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
-    batch_shares: int = 0
-
-    @property
-    def shares(self) -> int:
-        return self.entries.interval_count + self.batch_shares
-
-    def more_shares(self, ordinal: int, size: int) -> int:
-        """What holding messages of this batch costs beyond what it costs already."""
-        return max(
-            0, _shares(size) - (_shares(self.sizes[ordinal]) if ordinal in self.sizes else 0)
-        )
-
-    def hold(self, start: int, end: int) -> None:
-        """The entries [start, end), also those of which it holds messages."""
-        self.entries.add(start, end)
-        for ordinal in known_within(self.messages, start, end):
-            self.batch_shares -= _shares(self.sizes.pop(ordinal))
-            del self.messages[ordinal]
-
-    def hold_messages(self, ordinal: int, wanted: int, size: int) -> None:
-        """Messages of one batch of `size`."""
-        self.batch_shares += self.more_shares(ordinal, size)
-        self.sizes[ordinal] = max(size, self.sizes.get(ordinal, 0))
-        self.messages[ordinal] = self.messages.get(ordinal, 0) | wanted
-
-    def batches(self) -> dict[int, tuple[int, int]]:
-        """(messages held, messages) by ordinal."""
-        return {
-            ordinal: (messages, self.sizes[ordinal]) for ordinal, messages in self.messages.items()
-        }
-
-
 class PendingAcks:
     """Transactions on one durable subscription. Recovery makes it with `from_state` (or empty)
     and `apply`."""
@@ -125,11 +81,11 @@ class PendingAcks:
     ) -> None:
         self._subscription, self._ledgers = subscription, ledgers
         self.limits = limits or PendingLimits()
-        self._held: dict[TxnId, _Held] = {}
+        self._held: dict[TxnId, Held] = {}
         self._shares = 0
         self._fences = Fences()
-        self._inquired: dict[TxnId, int] = {}
-        self._unchanged: set[TxnId] = set()  # since they were to be inquired after
+        self._conflicts = Conflicts(subscription, ledgers, self._held)
+        self._inquiries = Inquiries()
         self._lowest = LowestNumbers()
 
     # --- acknowledging ----------------------------------------------------------------------------
@@ -164,17 +120,19 @@ class PendingAcks:
         """As `acknowledge`; `opens_holes`: a commit may leave more holes in the cursor than
         there were."""
         self._check_open(txn)
-        self._unchanged.discard(txn)
-        held = self._held.get(txn, _Held())
+        self._inquiries.changed(txn)
+        held = self._held.get(txn, Held())
         most = self.limits.held_per_transaction_max
         if len(ranges) + len(partial) > most:
             raise self._too_much(txn, len(ranges) + len(partial))
-        fresh = [run for start, end in ranges for run in self._fresh(txn, held, start, end)]
+        fresh = [
+            run for start, end in ranges for run in self._conflicts.fresh(txn, held, start, end)
+        ]
         covered = IntervalSet(fresh)
         messages: dict[int, tuple[int, int]] = {}
         for ordinal, mask, size in partial:
-            wanted = self._fresh_messages(
-                txn, held, ordinal, self._messages_named(ordinal, mask, size)
+            wanted = self._conflicts.fresh_messages(
+                txn, held, ordinal, self._conflicts.messages_named(ordinal, mask, size)
             )
             if wanted and ordinal not in covered:
                 messages[ordinal] = (messages.get(ordinal, (0, 0))[0] | wanted, size)
@@ -187,7 +145,7 @@ class PendingAcks:
         whole = (
             ordinal for start, end in fresh for ordinal in known_within(held.sizes, start, end)
         )
-        wanted_shares = len(fresh) - sum(_shares(held.sizes[ordinal]) for ordinal in whole)
+        wanted_shares = len(fresh) - sum(shares_of(held.sizes[ordinal]) for ordinal in whole)
         wanted_shares += sum(
             held.more_shares(ordinal, size) for ordinal, (_, size) in messages.items()
         )
@@ -221,40 +179,16 @@ class PendingAcks:
         self._check_open(txn)
         cursor, held = self._subscription.cursor, self._held.get(txn)
         if ordinal < cursor.mark_delete and (held is None or ordinal not in held.entries):
-            raise self._nothing_left(txn, ordinal)
+            raise self._conflicts.nothing_left(txn, ordinal)
         runs = list(cursor.unacknowledged(cursor.mark_delete, ordinal if mask else ordinal + 1))
         if not mask:
             return self._acknowledge(txn, handle, runs, [], opens_holes=False)
-        named = self._messages_named(ordinal, mask, size)
-        left = named & self._not_acknowledged(held, ordinal)
+        named = self._conflicts.messages_named(ordinal, mask, size)
+        left = named & self._conflicts.not_acknowledged(held, ordinal)
         if named and not left and not runs:
-            raise self._nothing_left(txn, ordinal)
+            raise self._conflicts.nothing_left(txn, ordinal)
         return self._acknowledge(
             txn, handle, runs, [(ordinal, ((1 << size) - 1) & ~left, size)], opens_holes=False
-        )
-
-    def _messages_named(self, ordinal: int, mask: int, size: int) -> int:
-        """Which messages of a batch of `size` an ack set's `mask` acknowledges (bit 1 = does).
-        Raises NotAllowed."""
-        if size < 1:
-            raise NotAllowed(
-                f"batch_size: {size} of message {self._name(ordinal)} is out of range; send that "
-                "of its batch with the ack_set"
-            )
-        return ((1 << size) - 1) & ~mask
-
-    def _not_acknowledged(self, held: _Held | None, ordinal: int) -> int:
-        """Which messages of an entry are not acknowledged (bit 1 = is not; all bits if all are);
-        what `held` has counts as not."""
-        cursor = self._subscription.cursor
-        own = (
-            0 if held is None else -1 if ordinal in held.entries else held.messages.get(ordinal, 0)
-        )
-        return own | (0 if cursor.is_acknowledged(ordinal) else cursor.partial.get(ordinal, -1))
-
-    def _nothing_left(self, txn: TxnId, ordinal: int) -> TransactionConflict:
-        return TransactionConflict(
-            f"message {self._name(ordinal)} and all before it are acknowledged already: abort {txn}"
         )
 
     def _check_open(self, txn: TxnId) -> None:
@@ -262,12 +196,10 @@ class PendingAcks:
             return
         outcome = self._fences.outcome(txn)
         if outcome is not None:
+            ended = "has ended" if outcome is Outcome.ENDED else f"was {outcome.name.lower()}"
             raise InvalidTxnStatus(
-                f"transaction {txn} has {outcome.name.lower()} on subscription "
-                f"{self._subscription.name!r}: begin another one"
-                if outcome is Outcome.ENDED
-                else f"transaction {txn} was {outcome.name.lower()} on subscription "
-                f"{self._subscription.name!r}: begin another one"
+                f"transaction {txn} {ended} on subscription {self._subscription.name!r}: begin "
+                "another one"
             )
         if len(self._held) >= self.limits.open_transactions_max:
             raise NotAllowed(
@@ -282,51 +214,6 @@ class PendingAcks:
                 f"{txn.most}, the most it does: end that coordinator's oldest transactions"
             )
 
-    def _fresh(self, txn: TxnId, held: _Held, start: int, end: int) -> Iterable[tuple[int, int]]:
-        """What of the entries [start, end) the transaction does not hold yet. Raises
-        TransactionConflict if it may not hold it."""
-        cursor, view = self._subscription.cursor, self._subscription.deferred
-        runs = list(held.entries.missing(start, end))
-        for low, high in runs:
-            unacknowledged = sum(
-                after - before for before, after in cursor.unacknowledged(low, high)
-            )
-            if unacknowledged < high - low:
-                gone = next(
-                    ordinal for ordinal in range(low, high) if cursor.is_acknowledged(ordinal)
-                )
-                raise TransactionConflict(
-                    f"message {self._name(gone)} is acknowledged already: abort {txn}"
-                )
-            if view is None:
-                continue
-            for first, _ in view.entries.overlap(low, high):
-                raise self._conflict(txn, first)
-            for ordinal in known_within(view.messages, low, high):
-                if view.messages[ordinal] & ~held.messages.get(ordinal, 0):
-                    raise self._conflict(txn, ordinal)
-        return runs
-
-    def _fresh_messages(self, txn: TxnId, held: _Held, ordinal: int, wanted: int) -> int:
-        """As `_fresh`, of messages of one entry."""
-        cursor, view = self._subscription.cursor, self._subscription.deferred
-        if ordinal in held.entries:
-            return 0
-        wanted &= ~held.messages.get(ordinal, 0)
-        acknowledged = ~cursor.partial[ordinal] if ordinal in cursor.partial else 0
-        if wanted and (cursor.is_acknowledged(ordinal) or wanted & acknowledged):
-            raise TransactionConflict(
-                f"message {self._name(ordinal)} is acknowledged already, wholly or partly: abort "
-                f"{txn}"
-            )
-        if (
-            view is not None
-            and wanted
-            and (ordinal in view.entries or wanted & view.messages.get(ordinal, 0))
-        ):
-            raise self._conflict(txn, ordinal, wanted)
-        return wanted
-
     def _too_much(self, txn: TxnId, shares: int) -> NotAllowed:
         return NotAllowed(
             f"{txn} would hold {shares} runs of entries and shares of batches of subscription "
@@ -334,24 +221,6 @@ class PendingAcks:
             f"{self.limits.held_per_transaction_max}: acknowledge fewer separate messages in one "
             "transaction"
         )
-
-    def _conflict(self, txn: TxnId, ordinal: int, wanted: int = -1) -> TransactionConflict:
-        """`wanted`: which messages of the entry, all by default."""
-        holder = next(
-            other
-            for other, held in self._held.items()
-            if other != txn and (ordinal in held.entries or held.messages.get(ordinal, 0) & wanted)
-        )
-        return TransactionConflict(
-            f"message {self._name(ordinal)} is held by transaction {holder}: abort {txn}, or wait "
-            "for its end"
-        )
-
-    def _name(self, ordinal: int) -> str:
-        if not self._ledgers.first <= ordinal < self._ledgers.end:
-            return "(gone)"
-        ledger, entry = self._ledgers.position(ordinal)
-        return f"{ledger}:{entry}"
 
     def _hold(
         self,
@@ -362,7 +231,7 @@ class PendingAcks:
     ) -> bool:
         held = self._held.get(txn)
         if held is None:
-            held = self._held[txn] = _Held()
+            held = self._held[txn] = Held()
             self._lowest.add(txn, self._held)
         self._shares -= held.shares
         for start, end in runs:
@@ -411,8 +280,7 @@ class PendingAcks:
     def _let_go(self, txn: TxnId, *, again: bool) -> bool:
         """Whether the transaction held anything; with `again` that is delivered again."""
         held = self._held.pop(txn, None)
-        self._inquired.pop(txn, None)
-        self._unchanged.discard(txn)
+        self._inquiries.forget(txn)
         if held is not None:
             self._shares -= held.shares
             self._subscription.pending.release(
@@ -421,38 +289,25 @@ class PendingAcks:
         return held is not None
 
     def unbegun(self, txn: TxnId) -> tuple[UnbegunAcks | None, bool]:
-        """As `end`, when the coordinator has said, after `to_inquire` named it, that the
-        transaction has not begun.
+        """As `end`, when the coordinator has answered an inquiry (`to_inquire`) that the transaction
+        has not begun.
 
-        None if something was acknowledged in it since, once more even: it may have begun
-        concurrently. Inquire again, then.
+        None if something was acknowledged in it since, a repetition even: it may have begun since.
+        Inquire again, then.
         """
-        if txn not in self._unchanged:
+        if not self._inquiries.is_unchanged(txn):
             return None, False
         return UnbegunAcks(txn), self._let_go(txn, again=True)
 
     def orphans(self) -> list[TxnId]:
-        """Open transactions below their coordinator's floor: they were never registered there,
-        and nobody else will end them. Abort them."""
+        """Open transactions below their coordinator's floor: they were never registered there, so
+        no coordinator will end them. Abort them."""
         return self._lowest.below(self._fences.floor, self._held)
 
     def to_inquire(self, now_ms: int, at_most: int) -> list[TxnId]:
-        """Transactions that have held something for long (or long since the last time): ask their
-        coordinators, and end those that have ended.
-
-        How long is counted from the first call that finds them (`now_ms` is `clock.elapsed_ms`), so
-        that a restart counts from zero.
-        """
-        due: list[TxnId] = []
-        for txn in self._held:
-            if (
-                len(due) < at_most
-                and now_ms - self._inquired.setdefault(txn, now_ms) >= self.limits.inquire_ms
-            ):
-                self._inquired[txn] = now_ms
-                due.append(txn)
-        self._unchanged.update(due)
-        return due
+        """Transactions that have held something for long (see `Inquiries`): ask their coordinators,
+        and end those that have ended."""
+        return self._inquiries.due(self._held, now_ms, self.limits.inquire_ms, at_most)
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -497,7 +352,7 @@ class PendingAcks:
     def _apply_ack(self, change: PendingAck) -> None:
         runs, partial = self._ordinals(change)
         sizes = {(ledger, entry): size for ledger, entry, size, _ in change.partial}
-        held = self._held.get(change.txn, _Held())
+        held = self._held.get(change.txn, Held())
         messages = {}
         for ordinal, mask in partial:
             size = sizes[self._ledgers.position(ordinal)]
@@ -539,10 +394,10 @@ class PendingAcks:
 
     def to_state(self) -> PendingState:
         """Everything that recovery needs."""
-        pending = []
-        for txn, held in self._held.items():
-            pending.append(self._record(txn, held.entries, held.batches()))
-        return PendingState(tuple(pending), self._fences.to_state())
+        pending = tuple(
+            self._record(txn, held.entries, held.batches()) for txn, held in self._held.items()
+        )
+        return PendingState(pending, self._fences.to_state())
 
     @staticmethod
     def from_state(

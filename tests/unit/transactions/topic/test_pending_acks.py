@@ -17,9 +17,9 @@ from magnetar.topics.subscription import Subscription
 from magnetar.topics.topic import Topic
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import EndAcks, Outcome, PendingAck, UnbegunAcks
+from magnetar.transactions.topic.conflicts import MESSAGES_PER_SHARE
 from magnetar.transactions.topic.pending_acks import (
     HELD_MAX,
-    MESSAGES_PER_SHARE,
     NAMES_BYTES_MAX,
     PendingAcks,
     PendingLimits,
