@@ -342,8 +342,9 @@ class SharedDispatcher:
         consumer.pending.add(start, end)
         self._holders.count(consumer, start, end, 1)
         if messages != count:
+            ordinals = range(start, end)
             self._held.update(
-                (start + index, cost) for index, cost in enumerate(costs) if cost != 1
+                {ordinal: cost for ordinal, cost in zip(ordinals, costs, strict=True) if cost != 1}
             )
         self.unacknowledged.hold(consumer, messages)
         redeliveries = self._redeliveries

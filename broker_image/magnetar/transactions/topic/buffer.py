@@ -13,7 +13,6 @@ duplicate of missing entries.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from magnetar.errors import CorruptData, InvalidTxnStatus, NotAllowed
@@ -56,7 +55,6 @@ class TransactionBuffer:
         self.limits = limits or BufferLimits()
         self._ids = SidecarIds(topic, take_ledger)
         self._open = OpenParts()
-        self._in_flight: deque[BufferChange] = deque()
         self._floors_ahead: dict[int, int] = {}
         self._fences = Fences()
         self._remembered = RememberedCommits(self.limits.remembered_commits_max)
@@ -82,7 +80,7 @@ class TransactionBuffer:
             )
         if outcome is Outcome.COMMITTED:
             return self._judge_late(txn, producer, sequence)
-        if not self.is_open(txn):
+        if not self._open.is_open(txn):
             room = self.limits.open_transactions_max
             self.limits.check_room(
                 self.topic, txn, self._open.reaches(room), self._fences.runs(txn.most)
@@ -147,7 +145,7 @@ class TransactionBuffer:
         )
         first = self._ids.take(count)
         change = Append(txn, producer, first, count, highest, size, messages, send_point, now_ms)
-        self._begin(change)
+        self._open.begin(change)
         return change
 
     # --- ending -----------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ class TransactionBuffer:
         if known is None or self._open.in_flight(txn) or not self._inquiries.is_unchanged(txn):
             return None
         change = Unbegun(txn, known.spans[-1].last)
-        self._begin(change)
+        self._open.begin(change)
         return change
 
     def orphans(self) -> list[TxnId]:
@@ -217,7 +215,7 @@ class TransactionBuffer:
 
     def _outcome(self, txn: TxnId) -> Outcome | None:
         """How the transaction has ended, durably or in flight; None if it is open or unknown."""
-        if self.is_open(txn):
+        if self._open.is_open(txn):
             return None
         if txn.least < self._floor(txn.most):
             return Outcome.ENDED
@@ -228,21 +226,14 @@ class TransactionBuffer:
         return max(self._floors_ahead.get(coordinator, 0), self._fences.floor(coordinator))
 
     def _end(self, change: Commit | Abort) -> None:
-        self._begin(change)
+        self._open.begin(change)
         if change.floor > self._floor(change.txn.most):
             self._floors_ahead[change.txn.most] = change.floor
-
-    def _begin(self, change: BufferChange) -> None:
-        """The change goes to the log."""
-        self._in_flight.append(change)
-        self._open.begin(change)
 
     # --- the log ----------------------------------------------------------------------------------
 
     def confirm(self, change: BufferChange) -> None:
         """The change is durable. Must be called in the order in which they were made."""
-        expected = self._in_flight.popleft()
-        assert change is expected, (change, expected)
         self._open.confirmed(change)
         self.apply(change)
 
@@ -391,5 +382,5 @@ class TransactionBuffer:
 
     def begin_term(self) -> None:
         """A new term begins, whose ledger is taken with the next entry; nothing is in flight."""
-        assert not self._in_flight, self._in_flight
+        assert not self._open.is_in_flight
         self._ids.begin_term()

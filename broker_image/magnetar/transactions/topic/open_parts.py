@@ -7,6 +7,7 @@ to `confirmed`; states hold the durable part only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from magnetar.transactions.ids import TxnId
@@ -35,12 +36,13 @@ class OpenParts:
     """By transaction: `durable` parts, the longest open first, and parts in flight. `entries`
     counts both."""
 
-    __slots__ = ("_ahead", "_lowest", "_spans", "durable", "entries")
+    __slots__ = ("_ahead", "_in_flight", "_lowest", "_spans", "durable", "entries")
 
     def __init__(self, states: Iterable[OpenState] = ()) -> None:
         self.durable: dict[TxnId, ConfirmedPart] = {}
         self.entries = 0
         self._ahead: dict[TxnId, PartAhead] = {}
+        self._in_flight: deque[BufferChange] = deque()
         self._lowest = LowestNumbers()
         spans: list[tuple[Span, TxnId]] = []
         for state in states:
@@ -64,6 +66,11 @@ class OpenParts:
 
     def _is_there(self, txn: TxnId) -> bool:
         return txn in self.durable or txn in self._ahead
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether any change is in flight."""
+        return bool(self._in_flight)
 
     def in_flight(self, txn: TxnId) -> bool:
         """Whether a change of the transaction is in flight."""
@@ -129,6 +136,7 @@ class OpenParts:
 
     def begin(self, change: BufferChange) -> None:
         """The change goes to the log."""
+        self._in_flight.append(change)
         ahead = self._ahead.get(change.txn)
         if ahead is None:
             ahead = self._ahead[change.txn] = PartAhead()
@@ -137,18 +145,22 @@ class OpenParts:
             assert ahead.outcome is None, (change, ahead)
             ahead.entries, ahead.size = ahead.entries + change.count, ahead.size + change.size
             self.entries += change.count
-            span = Span(*change.first, change.count, change.send_point)
+            ledger, first = change.first
+            span = Span(ledger, first, change.count, change.send_point)
             ahead.spans.append(span)
             self._spans.add(change.txn, span)
             if change.highest != NO_SEQUENCE:
-                ahead.producers[change.producer] = (change.highest, span.last)
+                last = (ledger, first + change.count - 1)
+                ahead.producers[change.producer] = (change.highest, last)
         elif isinstance(change, Unbegun):
             ahead.voids = True
         else:
             ahead.outcome = Outcome.COMMITTED if isinstance(change, Commit) else Outcome.ABORTED
 
     def confirmed(self, change: BufferChange) -> None:
-        """The change is not in flight any more: it is about to be applied."""
+        """The change is durable, and about to be applied; in the order of `begin`."""
+        expected = self._in_flight.popleft()
+        assert change is expected, (change, expected)
         ahead = self._ahead[change.txn]
         ahead.changes -= 1
         if isinstance(change, Append):
@@ -170,19 +182,23 @@ class OpenParts:
         known.entries += change.count
         self.entries += change.count
         known.size, known.messages = known.size + change.size, known.messages + change.messages
-        span = Span(*change.first, change.count, change.send_point)
+        ledger, first = change.first
+        span = Span(ledger, first, change.count, change.send_point)
         last = known.spans[-1] if known.spans else None
         if last is not None and (last.ledger, last.first + last.entries, last.send_point) == (
-            span.ledger,
-            span.first,
-            span.send_point,
+            ledger,
+            first,
+            change.send_point,
         ):
             known.spans[-1] = last._replace(entries=last.entries + span.entries)
         else:
             known.spans.append(span)
         self._spans.add(change.txn, span)
         if change.highest != NO_SEQUENCE:
-            known.producers[change.producer] = (change.highest, span.last)
+            known.producers[change.producer] = (
+                change.highest,
+                (ledger, first + change.count - 1),
+            )
 
     def take(self, txn: TxnId) -> ConfirmedPart | None:
         """Take out the durable part of a transaction that has ended or is void."""
