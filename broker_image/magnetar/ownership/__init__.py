@@ -1,4 +1,4 @@
-"""Balance: the pure rules of who serves which bundle.
+"""Ownership: the pure rules of which broker serves a bundle.
 
 Owns: transitions of bundle records and the choice of an owner. Imports: errors, metadata.records.
 Pure.

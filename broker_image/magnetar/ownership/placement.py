@@ -37,7 +37,7 @@ def least_loaded(
     so that hundreds of orphans placed between two reports do not all go to one broker. A broker
     that has not reported yet counts as idle before. `candidates` must not be empty.
     """
-    assert candidates, "nobody to choose from: the caller answers that no broker takes bundles"
+    assert candidates, "no candidates: the caller answers that no broker takes bundles"
     assert tie_break >= 0, tie_break
     reports = [report for report in candidates.values() if report is not None]
     bundles = sum(report.bundles for report in reports)

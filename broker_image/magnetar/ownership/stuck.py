@@ -1,13 +1,13 @@
-"""Bundles that do not get on.
+"""Bundles whose transfer or split does not progress.
 
-Owns: `StuckStates`: which bundles have been on their way for too long although whoever is to act is
-there, and what is to be done. Imports: metadata.records. Pure. Source: PIP-192's monitor of
-in-flight states; what may be done about them: a destination that has not begun its term can be
-replaced; a source that does not release may have written RELEASE already, so its whole incarnation
-is fenced and all its bundles are taken over. Invariants: time is what the caller has watched a
-record unchanged, never a clock in the record; a bundle whose destination was replaced waits twice
-as long before the next replacement, so that one that nobody can recover does not wander; somebody
-who is gone is not stuck: that is an orphan.
+Owns: `StuckStates`: which bundles have been in transition for too long although the acting
+incarnation is registered, and the remedy. Imports: metadata.records. Pure. Source: PIP-192's
+monitor of in-flight states. Remedies: a destination that has not begun its term is replaced; a
+source that does not release may have written RELEASE already, so its incarnation is fenced and all
+its bundles are taken over. Invariants: time is how long the caller has seen a record unchanged,
+never a clock in the record; after each replacement a bundle waits twice as long for the next, so
+that one that no broker can recover does not wander; a bundle of a dead incarnation is an orphan,
+not stuck.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REMEDIES: Mapping[BundleState, Remedy] = {
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A bundle that has not got on for `seconds`."""
+    """A bundle without progress for `seconds`."""
 
     bundle: str
     record: BundleRecord
@@ -50,8 +50,8 @@ class Stuck:
 
 @dataclass(slots=True)
 class _Watched:
-    """A bundle on its way: since when its record is as it is, and how often its destination has
-    been replaced."""
+    """A bundle in transition: since when its record is unchanged, and how often its destination
+    has been replaced."""
 
     revision: int
     since: float
@@ -93,8 +93,8 @@ class StuckStates:
         return found
 
     def overdue(self, now_s: float) -> frozenset[str]:
-        """Bundles that have not got on for the patience as of `now_s`, or were given to another
-        destination for that, and are on their way still."""
+        """Bundles in transition without progress for the patience as of `now_s`, or whose
+        destination was replaced for that."""
         found = self._watched.items()
         return frozenset(
             name

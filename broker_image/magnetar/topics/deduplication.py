@@ -27,7 +27,7 @@ a minute at most before they try again."""
 
 
 class Verdict(enum.Enum):
-    """NEW: publish. DUPLICATE: durable already, a success. UNKNOWN: on its way to storage; the
+    """NEW: publish. DUPLICATE: durable already, a success. UNKNOWN: in flight to storage; the
     client is to try again."""
 
     NEW = enum.auto()
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationLimits:
-    """How many names are remembered, and how long (ms) one that nobody is connected with."""
+    """How many names are remembered, and how long (ms) one without a connected producer."""
 
     remembered_max: int = 10_000
     inactive_ms: int = 360 * 60 * 1000
@@ -99,8 +99,8 @@ class Deduplication:
         self._expire(now_ms)
 
     def disconnected(self, name: str, now_ms: int) -> None:
-        """The producer of this name has left. Forgets all that have been away for too long, and
-        of too many those that have been away longest."""
+        """The producer of this name has left. Forgets those that left too long ago, and the oldest
+        of too many."""
         if name in self._pushed:
             self._inactive.pop(name, None)
             self._inactive[name] = now_ms
@@ -133,10 +133,10 @@ class Deduplication:
     # --- checkpoint and recovery ------------------------------------------------------------------
 
     def to_state(self) -> tuple[tuple[str, int], ...]:
-        """(name, highest durable sequence id), those that have been away longest first."""
-        away = [name for name in self._inactive if name in self._persisted]
+        """(name, highest durable sequence id), those disconnected longest first."""
+        left = [name for name in self._inactive if name in self._persisted]
         here = [name for name in self._persisted if name not in self._inactive]
-        return tuple((name, self._persisted[name]) for name in (*away, *here))
+        return tuple((name, self._persisted[name]) for name in (*left, *here))
 
     def apply(self, name: str, sequences: Iterable[int]) -> None:
         """Replay a run of entries (the highest sequence id of each, NO_SEQUENCE where it does not
@@ -156,7 +156,7 @@ class Deduplication:
         self._inactive[name] = 0
 
     def recovered(self, limits: DeduplicationLimits, now_ms: int) -> None:
-        """Replay is over: whoever does not come back from now on is forgotten in time."""
+        """Replay is over: producers that do not return from now on are forgotten in time."""
         self.limits = limits
         self._inactive = dict.fromkeys(self._inactive, now_ms)
         self._bounded_from_ms = now_ms + RETURN_MS

@@ -4,8 +4,8 @@ Owns: the registry of producer names, access modes, the queue of those that wait
 access, the topic's epoch. Imports: errors. Pure. Source: Pulsar's PRODUCER: the same name from the
 same connection and producer id with a higher epoch replaces; anyone else is refused. Every
 exclusive grant raises the topic's epoch, and who comes back with an older one is fenced.
-Invariants: a name belongs to at most one producer; while one has exclusive access nobody else is
-in; nobody waits for a topic that is free.
+Invariants: a name belongs to at most one producer; while one has exclusive access no other is
+connected; no producer waits for a topic that is free.
 """
 
 from __future__ import annotations

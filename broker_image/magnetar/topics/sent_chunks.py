@@ -36,7 +36,7 @@ class SentChunk(NamedTuple):
 
 
 class SentChunks:
-    """Chunks of one topic, those on their way to storage among them, and where they lie."""
+    """Chunks of one topic, those in flight to storage included, and their positions."""
 
     __slots__ = ("_on_their_way", "_places", "_remembered_max")
 

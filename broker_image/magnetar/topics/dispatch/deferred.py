@@ -1,4 +1,4 @@
-"""What dispatch must not deliver although nobody has acknowledged it.
+"""Unacknowledged entries that dispatch must not deliver.
 
 Owns: `DeliveryView`, a subscription's cursor with what pending acknowledgements of transactions
 hold taken out. Imports: cursor, intervals. Pure. Source: PIP-31 (PENDING_ACK: not delivered, not
@@ -40,9 +40,8 @@ class DeliveryView:
         self.sizes: dict[int, int] = {}  # messages of each batch in `messages`
         self._hidden = IntervalSet()
         self._full: set[int] = set()  # hidden because each of its messages is
-        self._partial: dict[
-            int, int
-        ] = {}  # what `partial` says while there are any in `messages`, but for those to be looked at again
+        # Deliverable messages while `messages` has any, but for the touched ones.
+        self._partial: dict[int, int] = {}
         self._touched: set[int] = set()
         self._moved = False  # all of them are
         self._messages_end = 0
@@ -147,7 +146,7 @@ class DeliveryView:
     # --- what dispatch asks -----------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """A batch of which nothing is left is hidden: nobody asks for its mask."""
+        """A batch without deliverable messages is hidden: its mask is not needed."""
         if self._moved:
             self._moved = False
             self._partial = dict(self._cursor.partial)

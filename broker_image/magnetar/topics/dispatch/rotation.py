@@ -40,13 +40,13 @@ class Rotation:
             level.remove(consumer)
             consumer.queued = False
         if not level:
-            # Peers choose their priorities: levels nobody queues in must not pile up.
+            # Peers choose their priorities: empty levels must not pile up.
             del self._levels[consumer.priority]
             self._order = sorted(self._levels)
 
     def next(self) -> Consumer | None:
-        """The consumer whose turn it is; it goes to the end of its level's queue. None if nobody
-        is ready."""
+        """The consumer whose turn it is; it goes to the end of its level's queue. None if no
+        consumer is ready."""
         for priority in self._order:
             level = self._levels[priority]
             while level:

@@ -1,7 +1,7 @@
 """What a transaction buffer keeps of one open transaction.
 
-Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is on its way; `OpenTransaction`,
-what others are told; how states hold producers; `LowestNumbers`, which finds transactions below a
+Owns: `ConfirmedPart`, which is durable, and `PartAhead`, which is in flight; `OpenTransaction`,
+what `explain` shows; how states hold producers; `LowestNumbers`, which finds transactions below a
 floor; `OpenSpans`, which finds whose an entry is. Imports: ids, participant_records. Pure.
 Invariant: producers are known by name, each with its highest sequence id and where that entry lies.
 """
@@ -40,7 +40,7 @@ class ConfirmedPart:
 
 @dataclass(slots=True)
 class PartAhead:
-    """What of a transaction is on its way to stable storage. `voids`: first, that its confirmed
+    """What of a transaction is in flight to stable storage. `voids`: first, that its confirmed
     part is void."""
 
     changes: int = 0
