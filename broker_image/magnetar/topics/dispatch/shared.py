@@ -342,10 +342,10 @@ class SharedDispatcher:
         consumer.pending.add(start, end)
         self._holders.count(consumer, start, end, 1)
         if messages != count:
-            ordinals = range(start, end)
-            self._held.update(
-                {ordinal: cost for ordinal, cost in zip(ordinals, costs, strict=True) if cost != 1}
-            )
+            held = self._held
+            for ordinal, cost in zip(range(start, end), costs, strict=True):
+                if cost != 1:
+                    held[ordinal] = cost
         self.unacknowledged.hold(consumer, messages)
         redeliveries = self._redeliveries
         counts = redelivery_counts(redeliveries, range(start, end)) if redeliveries else None
