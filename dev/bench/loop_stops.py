@@ -24,7 +24,7 @@ from dev.server_process import ServerProcess
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.runs import varint
+from magnetar.wire.varints import varint
 
 TOPIC = "persistent://public/default/stops"
 SHARED, KEY_SHARED = int(api.CommandSubscribe.Shared), int(api.CommandSubscribe.Key_Shared)

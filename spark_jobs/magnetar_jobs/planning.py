@@ -32,7 +32,8 @@ from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, Na
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, bundles_of, sidecar_of
 from magnetar.storage import names
-from magnetar.storage.log.format import FILE_HEADER_BYTES, EntriesRecord
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
+from magnetar.storage.log.format import EntriesRecord
 from magnetar.storage.log.index import IndexBuilder, LevelZeroIndex
 from magnetar.storage.log.recovery import scan
 from magnetar.storage.log.seals import read_seal

@@ -229,7 +229,7 @@ class Model:
                     producer_name="p", sequence_id=number, publish_time=1
                 )
                 entry = encode_entry(metadata, b"%d" % number)
-                for buffer in runs.message_frames(consumer_id, 7, number, [entry]):
+                for buffer in runs.scattered_message_frames(consumer_id, 7, [number], [entry]):
                     session.write(bytes(buffer))
 
 

@@ -199,7 +199,9 @@ class ScriptedBroker:
         self, consumer_id: int, entries: list[bytes], first_entry: int = 0, **options: Any
     ) -> None:
         """MESSAGE frames on the newest connection."""
-        for buffer in runs.message_frames(consumer_id, 7, first_entry, entries, **options):
+        for buffer in runs.scattered_message_frames(
+            consumer_id, 7, range(first_entry, first_entry + len(entries)), entries, **options
+        ):
             self.sessions[-1].write(bytes(buffer))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.errors import InvalidRequest
-from magnetar.storage.log.format import BLOCK_BODY_BYTES_MAX
+from magnetar.storage.log.blocks import BLOCK_BODY_BYTES_MAX
 
 ENVIRONMENT_PREFIX = "MAGNETAR_"
 _KIB, _MIB = 1 << 10, 1 << 20

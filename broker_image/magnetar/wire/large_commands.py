@@ -1,7 +1,7 @@
 """Commands that are too large to be decoded at once.
 
 Owns: how much one decoding may take, and ACK and REDELIVER cut into parts that are commands
-themselves. Imports: errors, runs, the generated protocol. Pure. Why: a frame of 5 MiB holds 870 000
+themselves. Imports: errors, varints, the generated protocol. Pure. Why: a frame of 5 MiB holds 870 000
 message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all
 commands only those two list more than thousands of things in earnest. Invariants: what a command of
 `LARGE_BYTES` or less holds is not looked at; the parts of a list name its ids in order, each id
@@ -18,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from magnetar.errors import ProtocolError
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
-from magnetar.wire.runs import varint
+from magnetar.wire.varints import varint
 
 LARGE_BYTES = 16 << 10
 """Up to here a command is decoded as it is: it cannot hold more fields than `FIELDS_MAX`."""

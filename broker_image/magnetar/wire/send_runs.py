@@ -1,8 +1,10 @@
 """SENDs that repeat each other: the hot path of a client that does not batch.
 
 Owns: `following_sends`, which takes a run of them by comparing bytes. Imports: errors, checksum,
-runs, sent_entries. Pure. Invariant: what is taken without parsing has the meaning that parsing
-gives, since equal bytes have equal meaning, and is what `check_sent_entry` lets pass.
+runs, sent_entries, varints. Pure. Why: such a client sends hundreds in a row, which differ in
+sequence id, size and checksum only. Comparing the expected bytes takes 0.25 us, parsing 1.5.
+Invariant: what is taken without parsing has the meaning that parsing gives, since equal bytes have
+equal meaning, and is what `check_sent_entry` lets pass.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import NamedTuple
 
 from magnetar.errors import NotAllowed
 from magnetar.wire.checksum import CHECKSUM_BYTES, CHECKSUM_MAGIC, Buffer, crc32c
-from magnetar.wire.runs import SIZE_BYTES, WHOLE, WINDOW, varint, window_of
+from magnetar.wire.runs import SIZE_BYTES
 from magnetar.wire.sent_entries import check_sent_metadata, metadata_range
+from magnetar.wire.varints import WINDOW, varint, window_of
 
 _SHAPES_MAX = 1024
 
@@ -39,41 +42,31 @@ def following_sends(
     total_bytes_max: int,
     messages_max: int,
 ) -> FollowingSends:
-    """The frames from `at` on that continue the SEND of one message whose command is
-    view[start:body] and whose sequence id is `sequence_id`.
+    """The frames in view[at:have] that repeat the SEND of one message in view[start:body], which
+    has `sequence_id` and was checked (`check_sent_entry`, which gets `messages_max`).
 
-    A client that does not batch sends hundreds of them in a row. They differ in sequence id, size
-    and checksum only, so that the bytes of the next one's command and metadata are known
-    beforehand: a comparison replaces parsing (0.25 us against 1.5), with the same outcome, since
-    equal bytes have equal meaning. Bodies with a wrong checksum or without one, larger ones than
-    `body_bytes_max`, what must not be stored, chunks, and what makes more than `total_bytes_max`
-    together, end the run: they, and everything else, are left to `parse_send`. `have` is where the
-    received bytes end; the SEND before `at` was checked (`check_sent_entry`, which gets
-    `messages_max`).
+    The run ends, and `parse_send` takes over, at a body with a wrong checksum or none, above
+    `body_bytes_max`, of a chunk or not to be stored, and at `total_bytes_max` in all.
     """
     bodies: list[memoryview] = []
     data = view.obj
     assert isinstance(data, bytearray)
-    place = _sequence_place(data, start, body, sequence_id)
-    if place is None or not data.startswith(CHECKSUM_MAGIC, body):
+    shape = _SendShape.of(view, data, start, body, at, sequence_id)
+    if shape is None:
         return FollowingSends(bodies, at)
-    low, high = place
-    before, after = bytes(data[start - SIZE_BYTES : low]), bytes(data[high:body]) + CHECKSUM_MAGIC
+    number_bytes, before, after, described, text, numbered, size = shape
     head = body - start + 2 * SIZE_BYTES
-    known = _KnownMetadata.of(view[body:at], sequence_id)
-    described, numbered, text = known.before, known.numbered, known.after
-    parts = _send_parts(head, known.size)
+    parts = _send_parts(head, size)
     least, longest = head + CHECKSUM_BYTES, body_bytes_max + head
-    whole = least + known.size
+    whole = least + size
     append, mask, checksum = bodies.append, WINDOW - 1, crc32c
     last = min(have, at + total_bytes_max)
     window_end = usual = 0
-    sequence_low, high_bytes, rest, told = WHOLE, b"", after, text
     while at + whole <= last:
         sequence_id += 1
         if sequence_id >= window_end:
             _, window_end, sequence_low, high_bytes = window_of(sequence_id)
-            if len(varint(sequence_id)) != high - low:
+            if len(varint(sequence_id)) != number_bytes:
                 break  # a longer number: other lengths in front of it, too
             rest, told = high_bytes + after, high_bytes + text
         total, command, expected, metadata = parts(data, at)
@@ -81,22 +74,17 @@ def following_sends(
         if command != before + number + rest:
             break
         end = at + SIZE_BYTES + total
-        if total != usual:
-            if not whole <= end - at <= longest:
-                break
-            usual = total
+        if total != usual and not whole <= end - at <= longest:
+            break
+        usual = total
         if end > last or checksum(view[at + least : end]) != expected:
             break
         if metadata != (described + number + told if numbered else described):
-            described_at = at + least + SIZE_BYTES
-            size = int.from_bytes(metadata[:SIZE_BYTES], "big")
-            if described_at + size > end or not _may_follow(
-                bytes(data[described_at : described_at + size]), messages_max
-            ):
+            if not _may_follow(data, at + least, end, messages_max):
                 break
             if numbered and metadata.startswith(number + high_bytes, len(described)):
                 # as a rule the publish time has changed, and stays so for a while
-                text = metadata[len(described) + high - low :]
+                text = metadata[len(described) + number_bytes :]
                 told = high_bytes + text
             else:
                 described, numbered = metadata, False
@@ -105,37 +93,60 @@ def following_sends(
     return FollowingSends(bodies, at)
 
 
-def _may_follow(metadata: bytes, messages_max: int) -> bool:
-    """Whether a broker stores an entry with this metadata, of one message that is no chunk, as
-    it stands."""
+def _may_follow(data: bytearray, at: int, end: int, messages_max: int) -> bool:
+    """Whether a broker stores the entry whose metadata, its size in front, begins at data[at]:
+    one message that is no chunk."""
+    start = at + SIZE_BYTES
+    stop = start + int.from_bytes(data[at:start], "big")
     try:
-        return check_sent_metadata(metadata, 0, 1, messages_max).num_chunks_from_msg <= 1
+        return (
+            stop <= end
+            and check_sent_metadata(bytes(data[start:stop]), 0, 1, messages_max).num_chunks_from_msg
+            <= 1
+        )
     except NotAllowed:
         return False
 
 
-class _KnownMetadata(NamedTuple):
-    """The metadata of an entry, its size in front: `before`, and if it is `numbered` the
-    sequence id of its SEND and `after`."""
+class _SendShape(NamedTuple):
+    """What SENDs that repeat one have in common: the command `before` and `after` the
+    `number_bytes` of its sequence id; the metadata, its size in front, of `metadata_bytes`:
+    `described`, and if it is `numbered` the same sequence id and `text`."""
 
+    number_bytes: int
     before: bytes
     after: bytes
+    described: bytes
+    text: bytes
     numbered: bool
-    size: int
+    metadata_bytes: int
 
     @staticmethod
-    def of(entry: memoryview, sequence_id: int) -> _KnownMetadata:
+    def of(
+        view: memoryview, data: bytearray, start: int, body: int, end: int, sequence_id: int
+    ) -> _SendShape | None:
+        """Of the SEND view[start:end] with the command view[start:body]; None if it is not written
+        as every known client writes it."""
+        place = _sequence_place(data, start, body, sequence_id)
+        if place is None or not data.startswith(CHECKSUM_MAGIC, body):
+            return None
+        low, high = place
+        before = bytes(data[start - SIZE_BYTES : low])
+        after = bytes(data[high:body]) + CHECKSUM_MAGIC
+        entry = view[body:end]
         found = bytes(entry[CHECKSUM_BYTES : metadata_range(entry)[1]])
-        number = varint(sequence_id)
+        number = bytes(data[low:high])
         # behind the producer's name, as every known client writes it
         at = SIZE_BYTES + 2 + found[SIZE_BYTES + 1]
-        if (
+        numbered = (
             found[SIZE_BYTES] == 0x0A
             and found[at : at + 1] == b"\x10"
             and found.startswith(number, at + 1)
-        ):
-            return _KnownMetadata(found[: at + 1], found[at + 1 + len(number) :], True, len(found))
-        return _KnownMetadata(found, b"", False, len(found))
+        )
+        described, text = (
+            (found[: at + 1], found[at + 1 + len(number) :]) if numbered else (found, b"")
+        )
+        return _SendShape(high - low, before, after, described, text, numbered, len(found))
 
 
 @lru_cache(_SHAPES_MAX)

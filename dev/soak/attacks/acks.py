@@ -22,7 +22,7 @@ from dev.soak.attacks.raw import (
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import commands, requests
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.runs import varint
+from magnetar.wire.varints import varint
 
 SubType = api.CommandSubscribe.SubType
 KINDS = (SubType.Exclusive, SubType.Shared, SubType.Failover, SubType.Key_Shared)

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.errors import StorageError, StorageFull
-from magnetar.storage.log import space
-from magnetar.storage.log import writer as log_module
+from magnetar.storage.log import space, tail
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import fence
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.log.seals import read_seal
 from magnetar.storage.log.writer import LogWriter, RecordPlace
 from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
@@ -37,7 +36,7 @@ WAIT_S = 10.0
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "FULL_RETRY_S", 0.01)
-    monkeypatch.setattr(log_module, "CREATE_RETRY_S", 0.01)
+    monkeypatch.setattr(tail, "CREATE_RETRY_S", 0.01)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from magnetar.names import TopicName
 from magnetar.storage.log.files import LogFile, LogFiles
 from magnetar.storage.log.pending import Block
 from magnetar.storage.log.space import Space
-from magnetar.storage.log.writer import LogWriter
+from magnetar.storage.log.tail import LogTail
 from tests.simulation.kernel.faults import Faults
 from tests.simulation.kernel.volume import ReservingSimVolume
 from tests.simulation.scenarios import durable
@@ -238,15 +238,15 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 
 def a_short_write_is_taken_for_a_whole_one(patch: Patch) -> None:
     """What did not fit is acknowledged as if it had."""
-    append = LogWriter._append
+    append = LogTail._append
 
-    async def lax(log: LogWriter, file: LogFile, block: Block) -> int:
+    async def lax(tail: LogTail, file: LogFile, block: Block) -> int:
         try:
-            return await append(log, file, block)
+            return await append(tail, file, block)
         except StorageFull:
             return file.end
 
-    patch.setattr(LogWriter, "_append", lax)
+    patch.setattr(LogTail, "_append", lax)
 
 
 DURABLE_BUGS: dict[str, Callable[[Patch], None]] = {

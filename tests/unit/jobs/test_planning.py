@@ -23,7 +23,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.store import KeyValue
 from magnetar.names import BundleName
 from magnetar.storage import names
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.manifest import commit_manifest
 from magnetar.topics.ledger_ids import epoch_of

@@ -24,7 +24,7 @@ from magnetar.ownership import rules as rules
 from magnetar.storage import gc as collection
 from magnetar.storage import names
 from magnetar.storage.gc import BundleFacts, Grace, LogFile, dead_log_files, destinations
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.manifest import (
     Compacted,
     LevelZero,

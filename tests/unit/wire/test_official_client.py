@@ -29,8 +29,8 @@ class RecordingBroker(ScriptedBroker):
         self.script["flow"] = self._on_flow
 
     def _on_flow(self, session: Session, flow: Any) -> None:
-        for buffer in runs.message_frames(
-            flow.consumer_id, 7, 0, [entry for _, entry in self.stored]
+        for buffer in runs.scattered_message_frames(
+            flow.consumer_id, 7, range(len(self.stored)), [entry for _, entry in self.stored]
         ):
             session.write(bytes(buffer))
 

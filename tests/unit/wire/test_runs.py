@@ -97,9 +97,11 @@ def test_messages_of_a_run_are_the_plain_bytes(
         message(consumer_id, ledger, entry + index, partition, body)
         for index, body in enumerate(bodies)
     ]
-    assert b"".join(runs.message_frames(consumer_id, ledger, entry, bodies, partition)) == b"".join(
-        plain
-    )
+    assert b"".join(
+        runs.scattered_message_frames(
+            consumer_id, ledger, range(entry, entry + len(bodies)), bodies, partition
+        )
+    ) == b"".join(plain)
 
 
 @given(
@@ -129,10 +131,10 @@ def test_scattered_messages_are_the_plain_bytes(
 
 def test_messages_carry_what_was_redelivered_and_partly_acknowledged_and_nothing_else() -> None:
     """A count of 0 and an empty ack set stay unset, also after an entry that had them."""
-    out = runs.message_frames(
+    out = runs.scattered_message_frames(
         1,
         2,
-        3,
+        range(3, 6),
         [b"a", b"b", b"c"],
         redelivery_counts=[2, 0, 1],
         ack_sets=[[-1, 5], None, []],
@@ -145,9 +147,9 @@ def test_messages_carry_what_was_redelivered_and_partly_acknowledged_and_nothing
     ] == [2, None, 1]
     assert [list(item.ack_set) for item in decoded] == [[-1, 5], [], []]
     assert all(item.HasField("consumer_epoch") for item in decoded)
-    assert not commands.decode_command(runs.message_frames(1, 2, 3, [b"a"])[0], 8).message.HasField(
-        "consumer_epoch"
-    )
+    assert not commands.decode_command(
+        runs.scattered_message_frames(1, 2, range(3, 4), [b"a"])[0], 8
+    ).message.HasField("consumer_epoch")
 
 
 OPTIONAL = st.one_of(st.none(), st.integers(0, 2**64 - 1))

@@ -33,7 +33,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.names import BundleName, TopicName, bundle_of, bundles_of
 from magnetar.ownership.placement import least_loaded
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest, load_manifest
 
 OWNER_TIMEOUT_S = 5.0

@@ -14,7 +14,7 @@ from magnetar.broker.context import BrokerContext
 from magnetar.errors import ServiceNotReady
 from magnetar.hosting.shared_task import outcome
 from magnetar.metadata.records import BundleRecord, LogPosition, LogRange
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 
 SMALL_FILE_BYTES_MAX = 256 << 10
 AFTER_RELEASE_S = 0.5

@@ -34,8 +34,8 @@ from magnetar.names import BundleName
 from magnetar.storage import gc as collection
 from magnetar.storage import names
 from magnetar.storage.gc import LogFile
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import fence
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.log.index import IndexBuilder
 from magnetar.storage.log.recovery import build_index
 

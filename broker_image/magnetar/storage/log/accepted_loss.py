@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.storage import names
 from magnetar.storage.log import seals
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.recovery import LogBlocks, list_log_files
 from magnetar.storage.log.seals import read_whole_seal
 from magnetar.storage.volumes.volume import Volume

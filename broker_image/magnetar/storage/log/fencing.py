@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from magnetar.errors import CorruptData, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.log.format import FILE_HEADER_BYTES, decode_file_header
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES, decode_file_header
 from magnetar.storage.log.recovery import LogBlocks, list_log_files
 from magnetar.storage.log.seals import publish_seal, read_seal, read_whole_seal
 from magnetar.storage.volumes.volume import Volume, WholeAppends

@@ -18,7 +18,7 @@ import structlog
 from magnetar.clock import Clock
 from magnetar.errors import StorageError, StorageFull
 from magnetar.storage import names
-from magnetar.storage.log.format import (
+from magnetar.storage.log.blocks import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
     FileHeader,

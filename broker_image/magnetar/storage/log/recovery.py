@@ -16,21 +16,19 @@ from typing import NamedTuple
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.log.format import (
+from magnetar.storage.log.blocks import (
     BLOCK_BODY_BYTES_MAX,
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC_BYTES,
     FILE_HEADER_BYTES,
     BlockHeader,
-    EntriesRecord,
     FileHeader,
-    Record,
     block_is_intact,
     block_seed,
     decode_block_header,
     decode_file_header,
-    decode_records,
 )
+from magnetar.storage.log.format import EntriesRecord, Record, decode_records
 from magnetar.storage.log.index import IndexBuilder
 from magnetar.storage.log.places import RecordPlace
 from magnetar.storage.log.seals import read_seal, read_whole_seal

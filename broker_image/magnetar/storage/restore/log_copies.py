@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from magnetar.errors import CorruptData
 from magnetar.metadata.records import BundleRecord, LogPosition
 from magnetar.storage import names
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import SealedFile, fence, lost_file
 from magnetar.storage.log.format import (
-    FILE_HEADER_BYTES,
     RecordType,
     ReleaseRecord,
     TermRecord,

@@ -39,8 +39,8 @@ from magnetar.names import BundleName, NamespaceName, TopicName, fitting_boundar
 from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.gc import children_of
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import log_end
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.restore.coordinator_copies import CoordinatorFacts, rebuilt_coordinators
 from magnetar.storage.restore.log_copies import LogFacts, TermCopy
 

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from magnetar.errors import StorageError, StorageFull
 from magnetar.reserve import NO_SPACE, RESERVE, Reserve, free_bytes
 from magnetar.storage.names import LOG_SUFFIX
 from magnetar.storage.volumes.coherence import probe_coherence
+from magnetar.storage.volumes.directories import Directories, sync_directory
 from magnetar.storage.volumes.posix_log import (
     ZERO_START_BYTES,
     PosixLogHandle,
@@ -40,7 +40,6 @@ TEMPORARY = ".temporary"
 READ_THREADS = 4
 WRITE_THREADS = 4
 READ_DIRECT_BYTES_MAX = 256 * 1024
-SYNCED_DIRECTORIES_MAX = 65536
 
 
 class PosixVolume:
@@ -59,8 +58,7 @@ class PosixVolume:
         self._writers = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="volume write")
         self._filler = ZeroFiller()
         self._temporary_numbers = itertools.count()
-        self._synced_directories: set[str] = set()
-        self._directories_lock = threading.Lock()
+        self._directories = Directories(str(root))
         self._written_directories: set[str] = set()  # one per incarnation of this process
 
     def probe_coherence(self) -> None:
@@ -197,31 +195,23 @@ class PosixVolume:
         """A new file with its space and its header; after a failure neither it nor a directory
         that was made for it is there."""
         directory = os.path.dirname(path)
-        self._make_directory(directory)
+        self._directories.create(directory)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             try:
                 os.posix_fallocate(descriptor, 0, capacity)
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)
-                _sync_directory(directory)
+                sync_directory(directory)
             except OSError:
                 os.close(descriptor)
                 with contextlib.suppress(OSError):
                     os.unlink(path)  # else the next attempt would find the name taken
                 raise
         except OSError:
-            self._remove_if_empty(directory)
+            self._directories.remove_if_empty(directory)
             raise
         return descriptor
-
-    def _remove_if_empty(self, directory: str) -> None:
-        """Attempts that fail, one after the other, must not use up what is left of a full disk."""
-        if directory == str(self._root):
-            return
-        with self._directories_lock, contextlib.suppress(OSError):
-            os.rmdir(directory)
-            self._synced_directories.discard(directory)
 
     def _free(self) -> int:
         with _translated("look at the free space"):
@@ -229,7 +219,7 @@ class PosixVolume:
 
     def _refill(self) -> int:
         with _translated("filling of the reserve"):
-            self._make_directory(f"{self._base}{TEMPORARY}")
+            self._directories.create(f"{self._base}{TEMPORARY}")
             return self._reserve.refill()
 
     def _set_aside(self, name: str, spare: str, capacity: int) -> bool:
@@ -241,7 +231,7 @@ class PosixVolume:
             except FileNotFoundError:
                 return False
             os.rename(path, aside)
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
         return True
 
     def _create_log_from(self, spare: str, name: str, header: bytes) -> tuple[int, int]:
@@ -257,7 +247,7 @@ class PosixVolume:
                 os.link(aside, path)  # a name is never taken over, as a rename would
                 linked = True
                 os.unlink(aside)
-                _sync_directory(os.path.dirname(path))
+                sync_directory(os.path.dirname(path))
             except OSError:
                 os.close(descriptor)
                 if linked:
@@ -310,13 +300,13 @@ class PosixVolume:
             created = self._reserve.spend(self._link_new, path, data)
             # Also when the name was there: its creator may not have flushed the directory yet, and
             # the caller is about to rely on it.
-            _sync_directory(directory)
+            sync_directory(directory)
         return created
 
     def _link_new(self, path: str, data: bytes) -> bool:
         """Write a new file and give it a name that is free; False if it was not. An OSError
         leaves nothing under the name."""
-        self._make_directory(os.path.dirname(path))
+        self._directories.create(os.path.dirname(path))
         temporary, descriptor = self._open_temporary()
         try:
             try:
@@ -338,7 +328,7 @@ class PosixVolume:
         """A new file that no list shows. Exclusive creation makes it ours, whatever other
         processes number theirs."""
         directory = f"{self._base}{TEMPORARY}"
-        self._make_directory(directory)
+        self._directories.create(directory)
         while True:
             path = f"{directory}/{os.getpid()}.{next(self._temporary_numbers)}"
             with contextlib.suppress(FileExistsError):
@@ -373,7 +363,7 @@ class PosixVolume:
             except FileNotFoundError:
                 removed = False
             with contextlib.suppress(FileNotFoundError):
-                _sync_directory(os.path.dirname(path))
+                sync_directory(os.path.dirname(path))
         return removed
 
     def _list(self, prefix: str) -> builtins.list[str]:
@@ -384,40 +374,12 @@ class PosixVolume:
                 for path in files_below(directory, f"{self._base}{TEMPORARY}")
             )
 
-    def _make_directory(self, path: str) -> None:
-        """Create a directory and its missing parents, each durable in its own parent."""
-        with self._directories_lock:
-            known = path in self._synced_directories
-        if known:
-            return
-        parent = os.path.dirname(path)
-        if path != str(self._root):
-            self._make_directory(parent)
-        else:
-            os.makedirs(parent, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o750)
-        # Also when it was there: another process may have made it and not flushed it yet.
-        _sync_directory(parent)
-        with self._directories_lock:
-            if len(self._synced_directories) >= SYNCED_DIRECTORIES_MAX:
-                self._synced_directories.clear()
-            self._synced_directories.add(path)
-
 
 def _check_name(descriptor: int, path: str) -> None:
     """Of a log file, after it was read: it still has its name. Else it was set aside, and what
     was read may be of its next incarnation."""
     if path.endswith(LOG_SUFFIX) and os.stat(path).st_ino != os.fstat(descriptor).st_ino:
         raise FileNotFoundError(errno.ENOENT, "the log file was set aside while it was read", path)
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from array import array
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
 from magnetar.clock import Clock
 from magnetar.errors import CorruptData, Fenced, StorageError
 from magnetar.storage import names
-from magnetar.storage.log.format import block_seed
+from magnetar.storage.log.blocks import block_seed
 from magnetar.storage.log.seals import read_seal, read_whole_seal
+from magnetar.storage.volumes.object_probe import probe_objects
 from magnetar.storage.volumes.objects import ObjectStore
 from magnetar.storage.volumes.slot_cache import SlotCache
 from magnetar.storage.volumes.slot_format import (
@@ -36,49 +35,16 @@ from magnetar.storage.volumes.slot_format import (
     decode_slot_header,
     encode_slot_header,
 )
+from magnetar.storage.volumes.slot_map import SlotMap
 from magnetar.storage.volumes.volume import Buffer
 
 SLOTS_MAX = 1000
 """Of one file: as many as one page of a list shows, and as a recovery reads within seconds."""
 READS_AT_ONCE_MAX = 16
 MAPS_MAX = 1024
-PROBES = "probes"
-PROBE_ROUNDS = 3
-PUTS_PER_ROUND = 4
 
 _Sizes = dict[int, int]
 _Files = dict[int, _Sizes]
-
-
-class _Map:
-    """Where the slots of a file end. `final`: nobody puts further ones but the writer that holds
-    this very map, or nobody at all (fence, seal)."""
-
-    __slots__ = ("ends", "final")
-
-    def __init__(self) -> None:
-        self.ends = array("Q")
-        self.final = False
-
-    @property
-    def end(self) -> int:
-        return self.ends[-1] if self.ends else 0
-
-    def take(self, sizes: _Sizes) -> None:
-        """Go on with the data slots of these sizes, up to the first that is not there."""
-        while (size := sizes.get(len(self.ends), 0)) > SLOT_HEADER_BYTES:
-            self.ends.append(self.end + size - SLOT_HEADER_BYTES)
-
-    def covering(self, low: int, high: int) -> list[tuple[int, int, int, int]]:
-        """(slot, its bytes, offset in it, length) of the parts that make up [low, high)."""
-        parts = []
-        slot = bisect_right(self.ends, low)
-        while low < high:
-            start = self.ends[slot - 1] if slot else 0
-            end = min(high, self.ends[slot])
-            parts.append((slot, self.ends[slot] - start, low - start, end - low))
-            low, slot = end, slot + 1
-        return parts
 
 
 class SlotVolume:
@@ -87,7 +53,7 @@ class SlotVolume:
     def __init__(self, objects: ObjectStore, clock: Clock) -> None:
         self._objects, self._clock = objects, clock
         self._nonce = clock.random_bits(NONCE_BITS)
-        self._maps: OrderedDict[str, _Map] = OrderedDict()
+        self._maps: OrderedDict[str, SlotMap] = OrderedDict()
         self._unclear: set[str] = set()
         self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._cache = SlotCache()
@@ -95,43 +61,7 @@ class SlotVolume:
     async def probe(self) -> None:
         """Refuse a store on which the fence would not hold. Raises StorageError saying what to
         do."""
-        objects = self._objects
-        await objects.check()
-        keys = [f"{PROBES}/{self._clock.random_bits(NONCE_BITS):032x}" for _ in range(PROBE_ROUNDS)]
-        try:
-            for key in keys:
-                await self._probe_conditions(key)
-            listed = {key for key, _ in await objects.list(PROBES)}
-        finally:
-            await asyncio.gather(*map(objects.delete, keys))
-        if missed := set(keys) - listed:
-            raise StorageError(
-                f"the store does not list {missed.pop()}, which was just put; use one that lists "
-                "at once, such as S3"
-            )
-        if any(await asyncio.gather(*map(objects.exists, keys))):
-            raise StorageError(
-                "the store shows objects after their removal; use one that is consistent, such as "
-                "S3"
-            )
-
-    async def _probe_conditions(self, key: str) -> None:
-        """Puts of one key at once: a store that looks for the key and writes afterwards lets
-        several win."""
-        put = await asyncio.gather(
-            *(
-                self._objects.put_if_absent(key, [b"%d" % number])
-                for number in range(PUTS_PER_ROUND)
-            )
-        )
-        won = [b"%d" % number for number, first in enumerate(put) if first]
-        if [await self._objects.get(key)] != won:
-            raise StorageError(
-                f"of {PUTS_PER_ROUND} puts of one object at the same time with If-None-Match: * "
-                f"the store let {len(won)} win instead of one, so a "
-                "fenced owner could not be stopped; use a store with atomic conditional writes, "
-                "such as S3"
-            )
+        await probe_objects(self._objects, self._clock)
 
     async def close(self) -> None:
         """Release the store's connections and threads."""
@@ -155,7 +85,7 @@ class SlotVolume:
         if not created:
             await self._check_ours(name, len(header))
         self._unclear.discard(name)
-        found = self._maps[name] = _Map()
+        found = self._maps[name] = SlotMap()
         found.ends.append(len(header))
         found.final = True
         return SlotLogHandle(self, name, capacity, found)
@@ -397,7 +327,7 @@ class SlotVolume:
             return None
         return decode_slot_header(block_seed(*names.parse_log(name)), data, key)
 
-    async def _map(self, name: str, end: int | None) -> _Map:
+    async def _map(self, name: str, end: int | None) -> SlotMap:
         """Where the slots of the file end, as far as `end` at least if they reach so far. Raises
         FileNotFoundError."""
         found = self._maps.get(name)
@@ -411,7 +341,7 @@ class SlotVolume:
             for key, size in await self._objects.list(name)
             if (slot := names.slot_of(key)) is not None
         }
-        fresh = _Map()
+        fresh = SlotMap()
         fresh.take(sizes)
         data = _data_slots(sizes)
         if length is None and fresh.ends and len(data) > len(fresh.ends):
@@ -435,7 +365,7 @@ class SlotVolume:
             self._maps.popitem(last=False)
         return fresh
 
-    async def _extend(self, name: str, found: _Map) -> bool:
+    async def _extend(self, name: str, found: SlotMap) -> bool:
         """Slots that the list does not show yet are found by trying; whether there is a fence
         behind them."""
         while (header := await self._header_of(name, len(found.ends))) is not None:
@@ -448,7 +378,7 @@ class SlotVolume:
 class SlotLogHandle:
     """A log file that this process writes."""
 
-    def __init__(self, volume: SlotVolume, name: str, capacity: int, found: _Map) -> None:
+    def __init__(self, volume: SlotVolume, name: str, capacity: int, found: SlotMap) -> None:
         self._volume, self._name, self._capacity, self._map = volume, name, capacity, found
         self._failed = ""
         self._closed = self._busy = False

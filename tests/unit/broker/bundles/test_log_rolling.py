@@ -14,7 +14,7 @@ from magnetar.broker.incarnation import Broker
 from magnetar.errors import ServiceNotReady, StorageError
 from magnetar.metadata.records import BundleRecord, BundleState, LogPosition, LogRange
 from magnetar.storage import names
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.seals import read_seal
 from magnetar.wire import requests
 from tests.support.brokers import Peer, Type, entry, open_peer, running_broker

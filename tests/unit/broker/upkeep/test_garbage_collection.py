@@ -21,7 +21,7 @@ from magnetar.metadata.records import BundleRecord, BundleState, IntentRecord
 from magnetar.names import BundleName, NamespaceName, TopicName, initial_boundaries
 from magnetar.storage import names
 from magnetar.storage.document import encode_document
-from magnetar.storage.log.format import FILE_HEADER_BYTES, FileHeader, encode_file_header
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from magnetar.storage.log.seals import publish_seal
 from magnetar.storage.manifest import Manifest, commit_manifest
 from magnetar.storage.volumes.volume import Volume

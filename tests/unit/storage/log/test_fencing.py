@@ -14,8 +14,7 @@ from magnetar.clock import SystemClock
 from magnetar.errors import CorruptData, Fenced, StorageError
 from magnetar.metadata.records import LogPosition, LogRange
 from magnetar.storage import names
-from magnetar.storage.log.fencing import SealedFile, fence, lost_file, seal
-from magnetar.storage.log.format import (
+from magnetar.storage.log.blocks import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
     FileHeader,
@@ -23,6 +22,7 @@ from magnetar.storage.log.format import (
     encode_block_header,
     encode_file_header,
 )
+from magnetar.storage.log.fencing import SealedFile, fence, lost_file, seal
 from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.log.writer import RecordPlace
 from magnetar.storage.transactions.coordinator_log import read_changes

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from magnetar.errors import StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES, block_seed
 from magnetar.storage.log.fencing import fence
-from magnetar.storage.log.format import FILE_HEADER_BYTES, block_seed
 from magnetar.storage.log.recovery import read_file_header
 from magnetar.storage.log.writer import LogWriter, RecordPlace
 from magnetar.storage.volumes.posix import PosixVolume

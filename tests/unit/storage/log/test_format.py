@@ -10,29 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData, LimitExceeded
-from magnetar.storage.log.format import (
+from magnetar.storage.log.blocks import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
+    FileHeader,
+    block_is_intact,
+    block_seed,
+    decode_block_header,
+    decode_file_header,
+    encode_block_header,
+    encode_file_header,
+)
+from magnetar.storage.log.format import (
     CursorOperation,
     CursorRecord,
     Encoded,
     EntriesRecord,
-    FileHeader,
     Record,
     RecordType,
     ReleaseRecord,
     TermRecord,
     TopicOperation,
     TopicRecord,
-    block_is_intact,
-    block_seed,
-    decode_block_header,
-    decode_file_header,
     decode_records,
-    encode_block_header,
     encode_cursor,
     encode_entries,
-    encode_file_header,
     encode_release,
     encode_term,
     encode_topic,

@@ -14,7 +14,7 @@ import pytest
 from magnetar.errors import Fenced, LimitExceeded, StorageError
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
-from magnetar.storage.log.format import FILE_HEADER_BYTES
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.index import LevelZeroIndex
 from magnetar.storage.log.seals import publish_seal, read_seal
 from magnetar.storage.log.writer import LogWriter, RecordPlace

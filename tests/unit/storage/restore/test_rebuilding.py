@@ -27,8 +27,8 @@ from magnetar.ownership import rules as rules
 from magnetar.policies import KEPT_POLICIES
 from magnetar.storage import names
 from magnetar.storage.gc import BundleFacts, superseded_checkpoints
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import SealedFile
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.manifest import Manifest
 from magnetar.storage.restore.log_copies import LogFacts, TermCopy
 from magnetar.storage.restore.rebuilding import (

@@ -15,8 +15,8 @@ from magnetar.errors import CorruptData, InvalidRequest
 from magnetar.metadata.records import LogPosition
 from magnetar.storage import names
 from magnetar.storage.log.accepted_loss import accept_loss, examine_loss
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import fence, log_end
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.log.recovery import scan
 from magnetar.storage.log.seals import read_seal
 from magnetar.storage.log.writer import RecordPlace

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.errors import CorruptData
-from magnetar.storage.log.format import block_seed
+from magnetar.storage.log.blocks import block_seed
 from magnetar.storage.volumes.slot_format import (
     SLOT_HEADER_BYTES,
     SlotHeader,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from magnetar.errors import Fenced, StorageError
 from magnetar.storage import names
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import fence
-from magnetar.storage.log.format import FILE_HEADER_BYTES
 from magnetar.storage.log.seals import publish_seal
 from magnetar.storage.log.writer import RecordPlace
 from magnetar.storage.volumes import objects as objects_module

@@ -31,9 +31,9 @@ from magnetar.metadata.records import BundleRecord, CheckpointPointer, LogPositi
 from magnetar.metadata.store import MetadataStore
 from magnetar.names import BundleName, TopicName, topic_of_sidecar
 from magnetar.storage.checkpoint import TopicValues, read_checkpoint
+from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import SealedFile, log_end
 from magnetar.storage.log.format import (
-    FILE_HEADER_BYTES,
     CursorOperation,
     CursorRecord,
     EntriesRecord,
