@@ -13,7 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from magnetar.hosting.settings import ENVIRONMENT_PREFIX, BrokerSettings
+from magnetar.hosting.bounded import ENVIRONMENT_PREFIX
+from magnetar.hosting.settings import BrokerSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "broker_image" / "magnetar" / "resources" / "broker_settings.json"

@@ -21,7 +21,6 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
 OUTGROWN = {
     "broker_image/magnetar/cli/status.py",
-    "broker_image/magnetar/hosting/settings.py",
     "broker_image/magnetar/resources/broker_cluster.py",
     "operator/magnetar_operator/brokers/reconciler.py",
     "operator/magnetar_operator/brokers/replacing.py",

@@ -12,7 +12,8 @@ import pytest
 from magnetar.broker.commands.sessions import ProducerSession
 from magnetar.broker.connections.send_group import SendGroup
 from magnetar.errors import InvalidRequest
-from magnetar.hosting.settings import ENVIRONMENT_PREFIX, BrokerSettings
+from magnetar.hosting.bounded import ENVIRONMENT_PREFIX
+from magnetar.hosting.settings import BrokerSettings
 from magnetar.metadata.records import LogPosition
 from magnetar.names import NAME_LENGTH_MAX
 from magnetar.storage.log.format import Encoded, EntriesRecord, encode_entries
