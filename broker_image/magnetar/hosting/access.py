@@ -15,7 +15,7 @@ DEFAULT_TLS_PORT, DEFAULT_HTTPS_PORT = 6651, 8443
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """`security`: the file with the security document ("" = everybody may do everything). `tls`:
+    """`security`: the file with the security document ("" = any client may do everything). `tls`:
     the directory with certificate and key ("" = no TLS); the ports are those that it is spoken on.
     `plain`: what the ports without TLS are for.
     """
@@ -27,8 +27,8 @@ class AccessOptions:
     plain: str = OPEN
 
     def check(self) -> None:
-        """Raises InvalidRequest for a combination that would leave nobody a way in, or
-        everybody."""
+        """Raises InvalidRequest for a combination that would admit no client, or every
+        one."""
         if self.plain not in (OPEN, INTERNAL, CLOSED):
             raise InvalidRequest(
                 f"plain: {self.plain!r} is not known; use {OPEN}, {INTERNAL} or {CLOSED}"

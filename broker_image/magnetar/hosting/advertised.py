@@ -32,7 +32,7 @@ Successor = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:
-    """What a broker is told of its listeners.
+    """The configuration of listeners.
 
     `bound` gives the address and port that belong to a listener alone; `reread` says what is
     advertised from now on (None: that never changes). Both leave out the internal listener unless
@@ -53,8 +53,8 @@ class Listeners:
         self.use(options.advertised)
 
     def use(self, advertised: Advertised) -> bool:
-        """From now on these are advertised; whether that is news. The internal address stays
-        what it was at the start."""
+        """From now on these are advertised; whether that changes anything. The internal address
+        stays what it was at the start."""
         wanted = {
             name: address
             for name, address in sorted(advertised.items())
@@ -97,7 +97,7 @@ def options_of(advertised: str, bind_addresses: str, file: str, host: str) -> Li
         try:
             text = Path(file).read_text(encoding="utf-8")
         except FileNotFoundError:
-            return fixed  # nobody knows the addresses yet
+            return fixed  # the addresses are unknown yet
         except UnicodeDecodeError as error:
             raise InvalidRequest(
                 f"listeners-file: {file} is no text in UTF-8; write name:pulsar://host:port on "

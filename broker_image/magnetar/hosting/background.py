@@ -1,4 +1,4 @@
-"""Work that nobody waits for.
+"""Work that no caller waits for.
 
 Owns: `Surprises`, which keeps an unforeseen error of one topic, bundle, connection or peer from
 everything else. Imports: asyncio, errors. Invariants: an error that no code foresaw is logged with
@@ -43,8 +43,8 @@ class Surprises:
             self.note(work, error, **about)
 
     def note(self, work: str, error: BaseException, **about: str) -> None:
-        """Log and count an error that was caught elsewhere. Of a lost claim the log has told the
-        broker already.
+        """Log and count an error that was caught elsewhere. The log has already reported a lost
+        claim to the broker.
 
         Raises the error if the task is being closed: a generator that is left then complains
         (`aclose(): ... already running`, CPython before 3.13), and a task that went on would never

@@ -1,4 +1,4 @@
-"""Following files that somebody else replaces.
+"""Following files that another process replaces.
 
 Owns: `Follower`: reading again, permanently, and what becomes of files that will not do. Imports:
 asyncio, errors. Invariants: what is broken changes nothing; it is logged once, for it stays until

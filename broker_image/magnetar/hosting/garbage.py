@@ -70,7 +70,7 @@ class GarbageSchedule:
 
     @staticmethod
     def end() -> None:
-        """Back to the interpreter's own ways, for a process that goes on with something else."""
+        """Back to the interpreter's own ways, for a process that does something else next."""
         gc.unfreeze()
         gc.set_threshold(700, 10, 10)
 

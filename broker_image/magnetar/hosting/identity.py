@@ -65,7 +65,7 @@ class ProcessPorts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Names and addresses. `advertised_host` is what clients of the internal listener are told;
+    """Names and addresses. `advertised_host` is what clients of the internal listener see;
     port 0 binds any free port.
 
     `http_url` is what other processes use; `tls_port` is for a process with TLS, which may leave

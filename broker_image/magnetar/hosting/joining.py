@@ -2,7 +2,7 @@
 
 Owns: what a broker checks before it claims anything: storage id, format, restore number, and that
 the store has not gone back in time. Imports: metadata, storage. Invariants: a store that has lost
-what storage remembers is never started over: whoever comes with one is refused and told what to
+what storage remembers is never started over: a process that brings one is refused, with what to
 run; the cluster's record is written before the first log is, so storage with logs and a store
 without that record means that the store is lost; the restore number is written together with that
 record, by a join or a restore, and never into a store that another join has read.

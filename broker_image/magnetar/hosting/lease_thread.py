@@ -2,8 +2,8 @@
 
 Owns: `ThreadedLeaseKeeper`. Imports: asyncio, concurrent.futures, threading, clock,
 metadata.leases, metadata.store. A broker whose loop is busy for a second is alive and must keep its
-lease; one whose loop is stuck serves nobody and must lose it. So the lease is renewed on a thread
-with its own event loop and store connection, but only while the main loop makes progress.
+lease; one whose loop is stuck serves no client and must lose it. So the lease is renewed on a
+thread with its own event loop and store connection, but only while the main loop makes progress.
 Invariants: as `LeaseKeeper`; `on_lost` runs on the main loop; no renewal is sent once the main loop
 has stood still for `stall_max_s`. An embedded store continues one loop: its holders use
 `LeaseKeeper`.

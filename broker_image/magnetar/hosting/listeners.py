@@ -1,8 +1,9 @@
 """The ports of a broker or coordinator, and the addresses that it advertises.
 
 Owns: opening the main ports and those that belong to one listener each, following the file that
-addresses come from. Imports: its room. Invariants: what was opened is told also when the next port
-cannot be; an address that cannot be read or told leaves the last one standing, and is tried again.
+addresses come from. Imports: its room. Invariants: what was opened is reported also when the next
+port cannot be; an address that cannot be read or published leaves the last one standing, and is
+tried again.
 """
 
 from __future__ import annotations

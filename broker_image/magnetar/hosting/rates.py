@@ -1,7 +1,7 @@
 """Rates of counters.
 
-Owns: `RateMeter`. Imports: nothing. Pure: time comes in. Invariant: whoever counts adds to plain
-integers; a rate costs something only when somebody asks for it.
+Owns: `RateMeter`. Imports: nothing. Pure: time comes in. Invariant: counting adds to plain
+integers; a rate costs something only when it is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ RATE_INTERVAL_S = 10.0
 
 
 class RateMeter:
-    """Rates of a row of counters since the last time somebody asked, but over `RATE_INTERVAL_S`
+    """Rates of a row of counters since the last read, but over `RATE_INTERVAL_S`
     at least (or since the beginning)."""
 
     __slots__ = ("_counts", "_rates", "_since")

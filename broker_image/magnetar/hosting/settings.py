@@ -193,7 +193,7 @@ class BrokerSettings:
         60.0, 0.02, 86_400, "interval of comparing backlogs with their quotas"
     )
     retention_check_s: float = bounded(
-        120.0, 0.02, 86_400, "interval of looking for messages that nobody needs any more"
+        120.0, 0.02, 86_400, "interval of looking for messages to trim"
     )
     trim_grace_s: float = bounded(
         600.0, 0, 1 << 31, "age below which no message is dropped, even if no policy retains it"
@@ -231,9 +231,7 @@ class BrokerSettings:
     log_spares_max: int = bounded(
         2, 0, 64, "dead log files kept to be used again, since they flush faster than new ones"
     )
-    replaced_kept_s: float = bounded(
-        60.0, 0, 1 << 31, "how long files that nobody needs any more are kept"
-    )
+    replaced_kept_s: float = bounded(60.0, 0, 1 << 31, "how long dead files are kept")
     metadata_backup_interval_s: float = bounded(
         600.0, 0.05, 86_400, "interval of the leader's copies of a metadata store that has changed"
     )

@@ -56,7 +56,7 @@ class StoreView(Generic[R]):
     def __init__(
         self, store: MetadataStore, clock: Clock, prefix: str, kind: type[R], surprises: Surprises
     ) -> None:
-        """`surprises`: where errors are counted that nobody foresaw, of records and of
+        """`surprises`: where unforeseen errors are counted, of records and of
         listeners."""
         self._surprises = surprises
         self._store, self._clock, self._prefix, self._kind = store, clock, prefix, kind
@@ -186,7 +186,7 @@ class StoreView(Generic[R]):
                 try:
                     self._items[name] = Viewed(self._decode(value), revision)
                 except Exception as error:
-                    # A record of another version, or one that nobody can read, must not take the
+                    # A record of another version, or an unreadable one, must not take the
                     # whole view down; its key stays unknown here.
                     log.error("view.undecodable", key=self._prefix + name, error=str(error))
                     self._items.pop(name, None)

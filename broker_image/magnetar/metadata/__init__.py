@@ -2,5 +2,5 @@
 
 Owns: the promise (`store`), keys and records, the pure core, the embedded and etcd backends, the
 fault-injecting wrapper, leases and election. Imports: errors, names, clock; grpc only in the etcd
-modules, which nobody else here imports.
+modules, which no other module here imports.
 """

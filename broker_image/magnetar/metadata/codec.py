@@ -27,8 +27,7 @@ R = TypeVar("R", bound="Record")
 FIRST_SCHEMA = 2
 """The oldest that is read."""
 REMEMBERED_RECORDS_MAX = 1024
-"""Decoded records that are kept: bundle records, above all, are read again and again by
-everybody who watches them."""
+"""Decoded records that are kept: bundle records, above all, are read by every watcher."""
 REMEMBERED_BYTES_MAX = 4096
 """Longer ones are decoded each time."""
 

@@ -2,7 +2,7 @@
 
 Owns: `Election` and the record of a leader. Imports: asyncio, contextlib, structlog, clock, errors,
 records, store. Invariants: at most one candidate's `guard` holds at any revision, because the term
-is the leader key's mod_revision; whoever puts the guard into each of its transactions changes
+is the leader key's mod_revision; a leader that puts the guard into each of its transactions changes
 nothing after its term, however late it learns that it ended.
 """
 
@@ -80,12 +80,12 @@ class Election:
                     continue
                 await self._wait_until_changed(revision)
             except StoreUnavailable as error:
-                # A lost answer may have been a victory: the next round's read tells.
+                # A lost answer may have been a victory: the next round's read shows.
                 log.info("election waits for the metadata store", key=self._key, error=str(error))
                 await asyncio.sleep(self._clock.uniform(RETRY_S_MIN, RETRY_S_MAX))
 
     async def seize(self) -> int:
-        """Take the term whoever holds it; returns the new term.
+        """Take the term from any holder; returns the new term.
 
         For a caller whose leadership was decided elsewhere (the operator's Kubernetes Lease) and
         who must end its predecessor's term. Raises StoreUnavailable (then call again: a term won
@@ -96,7 +96,7 @@ class Election:
         return self._term
 
     async def _take(self, item: KeyValue | None) -> bool:
-        """Begin a term in place of `item`, unless somebody else has changed the key since."""
+        """Begin a term that replaces `item`, unless the key has changed since."""
         if (
             item is not None
             and item.value == self._value
@@ -144,7 +144,8 @@ class Election:
         return next((item for item in found.items if item.key == self._key), None), found.revision
 
     async def _wait_until_changed(self, revision: int) -> None:
-        """Return once the key has a change after `revision`, or when only a fresh read can tell."""
+        """Return once the key has a change after `revision`, or when only a fresh read can show
+        it."""
         try:
             async with aclosing(self._store.watch(self._key, revision + 1)) as watch:
                 async for batch in watch:

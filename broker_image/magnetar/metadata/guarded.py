@@ -6,7 +6,7 @@ from before; their comparisons could hold by chance, and what they find missing 
 again. Invariants: no change is made, no key is said not to be there, and no list is complete, once
 the guard does not hold any more; callers get an error. While the guard is missing the store is one
 that waits for its restore, which is as good as none: StoreUnavailable, and a broker with a claim in
-storage goes on under it. Any other value is another store: `on_replaced` is called, once.
+storage serves under it. Any other value is another store: `on_replaced` is called, once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keys of the metadata store.
 
-Owns: every key's spelling. Imports: names. Pure. Nobody else writes a key as a literal. Durable:
-all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/, load/,
-leader. Bound to a coordinator's lease: coordinator-claims/. Bound to the operator's or a job's
-lease: none.
+Owns: every key's spelling. Imports: names. Pure. No other module writes a key as a literal.
+Durable: all in `DURABLE`, which is what a backup holds. Bound to a broker's lease: incarnations/,
+load/, leader. Bound to a coordinator's lease: coordinator-claims/. Bound to the operator's or a
+job's lease: none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COORDINATOR_CLAIMS = "coordinator-claims/"
 COORDINATOR_PRESENCE = "coordinator-"
 """Both: who is to be there, and who is."""
 RESTORE = "restore-number"
-"""Every change that a broker makes compares it: whoever continues from before a restore changes
+"""Every change that a broker makes compares it: an incarnation from before a restore changes
 nothing."""
 BACKUP = "backup"
 """Which of the copies in storage is the newest: a store that has learned of none as new has gone
@@ -127,7 +127,7 @@ def partitioned_topics_in(name: NamespaceName) -> str:
 
 
 def topic_changes(name: NamespaceName) -> str:
-    """Written with every change of an entry of the namespace: its revision tells how far a
+    """Written with every change of an entry of the namespace: its revision shows how far a
     mirror must be."""
     return f"{TOPIC_CHANGES}{name}"
 
@@ -168,7 +168,7 @@ def documents(group: str) -> str:
 
 
 def coordinator(tcid: int) -> str:
-    """What is known of a transaction coordinator's number, whoever holds it."""
+    """What is known of a transaction coordinator's number, with any holder."""
     return f"{COORDINATORS}{tcid}"
 
 

@@ -74,7 +74,7 @@ class LeaseKeeper:
         return self._lease
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A keeper that has a bug renews no more: whoever relies on the lease must learn of it."""
+        """A keeper that has a bug renews no more: the holder must learn of it."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._valid_until = 0.0
             log.error("lease.keeper_failed", lease=f"{self._lease:x}", exc_info=error)

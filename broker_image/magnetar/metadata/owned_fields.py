@@ -1,10 +1,10 @@
 """Fields of namespaces and tenants that a custom resource owns.
 
-Owns: how such a field is named, read and changed, and the refusal of a change by anybody else.
+Owns: how such a field is named, read and changed, and the refusal of a change by other clients.
 Imports: errors, records. Pure. Names: `policies.<key>`, `policies.backlog_quota_map.<type>`,
 `permissions.<role>`, `properties.<key>`; of tenants `tenantConfig.<key>`. Invariants: fields do not
-overlap, so what one owner sets is never part of what another sets; whoever compares the record's
-revision when it writes cannot slip past an owner.
+overlap, so what one owner sets is never part of what another sets; a writer that compares the
+record's revision when it writes cannot slip past an owner.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def value_of(policies: Mapping[str, Any], field: str) -> Any:
 
 
 def with_fields(policies: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `policies` with these fields set, or taken away where the value is None, and
+    """A copy of `policies` with these fields set, or removed where the value is None, and
     with them what is empty then."""
     changed = dict(policies)
     for field, value in changes.items():

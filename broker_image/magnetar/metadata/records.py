@@ -17,7 +17,7 @@ from magnetar.metadata.codec import Record
 
 RESTORE_STRIDE = 1 << 36
 """The epoch of a term is restore number * RESTORE_STRIDE + revision of the record it began with.
-A larger revision goes on into the numbers above."""
+A larger revision carries into the numbers above."""
 RESTORES_MAX = 255
 """The highest restore number: message ids have room for 8 bits of it."""
 INTERNAL_LISTENER = "internal"
@@ -188,9 +188,9 @@ class NamespaceRecord(Record):
     """`namespaces/<tenant>/<namespace>`. `owner` is namespace/name of the TopicNamespace that owns
     it ("" = none).
 
-    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; all others are
-    anybody's. `deleting` is the incarnation that deletes the namespace ("" = none), in which no
-    topic comes into being for as long as that incarnation lives.
+    `owned` are the fields that the owner sets, as `owned_fields` names them, sorted; any client may
+    set the others. `deleting` is the incarnation that deletes the namespace ("" = none), in which
+    no topic comes into being for as long as that incarnation lives.
     """
 
     boundaries: tuple[int, ...]
@@ -258,8 +258,8 @@ class ManifestPointer(Record):
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord(Record):
-    """`intents/<id>`: somebody writes files of this bundle whose names begin with the id. Without
-    it they may be deleted.
+    """`intents/<id>`: a broker or job writes files of this bundle whose names begin with the id.
+    Without it they may be deleted.
 
     `job` and `run` say who: a job's run, or for a broker's own rewriting "" and its incarnation.
     """
@@ -322,7 +322,7 @@ class RestoreRequestRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class CordonRecord(Record):
-    """`cordons/<broker>`: this broker takes no new bundles; with `drain` it moves away those it
+    """`cordons/<broker>`: this broker takes no new bundles; with `drain` it transfers those it
     has."""
 
     drain: bool
@@ -347,7 +347,7 @@ class CoordinatorSetRecord(Record):
     """`coordinator-set`: how many transaction coordinators there are.
 
     Numbers (TCIDs) below `limit` may begin transactions, the others only end theirs: the operator
-    says so ("" in `owner`: nobody did). Clients are told of the first `announced`; number n
+    sets it ("" in `owner`: it did not). Clients see the first `announced`; number n
     announces itself when all below it are.
     """
 

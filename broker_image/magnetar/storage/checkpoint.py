@@ -192,7 +192,7 @@ def decode_checkpoint(data: bytes, name: str) -> Checkpoint:
 
 
 class _StoredTopics(Mapping[str, TopicCheckpoint]):
-    """Topics as they lie in the object `name`. There may be very many: whoever needs them all
+    """Topics as they lie in the object `name`. There may be very many: a caller that needs them all
     pauses between them."""
 
     def __init__(self, name: str, fields: dict[str, list[Any]]) -> None:

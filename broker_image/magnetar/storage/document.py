@@ -31,22 +31,19 @@ def encode_document(kind: str, version: int, body: dict[str, Any]) -> bytes:
 
 
 def document_json(value: Any) -> bytes:
-    """A value as documents have it, for whoever makes a large one in pieces: keys sorted, no
-    spaces."""
+    """A value as documents have it: keys sorted, no spaces."""
     return _ENCODER.encode(value).encode()
 
 
 def json_items(values: Sequence[T], plain: Callable[[T], Any]) -> Iterator[bytes]:
-    """The inside of a list of `plain` values, in pieces that take a millisecond or so each, for
-    whoever has other things to do in between."""
+    """The inside of a list of `plain` values, in pieces that take a millisecond or so each."""
     for at in range(0, len(values), PIECE_ITEMS):
         piece = document_json(list(map(plain, values[at : at + PIECE_ITEMS])))[1:-1]
         yield b"," + piece if at else piece
 
 
 def close_document(pieces: Iterable[bytes]) -> bytes:
-    """The file's bytes from its JSON, for whoever makes a large one in pieces; it has all keys,
-    as `document_json` has them."""
+    """The file's bytes from its JSON, which may come in pieces and has all keys."""
     line = [*pieces, b"\n"]
     checksum = 0
     for piece in line:

@@ -1,4 +1,4 @@
-"""Which files nobody needs any more.
+"""Which files are dead.
 
 Owns: the decisions of the collector, as functions of durable facts: log files that every bundle and
 every coordinator has passed, checkpoints, manifests and segments that were superseded or never
@@ -50,7 +50,7 @@ class BundleFacts:
         )
 
     def replays(self, file: LogFile) -> bool:
-        """Whether whoever recovers the bundle reads the log file: it lies in the chain since the
+        """Whether a recovery of the bundle reads the log file: it lies in the chain since the
         checkpoint pointed to."""
         return self.record is not None and is_replayed(self.record.chain, file)
 
@@ -68,7 +68,7 @@ def is_over(
     records: Mapping[str, BundleRecord],
 ) -> bool:
     """Whether all that sealed files hold of `bundle` is of an earlier incarnation of its namespace,
-    or of one that is deleted: nobody asks for it.
+    or of one that is deleted: no client asks for it.
 
     `record` is its own, one of all `records`; `current` are the bundles of its namespace as it is
     (None: there is none), read after the records.
@@ -78,8 +78,8 @@ def is_over(
     ends in two ways. It was split: then its children have what it wrote, and its namespace, for as
     long as it exists, has bundles that leave no gap in its range (`children_of`). Or it was retired
     with its namespace. So it is over when the namespace is gone, or has neither such children nor,
-    by a record that is not there (nobody may have looked the bundle up yet), the bundle itself. A
-    namespace may also have lost its record while topics of it exist, and have got it back with
+    by a record that is not there (no client may have looked the bundle up yet), the bundle itself.
+    A namespace may also have lost its record while topics of it exist, and have got it back with
     other boundaries: then children that hold them have records, and keep what their parent wrote.
     """
     if any(
@@ -156,7 +156,7 @@ def dead_log_files(
     coordinator replays and no reader pins, in order.
 
     `facts` are of every bundle that has a record, and of every one that a file lists.
-    `pinned_bundles` are those of which somebody (a job under its intent) may be reading any file.
+    `pinned_bundles` are those of which a job under its intent may be reading any file.
     Of the incarnations in `beginning` nothing is given up, see `destinations`.
     """
     pinned = set(pinned_bundles)
@@ -198,8 +198,8 @@ def destinations(facts: Iterable[BundleFacts]) -> set[str]:
 def superseded_checkpoints(
     listed: Iterable[str], record: BundleRecord | None, pointed_to: Collection[str] = ()
 ) -> list[str]:
-    """Of the checkpoint objects of a bundle, listed before the records were read, those that nobody
-    will point to any more.
+    """Of the checkpoint objects of a bundle, listed before the records were read, those that no
+    record will point to any more.
 
     One that is newer than the one pointed to may be on its way into the record, as long as the term
     that wrote it has not ended. `pointed_to` are those that any record names: bundles that were
@@ -244,7 +244,7 @@ def manifests_of_the_dead(
     list in the transaction that made it Deleted, or it was retired with its namespace, whose
     deletion took its topics first. A next incarnation of it, if there is one, starts with the
     manifest that the store points to. So nothing is lost if the store can never point to one of
-    these objects. Whoever writes one reads the pointer first, and commits by comparing that; with a
+    these objects. Its writer reads the pointer first, and commits by comparing that; with a
     manifest at hand, by comparing a pointer that is gone. Who found none (a paused former owner, a
     job that was planned long ago, a split) compares more:
 

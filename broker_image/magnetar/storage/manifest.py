@@ -79,11 +79,11 @@ class Compacted:
 @dataclass(frozen=True, slots=True)
 class TopicSegments:
     """One topic: segments in position order; `trimmed` is the last position that retention or a
-    deletion took away.
+    deletion removed.
 
     `complete`, of a topic that was used with transactions: what they have published up to and
     including this position is in segments, as entries of the topic; what lies behind it may still
-    have its bytes in the sidecar only. It never goes back. None: nobody has said.
+    have its bytes in the sidecar only. It never goes back. None: unknown.
     """
 
     level1: tuple[SegmentReference, ...] = ()
@@ -314,7 +314,7 @@ async def commit_manifest(
     extra_compares: Sequence[Compare] = (),
     extra_operations: Sequence[Operation] = (),
 ) -> CommitResult:
-    """Replace the bundle's manifest by `edit` of it, again and again until nobody came in between.
+    """Replace the bundle's manifest by `edit` of it, again until no other commit came in between.
 
     `edit` returns None to decline; it is called afresh for every attempt and must decline what it
     finds already done. `generation` is set here. `extra_operations` are part of the transaction.
@@ -341,8 +341,8 @@ async def commit_manifest(
                 [Put(key, pointer.encode()), *extra_operations],
             )
         except StoreUnavailable as unknown:
-            # By the pointer alone: a read of the object may fail as well, and whoever learns of
-            # that error takes it for a commit that failed.
+            # By the pointer alone: a read of the object may fail as well, and a caller that learns
+            # of that error takes it for a commit that failed.
             try:
                 found = await store.get(key)
             except StoreError:

@@ -1,8 +1,8 @@
 """Names of files in the volume.
 
-Owns: every file's spelling; nobody else writes one as a literal. Imports: names. Pure. Invariants:
-a name is created once and never means two things; numbers in names are padded, so that sorted names
-are in order.
+Owns: every file's spelling; no other module writes one as a literal. Imports: names. Pure.
+Invariants: a name is created once and never means two things; numbers in names are padded, so that
+sorted names are in order.
 """
 
 from __future__ import annotations

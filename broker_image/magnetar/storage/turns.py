@@ -10,14 +10,13 @@ import asyncio
 
 
 class Turns:
-    """One piece of work; whoever does it says after each part how much that was, and pauses once
-    `limit` is reached."""
+    """One piece of work, which pauses whenever `limit` has been done."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._done = limit, 0
 
     async def after(self, done: int) -> None:
-        """So much more has been done."""
+        """Count what was done, and pause if it is enough."""
         self._done += done
         if self._done >= self._limit:
             self._done = 0

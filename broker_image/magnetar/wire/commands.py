@@ -4,8 +4,8 @@ Owns: the checks every inbound command passes, and one builder per broker-to-cli
 returning a whole frame. Imports: errors, frames, the generated protocol. Pure. Commands by the
 hundred are built in `runs`, a client's in `requests`. Source: Pulsar's protocol (direction and
 meaning of every command). Invariants: a decoded command has a known type, its sub-message and every
-required field; optional fields are set only when given, because clients tell unset from default;
-ids of -1 travel as 2^64-1.
+required field; optional fields are set only when given, because clients distinguish unset from
+default; ids of -1 travel as 2^64-1.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def lookup_redirect(
     authoritative: bool,
     through_proxy: bool = False,
 ) -> bytes:
-    """LOOKUP_RESPONSE: ask the broker at `url`; `authoritative` tells that broker to decide
+    """LOOKUP_RESPONSE: ask the broker at `url`; `authoritative` asks that broker to decide
     itself."""
     kind = api.CommandLookupTopicResponse.Redirect
     return _lookup(

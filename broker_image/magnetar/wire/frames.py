@@ -40,8 +40,8 @@ class InboundBuffer:
     grows to `capacity` with what comes.
 
     `get_buffer` and `advance` are what `get_buffer` and `buffer_updated` of the protocol call.
-    Frames point into `data` and are valid until the next `get_buffer`; whoever keeps bytes longer
-    copies them first.
+    Frames point into `data` and are valid until the next `get_buffer`; a caller that keeps bytes
+    longer copies them first.
     """
 
     __slots__ = ("_capacity", "_consumed", "_frame_bytes_max", "_have", "data", "view")
@@ -102,7 +102,7 @@ class InboundBuffer:
         return self._have
 
     def skip_to(self, end: int) -> None:
-        """Whole frames up to `end` were taken by other means: the iterator under way goes on
+        """Whole frames up to `end` were taken by other means: the iterator under way continues
         behind them."""
         assert self._consumed <= end <= self._have, (self._consumed, end, self._have)
         self._consumed = end

@@ -2,7 +2,7 @@
 
 Owns: one builder per client-to-broker command, each returning a whole frame. Imports: frames,
 transactions.ids, the generated protocol. Pure. Source: Pulsar's binary protocol. Invariant:
-optional fields are set only when given, because brokers tell unset from default.
+optional fields are set only when given, because brokers distinguish unset from default.
 """
 
 from __future__ import annotations

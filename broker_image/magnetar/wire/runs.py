@@ -250,14 +250,15 @@ def parse_ack_span(data: bytearray, start: int, end: int) -> AckSpan | None:
         size += one * here
         count += here
     if size != end - at or entry + count > SIGNED_END or data[at:end] != b"".join(expected):
-        return None  # ids from 2^63 on are negative numbers: parsing tells what they are
+        return None  # ids from 2^63 on are negative numbers: left to parsing
     return AckSpan(consumer_id, ledger, entry, count)
 
 
 SIGNED_END = 1 << 63
 _VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
 _ACK_OPENING = re.compile(
-    # type ACK, the sub-message's length, consumer_id, ack_type Individual, and the first id's ledger and entry
+    # type ACK, the sub-message's length, consumer_id, ack_type Individual, and the first id's
+    # ledger and entry
     rb"\x08\x0a\x52"
     + _VARINT
     + rb"\x08"

@@ -68,7 +68,7 @@ def following_sends(
             _, window_end, sequence_low, high_bytes = window_of(sequence_id)
             if len(varint(sequence_id)) != number_bytes:
                 break  # a longer number: other lengths in front of it, too
-            rest, told = high_bytes + after, high_bytes + text
+            rest, continued = high_bytes + after, high_bytes + text
         total, command, expected, metadata = parts(data, at)
         number = sequence_low[sequence_id & mask]
         if command != before + number + rest:
@@ -79,13 +79,13 @@ def following_sends(
         usual = total
         if end > last or checksum(view[at + least : end]) != expected:
             break
-        if metadata != (described + number + told if numbered else described):
+        if metadata != (described + number + continued if numbered else described):
             if not _may_follow(data, at + least, end, messages_max):
                 break
             if numbered and metadata.startswith(number + high_bytes, len(described)):
                 # as a rule the publish time has changed, and stays so for a while
                 text = metadata[len(described) + number_bytes :]
-                told = high_bytes + text
+                continued = high_bytes + text
             else:
                 described, numbered = metadata, False
         append(view[at + head : end])

@@ -1,7 +1,7 @@
 """Whether the strings of a message are text.
 
 Owns: `broken_text`. Imports: the generated protocol. Pure. Source: protobuf's encoding of `string`
-is UTF-8, but of proto2 messages nobody checks it: Python hands what is not UTF-8 over as `bytes`,
+is UTF-8, but protobuf checks it of no proto2 message: Python returns what is not UTF-8 as `bytes`,
 which then fails wherever a name is sorted, measured, or written. Metadata of entries are not looked
 at: the broker keeps them as they came. Invariant: a message passes if and only if every string in
 it, however deep, is a `str`; fields without strings below them cost nothing.

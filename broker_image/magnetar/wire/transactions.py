@@ -20,7 +20,7 @@ Type = api.BaseCommand.Type
 
 class Refusal(NamedTuple):
     """Why a request failed. Of a transaction that is not known: the first number that has not
-    begun (None: not told), and the floor."""
+    begun (None: not sent), and the floor."""
 
     code: WireCode
     message: str

@@ -46,7 +46,7 @@ class Authenticator:
     def __init__(
         self, source: SecuritySource, clock: Clock, *, plain_is_internal: bool = False
     ) -> None:
-        """`plain_is_internal`: ports without TLS answer nobody but processes of the cluster."""
+        """`plain_is_internal`: ports without TLS answer only processes of the cluster."""
         self.source, self._clock, self._plain_is_internal = source, clock, plain_is_internal
         self._verified: dict[bytes, Principal] = {}
         source.listen(self._verified.clear)
@@ -114,7 +114,7 @@ class Authenticator:
         """The principal of a peer that speaks for `original` ("" = for itself). Raises
         NotAuthorized, in Pulsar's words.
 
-        A process of the cluster may speak for anybody, and keeps its own rights.
+        A process of the cluster may act for any role, and keeps its own rights.
         """
         proxies = self.source.current.document.proxy_roles
         if (

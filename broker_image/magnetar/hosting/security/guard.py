@@ -112,7 +112,7 @@ class Guard:
         self._looked_at: dict[str, float] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
         self.version = 0
-        """Grows with every change that may have taken a right away."""
+        """Grows with every change that may have withdrawn a right."""
 
     async def start(self) -> None:
         """Follow the records that decisions depend on. Raises StoreError."""
@@ -239,7 +239,7 @@ class Guard:
         return known
 
     async def _read_again(self, namespace: str) -> None:
-        """Wait for a look at the store that begins from now on, shared with everybody who waits
+        """Wait for a look at the store that begins from now on, shared with every caller that waits
         for one."""
         look = self._looks.get(namespace)
         if look is None:

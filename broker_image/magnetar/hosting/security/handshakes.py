@@ -28,7 +28,7 @@ REFRESH = b"PulsarAuthRefresh"
 REFRESH_LEAD_S = 60.0
 """How long before its end a token is asked for again; half of what is left if that is less."""
 REFRESH_LEFT_S_MIN = 1.0
-"""With less left than this nobody is asked again."""
+"""With less left than this no client is asked again."""
 TIMER_S_MAX = 86_400.0
 NO_REQUEST = -1
 
@@ -49,7 +49,8 @@ class Handshakes:
         self._authenticator.source.forget(self._source_changed)
 
     def _source_changed(self) -> None:
-        """Whoever was let in by other keys or rules connects again, and shows what is good now."""
+        """Clients admitted by other keys or rules connect again, and authenticate by the present
+        ones."""
         before, now = self._followed, self._authenticator.source.current
         self._followed = now
         rules, keys = (
@@ -83,7 +84,7 @@ class Handshakes:
         return True
 
     def renew(self, connection: Peer, answer: api.CommandAuthResponse) -> None:
-        """Take an AUTH_RESPONSE: the connection goes on until what it shows is over, or ends."""
+        """Take an AUTH_RESPONSE: the connection stays until the credentials expire, or ends."""
         before = connection.principal
         assert before is not None, "only connections that were let in get here"
         try:

@@ -51,7 +51,7 @@ class RestGate:
         refusal = (
             f"Unauthorized: {request.method} {request.url.path[:200]} needs {right.value}, which "
             "this role is not granted; "
-            "ask whoever runs the cluster for the permission"
+            "ask an administrator of the cluster for the permission"
         )
         guard = self._guard()
         if guard is not None:

@@ -295,8 +295,8 @@ class StoreCore:
         return min((held.expires_at for held in self._leases.values()), default=None)
 
     def orphaned_leases(self) -> list[int]:
-        """Leases that keys of a restored snapshot or journal are bound to but that nobody can
-        renew any more."""
+        """Leases that keys of a restored snapshot or journal are bound to but that no holder
+        can renew."""
         return sorted(lease for lease in self._lease_keys if lease not in self._leases)
 
     # --- changes ----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class EmbeddedStore(MemoryStore):
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            # The loop was closed without closing the store: nobody is left to be told.
+            # The loop was closed without closing the store: no callers are left.
             log.warning("store not closed before its event loop", directory=str(self._directory))
 
     # --- durability -------------------------------------------------------------------------------

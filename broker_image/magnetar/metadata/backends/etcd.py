@@ -97,10 +97,10 @@ class EtcdStore:
             try:
                 return await self._pages(prefix, limit)
             except Compacted:
-                # The revision of the first page went away while the others were read.
+                # The revision of the first page was compacted while the others were read.
                 log.info("range starts over", prefix=prefix)
         raise StoreUnavailable(
-            f"range of {prefix!r} was compacted away {RANGE_RESTARTS_MAX} times; try again"
+            f"range of {prefix!r} was compacted {RANGE_RESTARTS_MAX} times; try again"
         )
 
     async def _pages(self, prefix: str, limit: int) -> RangeResult:
@@ -268,9 +268,9 @@ class EtcdStore:
         """Messages of a watch. Raises StoreUnavailable when the member stays silent though asked
         for its progress.
 
-        A connection that nobody closes can be dead for long, and a quiet prefix would not show it.
+        A connection that no side closes can be dead for long, and a quiet prefix would not show it.
         The answers also keep the position near the present, so that a watch of a quiet prefix is
-        not compacted away.
+        not compacted.
         """
         reading = asyncio.ensure_future(self._channels.guarded(member, call.read()))
         asked = False

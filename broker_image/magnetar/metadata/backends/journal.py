@@ -15,7 +15,7 @@ commit. A CRC-32C covers length, number and payload and starts from the salt. In
   not touched again, except that a write
   for which there is no space takes it from the reserve beside the file, and waits once nothing is
   left of that. The reserve is larger than what is appended until the file is replaced by a
-  snapshot, which gives the space back: on a full disk the journal goes on.
+  snapshot, which gives the space back: the journal continues on a full disk.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class JournalFile:
         """A new file holding `snapshot`, durable under its name on return; it replaces an older one
         atomically.
 
-        An OSError that tells of missing space left the older file in its place, and in use.
+        After an OSError of missing space the older file has its name, and is in use.
         """
         content = encode_header(salt) + encode_frame(salt, 0, encode_snapshot(snapshot))
         descriptor = reserve_of(path).spend(_write_file, path.with_suffix(".new"), path, content)
@@ -412,7 +412,7 @@ class JournalWriter:
         return taken
 
     def _write(self, items: list[Change | Snapshot | None]) -> bool:
-        """Make `items` durable; False once told to stop."""
+        """Make `items` durable; False once `stop` was called."""
         group: list[Change] = []
         for item in (*items, None):
             if isinstance(item, Change):

@@ -63,7 +63,7 @@ async def examine_loss(volume: Volume, file: str) -> Loss:
         file,
         kept,
         None if seal is None else seal.length,
-        reason or "it is whole, as far as it can tell",
+        reason or "no loss is visible in it",
         later,
     )
 

@@ -119,7 +119,7 @@ async def lost_file(volume: Volume, incarnation: str, sealed: Sequence[SealedFil
     """The number of a file that was there and is not, behind the last that `fence` has found; None
     if none is known of.
 
-    It is for whoever needs the log to its end: of a log that nobody needs the collector deletes
+    It is for readers of the whole log: of a log that no bundle needs the collector deletes
     files in any order. Raises StorageError, also if a former owner began that file concurrently:
     fence again.
     """

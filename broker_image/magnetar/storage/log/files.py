@@ -103,7 +103,7 @@ class LogFiles:
             await self._space.check_whole_file()
             try:
                 handle = await self._volume.create_log(name, self._file_bytes, header)
-            except StorageFull as error:  # somebody was quicker
+            except StorageFull as error:  # another user of the volume was quicker
                 self._space.begin_short(error)
                 raise
         return LogFile(handle, self._incarnation, number)

@@ -170,8 +170,8 @@ class TermRecord:
 
 
 class HeartbeatRecord(NamedTuple):
-    """The term goes on and has nothing to write: the time of its block counts for the age of its
-    entries."""
+    """The term continues and has nothing to write: the time of its block counts for the age of
+    its entries."""
 
     epoch: int
 

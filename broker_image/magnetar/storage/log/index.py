@@ -241,7 +241,7 @@ class LevelZeroIndex:
         self._starts: dict[str, list[tuple[int, int]]] = {}
         self.runs_held = 0
         self.on_decoded: Callable[[int], object] | None = None
-        """Is told how many runs were decoded, and are kept from then on."""
+        """Called with the number of runs that were decoded, and are kept from then on."""
 
     @staticmethod
     def decode(data: bytes, name: str) -> LevelZeroIndex:

@@ -103,8 +103,8 @@ class LogBlocks:
         self._base = self.end
 
     async def check_nothing_follows(self) -> None:
-        """Tell a torn tail from damage: raises CorruptData if an intact block lies behind the end
-        of the intact ones.
+        """Distinguish a torn tail from damage: raises CorruptData if an intact block lies behind
+        the end of the intact ones.
 
         The next block begins within the longest a block can be; looking that far is what makes
         sealing safe against a flipped bit.

@@ -2,7 +2,7 @@
 
 Owns: `finish_file`: what the owner of a log does with a file that it has left: seal, space given
 back, index. Imports: asyncio, errors, log_files, index, seals, volume. Invariants: the seal is
-where the acknowledged part ends, and comes first; nobody waits for any of it, so each step is tried
+where the acknowledged part ends, and comes first; no receipt waits for it, so each step is tried
 until there is space.
 """
 
@@ -49,7 +49,7 @@ async def finish_file(
         raise CorruptData(f"{name} was sealed at {adopted}, its writer ended it at {file.end}")
     if file.end < shrinks_below:
         # Reserved and hardly used: a spare, or a file that was left early. Nothing behind the seal
-        # was promised to anybody.
+        # was acknowledged.
         await volume.shrink(name, file.end)
     builder = IndexBuilder(incarnation, file.number)
     at = 0

@@ -1,9 +1,9 @@
 """The one length of a finished log file.
 
-Owns: `<n>.sealed`, a document with the length that everybody adopts, and whether the log goes on.
-Imports: errors, volume, names, document. Invariant: published once, by put-if-absent; who comes
-second adopts what the first one wrote. Only an operator replaces a seal, by one that says that a
-loss was accepted.
+Owns: `<n>.sealed`, a document with the length that all brokers adopt, and whether another file
+follows. Imports: errors, volume, names, document. Invariant: published once, by put-if-absent; who
+comes second adopts what the first one wrote. Only an operator replaces a seal, by one that says
+that a loss was accepted.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ async def publish_seal(
         return length
     adopted = await read_seal(volume, incarnation, number)
     if adopted is None:
-        # Sealed by a new owner, and collected with its file since: whoever still wants to seal it
-        # has slept through that.
+        # A new owner sealed it, and the collector removed it with its file since: this process
+        # was paused.
         raise Fenced(
             f"the seal of {names.log_file(incarnation, number)} is gone again: the file was taken "
             "over and deleted"
@@ -70,7 +70,7 @@ async def publish_seal(
 
 
 async def accept_loss(volume: Volume, incarnation: str, number: int, length: int) -> None:
-    """Seal the file at `length`, in the place of any seal that it has; only for an operator who
+    """Seal the file at `length`, replacing any seal that it has; only for an operator who
     accepts the loss. Raises StorageError."""
     name, document = (
         names.sealed(incarnation, number),

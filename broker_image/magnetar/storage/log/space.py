@@ -3,9 +3,9 @@
 Owns: `Space`, the two states of a log on a disk that fills up, and how both end. Imports: asyncio,
 structlog, errors, volume.
   short    there is no room for a whole log file, or the reserve is not whole: nothing may be
-  published. Everything else goes on: cursors, trims,
+  published. Everything else continues: cursors, trims,
            deletions, checkpoints, seals and a start use what is left and then the reserve.
-  stalled  even the reserve is used up: whatever is appended waits, and goes on when there is space.
+  stalled  even the reserve is used up: appends wait until there is space.
 Invariants: stalled implies short; `short` ends only once the reserve is whole and there is room for
 more than one whole file, so it does not come and go with every file that is deleted.
 """
@@ -47,8 +47,8 @@ class Space:
             raise self.short
 
     def check_room(self) -> None:
-        """Raises StorageFull while what is appended would wait for space, for those who can be
-        told to come again."""
+        """Raises StorageFull while what is appended would wait for space, for callers that
+        can be asked to retry."""
         if self.stalled is not None:
             raise self.stalled
 
@@ -139,7 +139,7 @@ class Space:
 
 
 async def look_again_and_again(space: Space, after: Callable[[int], Awaitable[None]]) -> None:
-    """Look now and every SPACE_LOOK_S, and tell `after` how much of the reserve is missing;
+    """Look now and every SPACE_LOOK_S, and call `after` with the missing bytes of the reserve;
     until cancelled."""
     while True:
         try:

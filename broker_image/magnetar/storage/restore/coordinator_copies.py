@@ -6,9 +6,9 @@ Imports: storage formats, names, metadata records.
 Why it loses nothing. An incarnation writes a checkpoint of all that the incarnations before it,
 which it has fenced, have acknowledged, before it answers anything; from then on its own log since
 its newest checkpoint has the rest. So the newest checkpoint of a number, and the log that it names
-from there on, hold all that anybody was told, whatever the store's record said last. Invariant: a
+from there on, hold all that was answered, whatever the store's record said last. Invariant: a
 number that had transactions never begins again: without its checkpoint or log there is a problem
-for somebody to look at.
+for an operator to look at.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from magnetar.storage.volumes.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFact:
-    """A number's newest checkpoint: its object, whose it is, and where its log goes on."""
+    """A number's newest checkpoint: its object, whose it is, and where its log continues."""
 
     object: str
     epoch: int

@@ -3,7 +3,7 @@
 Owns: the reading of TERM and RELEASE records, and of topics' creations, from whole logs, for the
 day that the metadata store is lost. Imports: storage formats, fencing, metadata records.
 Invariants: nothing is read before its file is sealed, and what was read of a sealed file stays
-true; copies that a term wrote after its RELEASE are void; damage is noted, and reading goes on in
+true; copies that a term wrote after its RELEASE are void; damage is noted, and reading continues in
 the next file.
 """
 
@@ -63,8 +63,8 @@ class TermCopy:
 class LogFacts:
     """What sealed logs say.
 
-    `releases` are the ends of RELEASE records by (bundle, epoch); `topics` tells whether a topic
-    was there last; `lost` has the number of the file in which a log goes on, by its seals, and that
+    `releases` are the ends of RELEASE records by (bundle, epoch); `topics` says whether a topic was
+    there last; `lost` has the number of the file in which a log continues, by its seals, and that
     is not there.
     """
 

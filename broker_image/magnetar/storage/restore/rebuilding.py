@@ -1,4 +1,4 @@
-"""The metadata store as storage tells it.
+"""The metadata store as storage knows it.
 
 Owns: the decision what a restored store holds: bundle records and manifest pointers from what logs
 and manifests say, everything else from a backup where there is one. Imports: metadata records,
@@ -13,7 +13,7 @@ unless the bundle has no copy of that term: then nothing came of the term.
 
 Invariants: a bundle is never begun again while anything says that it had contents; of two bundles
 that overlap one is chosen by rules that hold in every history, and the other is named; what is
-missing is a problem that somebody has to look at, never a gap.
+missing is a problem for an operator, never a gap.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _choose(
 
 
 def _closed(name: str, record: BundleRecord, facts: StorageFacts) -> BundleRecord:
-    """The record of a bundle that nobody owns, with an end to its chain."""
+    """The record of a bundle without an owner, with an end to its chain."""
     if record.state is BundleState.DELETED:
         return record
     chain = record.chain
@@ -226,8 +226,8 @@ def _missing(
     """Objects and files that recovery would ask for and not find; `record` is `given` with its
     chain closed.
 
-    Of an owner that has released nothing, also the file in which its log goes on, if that is known
-    to have been there: the bundle needs it all.
+    Of an owner that has released nothing, also the file in which its log continues, if that is
+    known to have been there: the bundle needs it all.
     """
     if record.state is BundleState.DELETED:
         return []
@@ -465,7 +465,7 @@ def _partitioned_topics(
     for topic in sorted(topics):
         name = TopicName.parse(topic)
         partition = partition_of(name.local)
-        if partition >= 0 and str(name.base) not in topics:  # else somebody has named a topic so
+        if partition >= 0 and str(name.base) not in topics:  # else a topic has such a name
             counts[name.base] = max(counts.get(name.base, 0), partition + 1)
     for name, partitions in sorted(counts.items(), key=lambda item: str(item[0])):
         key = keys.partitioned_topic(name)

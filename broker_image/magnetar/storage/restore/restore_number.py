@@ -30,8 +30,8 @@ async def read_restore_number(volume: Volume) -> int:
 
 
 async def raise_restore_number(volume: Volume, clock: Clock, least: int, reason: str) -> int:
-    """A number that nobody has had, above the storage's own and at least `least`; durable on
-    return. Raises RestoresExhausted, StorageError."""
+    """A number that no incarnation has had, above the storage's own and at least `least`; durable
+    on return. Raises RestoresExhausted, StorageError."""
     while True:
         number = max(await read_restore_number(volume) + 1, least)
         if number > RESTORES_MAX:

@@ -3,7 +3,7 @@
 Owns: the acts around `rebuilding`: raise the restore number, end every incarnation, read logs and
 manifests, write the store. Imports: storage and metadata siblings, clock. Invariants: brokers serve
 until the restore number is raised and they are fenced; read before that is only what never changes.
-The number is raised before anything else is read, so nobody joins concurrently or with what the
+The number is raised before anything else is read, so no broker joins concurrently or with what the
 store said before; epochs under it are above every epoch in storage; the cluster's record is written
 last, so a restore that was interrupted is noticed by every broker, and simply done again; with a
 problem nothing is written.
@@ -329,7 +329,7 @@ async def is_restored_for(store: MetadataStore, request: str) -> bool:
 async def _write(store: MetadataStore, items: dict[str, bytes], request: str) -> None:
     """Make the store's durable keys exactly `items`, and remember `request` with the last of
     them."""
-    await store.delete(keys.RESTORE)  # from here on nobody from before changes anything
+    await store.delete(keys.RESTORE)  # from here on no incarnation from before changes anything
     for item in (await store.range("")).items:
         if not item.lease and keys.is_durable(item.key) and item.key not in items:
             await store.delete(item.key)

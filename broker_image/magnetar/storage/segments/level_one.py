@@ -192,7 +192,7 @@ class LevelOneRewrite:
     `topics` change. `intent` "" wrote nothing.
 
     Of the files in `partly` only a part was rewritten: they stay, and must still be listed. `epoch`
-    is the term of whoever judged what is alive: it knows nothing of what later terms wrote, and to
+    is the term that judged what is alive: it knows nothing of what later terms wrote, and to
     it that looks like trimmed.
     """
 
@@ -259,7 +259,7 @@ def _changed(found: TopicSegments, change: TopicChange) -> TopicSegments | None:
     ]
     level1 = tuple(sorted([*kept, *change.added], key=lambda segment: segment.first))
     if any(before.last >= after.first for before, after in itertools.pairwise(level1)):
-        return None  # somebody else has rewritten the same part of a file that stays listed
+        return None  # another broker has rewritten the same part of a file that stays listed
     trimmed = _later(found.trimmed, change.trimmed)
     if change.gone:
         return TopicSegments(level1, trimmed=trimmed)

@@ -173,7 +173,7 @@ def encode_checkpoint(checkpoint: CoordinatorCheckpoint) -> bytes:
 
 
 def checkpoint_pieces(checkpoint: CoordinatorCheckpoint) -> Iterator[bytes]:
-    """The object's JSON in pieces that take a millisecond or so each, for whoever has other
+    """The object's JSON in pieces that take a millisecond or so each, for callers that have other
     things to do in between."""
     state, position = checkpoint.state, checkpoint.position
     head = {

@@ -134,7 +134,7 @@ def compact_left_behind(temporary: Path) -> None:
 
     The volume's reserve lies there as well, and stays.
 
-    Nobody who lives writes one that slowly; another broker may be at it too. Raises OSError.
+    No live process writes one that slowly. Another broker may clean concurrently. Raises OSError.
     """
     with tempfile.NamedTemporaryFile(prefix="probe-", dir=temporary) as probe:
         before = os.fstat(probe.fileno()).st_mtime - LEFT_BEHIND_S

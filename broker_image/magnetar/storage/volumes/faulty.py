@@ -40,7 +40,7 @@ class FaultyVolume:
     """`inner` on a bad disk. `faults` may be replaced at any time.
 
     `missing` says of which names nothing is there for readers, `worn` of which names reads may fail
-    (all, unless told otherwise).
+    (all by default).
     """
 
     def __init__(self, inner: Volume, clock: Clock, faults: VolumeFaults | None = None) -> None:

@@ -4,8 +4,8 @@ changed.
 Owns: `LinkedObjects` and its start-up probe. Imports: asyncio, os, errors, coherence, objects,
 posix. link() is decided by the server of a network file system, whatever its clients have cached; a
 look at a name is not. So an object is created under a name of its own, flushed, and linked to its
-key, and whoever finds the key taken compares which file is there. Invariants: as of `ObjectStore`;
-a list may lag behind other machines, and says so.
+key; a process that finds the key taken compares which file is there. Invariants: as of
+`ObjectStore`; a list may lag behind other machines, and says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LinkedObjects:
                 compact_left_behind(temporary)
         except OSError as error:
             raise StorageError(
-                f"{self._root / TEMPORARY} cannot be tidied: {error}; let this user write there"
+                f"{self._root / TEMPORARY} cannot be cleaned: {error}; let this user write there"
             ) from error
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:

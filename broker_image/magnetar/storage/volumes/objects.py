@@ -3,11 +3,11 @@
 Owns: the `ObjectStore` protocol, which says for certain what has happened; the `ObjectClient`
 protocol, single requests to a service that often cannot; and `RetryingObjects`, which makes the
 first of the second. Imports: asyncio, clock, errors, object_outage, volume. Source: S3's
-conditional writes: 412 means that somebody was first, 409 that it was not decided, no answer means
-nothing at all. Invariants: an object never changes once it is there; of many puts of one key
-exactly one is told that it has won, whatever was lost or repeated on the way: who is told that the
-key is taken looks whether it was itself, by the mark that no other put carries; a request is
-repeated for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
+conditional writes: 412 means that another put was first, 409 that it was not decided, no answer
+means nothing at all. Invariants: an object never changes once it is there; of many puts of one key
+exactly one returns True, whatever was lost or repeated on the way: a put that finds the key taken
+looks whether it was its own attempt, by the mark that no other put carries; a request is repeated
+for `OUTAGE_S_MAX`, at the pace that all requests of the process share.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObjectStore(Protocol):
     """Immutable objects. Every method raises StorageError if it cannot say what has happened."""
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
-        """Create `key` with `buffers` back to back, durably; False if somebody else has created it
+        """Create `key` with `buffers` back to back, durably; False if it is there already
         (then nothing changed).
 
         After a StorageError the object may be there, or come to be there at any later time.
@@ -65,7 +65,7 @@ class ObjectStore(Protocol):
 
     @property
     def lists_at_once(self) -> bool:
-        """Whether `list` shows whatever was created before it, by anybody."""
+        """Whether `list` shows whatever any process created before it."""
         ...
 
     async def check(self) -> None:
@@ -143,8 +143,8 @@ class RetryingObjects:
         return await self._tried(f"creation of {key}", attempt)
 
     async def _is_ours(self, key: str, mark: str) -> bool:
-        """Who has taken the key. Raises ObjectUnclear while nobody has: a conflict of two
-        requests decides nothing."""
+        """Whether this put has taken the key. Raises ObjectUnclear while none has: a conflict of
+        two requests decides nothing."""
         try:
             return await self._client.mark_of(key) == mark
         except FileNotFoundError as error:
@@ -170,20 +170,19 @@ class RetryingObjects:
 
     async def delete(self, key: str) -> bool:
         there = await self.exists(key)
-        # Also when it is not: whoever creates it may be under way, and what was asked for is that
-        # it goes.
+        # Also when it is absent: a put of it may be under way.
         await self._tried(f"removal of {key}", lambda: self._client.delete(key))
         return there
 
     async def check(self) -> None:
-        """Refuse a service that does not keep the mark beside an object: were an answer lost,
-        nobody could say who has won."""
+        """Refuse a service that does not keep the mark beside an object: after a lost
+        answer the winner would be unknown."""
         key = f"{CHECKS}/{self._clock.random_bits(MARK_BITS):032x}"
 
         async def attempt() -> bool:
             try:
                 await self._client.create(key, [b"check"], key)
-            except ObjectTaken:  # by an attempt before this one, or by nobody
+            except ObjectTaken:  # by an attempt before this one, or by none
                 return await self._is_ours(key, key)
             return await self._client.mark_of(key) == key
 

@@ -3,7 +3,7 @@
 Owns: `SharedBackOff`, one per process and service. Imports: asyncio, clock, structlog. Why: a
 service that throttles recovers sooner if each process sends one request per pause instead of one
 per caller and pause. Invariants: while nothing has succeeded since the last failure, one request is
-sent per pause, and the pause doubles; the first success lets everybody go at once; an outage is
+sent per pause, and the pause doubles; the first success releases all callers at once; an outage is
 logged when it begins and when it ends, and at most every `REPORT_S` in between.
 """
 

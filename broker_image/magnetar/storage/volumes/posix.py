@@ -240,7 +240,7 @@ class PosixVolume:
             descriptor = os.open(aside, os.O_RDWR | os.O_CLOEXEC)
             linked = False
             try:
-                # while it is nobody's log: a new owner that finds one shortens it
+                # before it is a log: a new owner that finds one shortens it
                 capacity = os.fstat(descriptor).st_size
                 write_fully(descriptor, 0, [header])
                 os.fdatasync(descriptor)

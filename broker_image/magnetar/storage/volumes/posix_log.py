@@ -106,8 +106,7 @@ class PosixLogHandle:
     # --- in the flush thread ----------------------------------------------------------------------
 
     def _append(self, offset: int, size: int, buffers: Sequence[Buffer], claim: str) -> None:
-        """The three steps; the descriptor is written by nobody else but the filler, which keeps
-        ahead."""
+        """The three steps; only the filler writes the descriptor too, and keeps ahead."""
         try:
             if self._zeros.take(offset, offset + size):
                 self._filler.fill(self._zeros)
@@ -207,7 +206,7 @@ class _Zeros:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the descriptor once nobody uses it."""
+        """Close the descriptors once no thread uses them."""
         with self._changed:
             self._closed = True
             while self._filling is not None:
@@ -222,7 +221,7 @@ class _Zeros:
 
 
 class ZeroFiller:
-    """The background thread that fills log files with zeros, one chunk at a time, in turn."""
+    """The background thread that fills log files with zeros, one chunk of each at a time."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Zeros | None] = SimpleQueue()

@@ -75,7 +75,7 @@ class S3Client:
                     use_multipart=False,
                 )
             except (AlreadyExistsError, PreconditionError) as error:
-                # 412, and 409 too: only a look at the object tells which.
+                # 412, and 409 too: only a look at the object decides.
                 raise ObjectTaken(key) from error
             except FileNotFoundError as error:
                 raise StorageError(
@@ -137,7 +137,7 @@ class S3Client:
 @contextlib.contextmanager
 def _translated(what: str, key: str) -> Iterator[None]:
     """obstore's errors become ours; a missing object stays what it is, without the pages that
-    obstore tells of it."""
+    obstore reports it."""
     try:
         yield
     except FileNotFoundError:

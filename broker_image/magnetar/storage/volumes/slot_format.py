@@ -3,7 +3,7 @@ to.
 
 Owns: the header of a slot. Imports: errors, crc32c, volume. Pure. A slot is a header of 64 bytes,
 then a part of the log file: its header page in slot 0, one block in each further one. A fence is a
-header alone, by which it is told from everything else in a list of sizes. All numbers are
+header alone, so a list of sizes shows which slots are fences. All numbers are
 little-endian. Invariant: the CRC-32C over the header is seeded with incarnation and file, so that a
 slot of another place never passes.
 """
@@ -52,7 +52,7 @@ class SlotHeader:
 
 
 def encode_slot_header(seed: int, header: SlotHeader) -> bytes:
-    """The 64 bytes; `seed` is `log_format.block_seed` of incarnation and file."""
+    """The 64 bytes; `seed` is `log.blocks.block_seed` of incarnation and file."""
     nonce = header.nonce.to_bytes(NONCE_BITS // 8, "little")
     fixed = _SLOT.pack(
         _MAGIC, VERSION, header.kind, header.file, header.slot, header.offset, header.length, nonce

@@ -91,8 +91,8 @@ class SlotVolume:
         return SlotLogHandle(self, name, capacity, found)
 
     async def _check_ours(self, name: str, size: int) -> None:
-        """The file is there. That is well if we tried to create it before and were never told.
-        Raises Fenced, StorageError."""
+        """The file is there, which is right if an attempt of this volume to create it had no
+        answer. Raises Fenced, StorageError."""
         found = await self._header_of(name, 0)
         if found is not None and found.kind is SlotKind.FENCE:
             raise Fenced(f"{name} begins with a fence: another incarnation has taken over")
@@ -442,8 +442,8 @@ def _data_slots(slots: _Sizes) -> list[int]:
 def _missing(
     name: str, missing: Sequence[int], before: int, why: str, fence: int | None = None
 ) -> CorruptData:
-    """Slots of a log file are missing, the first at offset `before`; in the place of one may be
-    a `fence`."""
+    """Slots of a log file are missing, the first at offset `before`; one may hold a `fence`
+    instead."""
     key = names.slot(name, missing[0])
     what = f"{key} is missing" + (
         f" and {len(missing) - 1} more slots are" if len(missing) > 1 else ""

@@ -113,8 +113,7 @@ class Volume(Protocol):
 
 @runtime_checkable
 class Recycling(Protocol):
-    """What a volume may offer besides: a new log file out of one that nobody needs any more,
-    which saves it the zeros."""
+    """What a volume may offer besides: a new log file out of a dead one, which saves the zeros."""
 
     async def set_aside(self, name: str, spare: str, capacity: int) -> bool:
         """Give the log file `name` the new name `spare`, durably; False and no change if it is

@@ -2,7 +2,7 @@
 
 Owns: `Worker`: a queue, a thread and the way back into the loop. Imports: asyncio, queue,
 threading. Invariants: calls run one at a time in the order they were submitted; a call that was
-submitted runs even if nobody waits for it any more; the loop is woken once per call and never
+submitted runs even if no caller waits for it any more; the loop is woken once per call and never
 blocked.
 """
 
@@ -60,11 +60,9 @@ class Worker:
             result, error = None, None
             try:
                 result = call(*arguments)
-            except (
-                Exception
-            ) as raised:  # whatever it is, it belongs to whoever waits for the future
+            except Exception as raised:  # whatever it is, the future carries it to its caller
                 error = raised
-            # A loop that was closed concurrently has nobody left who waits.
+            # A loop that was closed concurrently has no callers left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_finish, future, result, error)
             del job, call, arguments, future, result, error
