@@ -308,13 +308,11 @@ def scattered_message_frames(
             ack_sets,
             consumer_epoch,
         )
-    shape = _MessageShape(
-        b"\x08" + varint(consumer_id) + b"\x12",
-        b"\x08" + varint(ledger) + b"\x10",
-        b"\x18" + varint(partition) if partition >= 0 else b"",
-    )
+    consumer = b"\x08" + varint(consumer_id) + b"\x12"
+    log = b"\x08" + varint(ledger) + b"\x10"
+    place = b"\x18" + varint(partition) if partition >= 0 else b""
     if isinstance(entry_ids, range):
-        return _consecutive_message_frames(shape, entry_ids.start, entries)
+        return _consecutive_message_frames(consumer, log, place, entry_ids.start, entries)
     frames: list[Buffer] = []
     append, mask = frames.append, WINDOW - 1
     end = overhead = 0
@@ -323,41 +321,34 @@ def scattered_message_frames(
     for entry_id, entry in zip(entry_ids, entries, strict=True):
         if entry_id >= end:
             _, end, low, high = window_of(entry_id)
-            overhead, before, after = shape.around(entry_id, high)
+            overhead, before, after = _around_entry_id(consumer, log, place, entry_id, high)
         append((overhead + len(entry)).to_bytes(4, "big") + before + low[entry_id & mask] + after)
         append(entry)
     return frames
 
 
-class _MessageShape(NamedTuple):
-    """What the MESSAGEs of a run share: the fields of the consumer, the ledger and the
-    partition."""
-
-    consumer: bytes
-    log: bytes
-    place: bytes
-
-    def around(self, entry_id: int, high: bytes) -> tuple[int, bytes, bytes]:
-        """(bytes of a frame besides its size and entry, what precedes the low bytes of the entry
-        id, what follows them), the same throughout a window."""
-        id_bytes = len(self.log) + len(varint(entry_id)) + len(self.place)
-        message_bytes = len(self.consumer) + 1 + id_bytes
-        command_bytes = 4 + message_bytes
-        assert id_bytes < 0x80 > message_bytes, (
-            "lengths take one byte: four varints have at most 40"
-        )
-        before = (
-            command_bytes.to_bytes(4, "big")
-            + bytes((0x08, 0x09, 0x4A, message_bytes))
-            + self.consumer
-            + bytes((id_bytes,))
-            + self.log
-        )
-        return command_bytes + SIZE_BYTES, before, high + self.place
+def _around_entry_id(
+    consumer: bytes, log: bytes, place: bytes, entry_id: int, high: bytes
+) -> tuple[int, bytes, bytes]:
+    """Of a MESSAGE with these fields of consumer, ledger and partition, the same throughout a
+    window: (bytes of a frame besides its size and entry, what precedes the low bytes of the entry
+    id, what follows them)."""
+    id_bytes = len(log) + len(varint(entry_id)) + len(place)
+    message_bytes = len(consumer) + 1 + id_bytes
+    command_bytes = 4 + message_bytes
+    assert id_bytes < 0x80 > message_bytes, "lengths take one byte: four varints have at most 40"
+    before = (
+        command_bytes.to_bytes(4, "big")
+        + bytes((0x08, 0x09, 0x4A, message_bytes))
+        + consumer
+        + bytes((id_bytes,))
+        + log
+    )
+    return command_bytes + SIZE_BYTES, before, high + place
 
 
 def _consecutive_message_frames(
-    shape: _MessageShape, first_entry: int, entries: Sequence[Buffer]
+    consumer: bytes, log: bytes, place: bytes, first_entry: int, entries: Sequence[Buffer]
 ) -> list[Buffer]:
     lengths = list(map(len, entries))
     frames: list[Buffer] = []
@@ -366,7 +357,7 @@ def _consecutive_message_frames(
         entry = first_entry + done
         window = window_of(entry)
         here = min(count - done, window.end - entry)
-        overhead, before, after = shape.around(entry, window.high)
+        overhead, before, after = _around_entry_id(consumer, log, place, entry, window.high)
         low, sizes = window.numbers(entry, here), set(lengths[done : done + here])
         # Most runs have entries of one or of a few sizes.
         begin = {size: (overhead + size).to_bytes(4, "big") + before for size in sizes}
