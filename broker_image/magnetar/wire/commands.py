@@ -19,7 +19,7 @@ from magnetar import __version__
 from magnetar.errors import MagnetarError, ProtocolError, UnsupportedCommand, WireCode
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
-from magnetar.wire.frames import encode_command
+from magnetar.wire.frames import frame_of
 from magnetar.wire.texts import broken_text
 
 PROTOCOL_VERSION = 21
@@ -125,8 +125,8 @@ def message_id_data(
 
 # --- connection -----------------------------------------------------------------------------------
 
-PING = encode_command(api.BaseCommand(type=Type.PING, ping=api.CommandPing()))
-PONG = encode_command(api.BaseCommand(type=Type.PONG, pong=api.CommandPong()))
+PING = frame_of(api.CommandPing())
+PONG = frame_of(api.CommandPong())
 
 
 def connected(
@@ -151,7 +151,7 @@ def connected(
         max_message_size=message_bytes_max,
         feature_flags=flags,
     )
-    return encode_command(api.BaseCommand(type=Type.CONNECTED, connected=body))
+    return frame_of(body)
 
 
 def auth_challenge(server_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
@@ -160,14 +160,12 @@ def auth_challenge(server_version: str, protocol_version: int, method: str, data
     body = api.CommandAuthChallenge(
         server_version=server_version, protocol_version=protocol_version, challenge=challenge
     )
-    return encode_command(api.BaseCommand(type=Type.AUTH_CHALLENGE, auth_challenge=body))
+    return frame_of(body)
 
 
 def success(request_id: int) -> bytes:
     """SUCCESS."""
-    return encode_command(
-        api.BaseCommand(type=Type.SUCCESS, success=api.CommandSuccess(request_id=request_id))
-    )
+    return frame_of(api.CommandSuccess(request_id=request_id))
 
 
 def error(request_id: int, code: WireCode, message: str) -> bytes:
@@ -175,7 +173,7 @@ def error(request_id: int, code: WireCode, message: str) -> bytes:
     body = api.CommandError(
         request_id=request_id & UNSIGNED_MASK, error=_code(code), message=message
     )
-    return encode_command(api.BaseCommand(type=Type.ERROR, error=body))
+    return frame_of(body)
 
 
 def error_of(request_id: int, failure: MagnetarError) -> bytes:
@@ -225,7 +223,7 @@ def lookup_failed(request_id: int, code: WireCode, message: str) -> bytes:
         error=_code(code),
         message=message,
     )
-    return encode_command(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookup_response=body))
+    return frame_of(body)
 
 
 def partitioned_metadata(request_id: int, partitions: int) -> bytes:
@@ -235,9 +233,7 @@ def partitioned_metadata(request_id: int, partitions: int) -> bytes:
         request_id=request_id,
         response=api.CommandPartitionedTopicMetadataResponse.Success,
     )
-    return encode_command(
-        api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body)
-    )
+    return frame_of(body)
 
 
 def partitioned_metadata_failed(request_id: int, code: WireCode, message: str) -> bytes:
@@ -248,9 +244,7 @@ def partitioned_metadata_failed(request_id: int, code: WireCode, message: str) -
         error=_code(code),
         message=message,
     )
-    return encode_command(
-        api.BaseCommand(type=Type.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body)
-    )
+    return frame_of(body)
 
 
 def topics_of_namespace(
@@ -268,11 +262,7 @@ def topics_of_namespace(
     )
     if topics_hash is not None:
         body.topics_hash = topics_hash
-    return encode_command(
-        api.BaseCommand(
-            type=Type.GET_TOPICS_OF_NAMESPACE_RESPONSE, get_topics_of_namespace_response=body
-        )
-    )
+    return frame_of(body)
 
 
 def watch_topic_list_success(
@@ -282,9 +272,7 @@ def watch_topic_list_success(
     body = api.CommandWatchTopicListSuccess(
         request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash
     )
-    return encode_command(
-        api.BaseCommand(type=Type.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=body)
-    )
+    return frame_of(body)
 
 
 def watch_topic_update(
@@ -294,7 +282,7 @@ def watch_topic_update(
     body = api.CommandWatchTopicUpdate(
         watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=topics_hash
     )
-    return encode_command(api.BaseCommand(type=Type.WATCH_TOPIC_UPDATE, watch_topic_update=body))
+    return frame_of(body)
 
 
 def schema_found(request_id: int, schema: api.Schema, version: bytes) -> bytes:
@@ -302,7 +290,7 @@ def schema_found(request_id: int, schema: api.Schema, version: bytes) -> bytes:
     body = api.CommandGetSchemaResponse(
         request_id=request_id, schema=schema, schema_version=version
     )
-    return encode_command(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    return frame_of(body)
 
 
 def schema_failed(request_id: int, code: WireCode, message: str) -> bytes:
@@ -310,15 +298,13 @@ def schema_failed(request_id: int, code: WireCode, message: str) -> bytes:
     body = api.CommandGetSchemaResponse(
         request_id=request_id, error_code=_code(code), error_message=message
     )
-    return encode_command(api.BaseCommand(type=Type.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    return frame_of(body)
 
 
 def schema_created(request_id: int, version: bytes) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE."""
     body = api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
-    return encode_command(
-        api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body)
-    )
+    return frame_of(body)
 
 
 def schema_refused(request_id: int, code: WireCode, message: str) -> bytes:
@@ -326,9 +312,7 @@ def schema_refused(request_id: int, code: WireCode, message: str) -> bytes:
     body = api.CommandGetOrCreateSchemaResponse(
         request_id=request_id, error_code=_code(code), error_message=message
     )
-    return encode_command(
-        api.BaseCommand(type=Type.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body)
-    )
+    return frame_of(body)
 
 
 # --- producers ------------------------------------------------------------------------------------
@@ -354,7 +338,7 @@ def producer_success(
     )
     if topic_epoch is not None:
         body.topic_epoch = topic_epoch
-    return encode_command(api.BaseCommand(type=Type.PRODUCER_SUCCESS, producer_success=body))
+    return frame_of(body)
 
 
 def send_receipt(
@@ -368,7 +352,7 @@ def send_receipt(
         message_id=message_id_data(position),
         highest_sequence_id=highest_sequence_id,
     )
-    return encode_command(api.BaseCommand(type=Type.SEND_RECEIPT, send_receipt=body))
+    return frame_of(body)
 
 
 def send_error(producer_id: int, sequence_id: int, code: WireCode, message: str) -> bytes:
@@ -376,7 +360,7 @@ def send_error(producer_id: int, sequence_id: int, code: WireCode, message: str)
     body = api.CommandSendError(
         producer_id=producer_id, sequence_id=sequence_id, error=_code(code), message=message
     )
-    return encode_command(api.BaseCommand(type=Type.SEND_ERROR, send_error=body))
+    return frame_of(body)
 
 
 def close_producer(producer_id: int, url: str | None = None, url_tls: str | None = None) -> bytes:
@@ -384,7 +368,7 @@ def close_producer(producer_id: int, url: str | None = None, url_tls: str | None
     looks the topic up."""
     body = api.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST & UNSIGNED_MASK)
     _assign(body, url, url_tls)
-    return encode_command(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=body))
+    return frame_of(body)
 
 
 # --- consumers ------------------------------------------------------------------------------------
@@ -394,24 +378,20 @@ def close_consumer(consumer_id: int, url: str | None = None, url_tls: str | None
     """CLOSE_CONSUMER from the broker; `url` as in `close_producer`."""
     body = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST & UNSIGNED_MASK)
     _assign(body, url, url_tls)
-    return encode_command(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=body))
+    return frame_of(body)
 
 
 def active_consumer_change(consumer_id: int, *, active: bool) -> bytes:
     """ACTIVE_CONSUMER_CHANGE, for clients of protocol 12 and later."""
     body = api.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=active)
-    return encode_command(
-        api.BaseCommand(type=Type.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body)
-    )
+    return frame_of(body)
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
     """REACHED_END_OF_TOPIC. Never to C++ and Go clients: they treat it as unknown and close the
     connection."""
     body = api.CommandReachedEndOfTopic(consumer_id=consumer_id)
-    return encode_command(
-        api.BaseCommand(type=Type.REACHED_END_OF_TOPIC, reached_end_of_topic=body)
-    )
+    return frame_of(body)
 
 
 def ack_response(
@@ -421,7 +401,7 @@ def ack_response(
     body = api.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
     if code is not None:
         body.error, body.message = _code(code), message
-    return encode_command(api.BaseCommand(type=Type.ACK_RESPONSE, ack_response=body))
+    return frame_of(body)
 
 
 def last_message_id(
@@ -432,16 +412,12 @@ def last_message_id(
     body = api.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=last)
     if mark_delete is not None:
         body.consumer_mark_delete_position.CopyFrom(message_id_data(mark_delete))
-    return encode_command(
-        api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body)
-    )
+    return frame_of(body)
 
 
 def consumer_stats(stats: api.CommandConsumerStatsResponse) -> bytes:
     """CONSUMER_STATS_RESPONSE."""
-    return encode_command(
-        api.BaseCommand(type=Type.CONSUMER_STATS_RESPONSE, consumer_stats_response=stats)
-    )
+    return frame_of(stats)
 
 
 def consumer_stats_failed(request_id: int, code: WireCode, message: str) -> bytes:
@@ -471,7 +447,7 @@ def _lookup(
     )
     if url_tls:
         body.brokerServiceUrlTls = url_tls
-    return encode_command(api.BaseCommand(type=Type.LOOKUP_RESPONSE, lookup_response=body))
+    return frame_of(body)
 
 
 def _assign(

@@ -1,7 +1,7 @@
 """Frames: where one command ends and the next begins.
 
-Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, the
-generated protocol. Pure. Source: Pulsar's protocol: `totalSize u32 | commandSize u32 | BaseCommand
+Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, varints,
+the generated protocol. Pure. Source: Pulsar's protocol: `totalSize u32 | commandSize u32 | BaseCommand
 | body`, big-endian; totalSize counts everything after itself. Invariants: the frames of a stream do
 not depend on how it was split into reads; no byte of a frame is copied while it is cut; a frame
 beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes
@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeAlias
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from magnetar.errors import FrameTooLarge, ProtocolError
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.pulsar_api_pb2 import BaseCommand
+from magnetar.wire.varints import varint
 
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES_MAX = 10 * 1024
@@ -148,6 +153,27 @@ def encode_command(command: BaseCommand) -> bytes:
     """The frame of a command without a body."""
     encoded = command.SerializeToString()
     return _SIZES.pack(len(encoded) + SIZE_BYTES, len(encoded)) + encoded
+
+
+_FIELDS = {
+    field.message_type: field for field in BaseCommand.DESCRIPTOR.fields if field.message_type
+}
+
+
+@lru_cache(len(_FIELDS))
+def _before_body(kind: Descriptor) -> bytes:
+    """The encoded type of the command with this sub-message, and the tag of that."""
+    field = _FIELDS[kind]
+    number = BaseCommand.Type.Value(field.name.upper())
+    return b"\x08" + varint(number) + varint(field.number << 3 | 2)
+
+
+def frame_of(body: Message) -> bytes:
+    """The frame of the command whose sub-message is `body`: the bytes of `encode_command`, without
+    a copy of the sub-message."""
+    encoded = body.SerializeToString()
+    command = _before_body(body.DESCRIPTOR) + varint(len(encoded)) + encoded
+    return _SIZES.pack(len(command) + SIZE_BYTES, len(command)) + command
 
 
 def frame_header(command: BaseCommand, body_bytes: int) -> bytes:

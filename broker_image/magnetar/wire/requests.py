@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
-from magnetar.wire.frames import encode_command, encode_with_body
+from magnetar.wire.frames import encode_with_body, frame_of
 
-Type = api.BaseCommand.Type
 SubType = api.CommandSubscribe.SubType
 AckType = api.CommandAck.AckType
 
@@ -44,7 +43,7 @@ def connect(
         body.proxy_to_broker_url = proxy_to
     if original:
         body.original_principal = original
-    return encode_command(api.BaseCommand(type=Type.CONNECT, connect=body))
+    return frame_of(body)
 
 
 def auth_response(
@@ -55,13 +54,13 @@ def auth_response(
     body = api.CommandAuthResponse(
         client_version=client_version, response=response, protocol_version=protocol_version
     )
-    return encode_command(api.BaseCommand(type=Type.AUTH_RESPONSE, auth_response=body))
+    return frame_of(body)
 
 
 def lookup(request_id: int, topic: str, *, authoritative: bool) -> bytes:
     """LOOKUP; `authoritative` is what the redirect that led here said."""
     body = api.CommandLookupTopic(topic=topic, request_id=request_id, authoritative=authoritative)
-    return encode_command(api.BaseCommand(type=Type.LOOKUP, lookup=body))
+    return frame_of(body)
 
 
 def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) -> bytes:
@@ -70,19 +69,17 @@ def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) ->
     body = api.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
     if not create:
         body.metadata_auto_creation_enabled = False
-    return encode_command(
-        api.BaseCommand(type=Type.PARTITIONED_METADATA, partitioned_metadata=body)
-    )
+    return frame_of(body)
 
 
 def producer(body: api.CommandProducer) -> bytes:
     """PRODUCER."""
-    return encode_command(api.BaseCommand(type=Type.PRODUCER, producer=body))
+    return frame_of(body)
 
 
 def subscribe(body: api.CommandSubscribe) -> bytes:
     """SUBSCRIBE."""
-    return encode_command(api.BaseCommand(type=Type.SUBSCRIBE, subscribe=body))
+    return frame_of(body)
 
 
 def send(
@@ -104,7 +101,7 @@ def send(
         body.is_chunk = True
     if txn is not None:
         body.txnid_most_bits, body.txnid_least_bits = txn
-    return encode_with_body(api.BaseCommand(type=Type.SEND, send=body), entry)
+    return encode_with_body(api.BaseCommand(type=api.BaseCommand.SEND, send=body), entry)
 
 
 def ack(
@@ -125,16 +122,12 @@ def ack(
         body.validation_error = validation_error
     if txn is not None:
         body.txnid_most_bits, body.txnid_least_bits = txn
-    return encode_command(api.BaseCommand(type=Type.ACK, ack=body))
+    return frame_of(body)
 
 
 def flow(consumer_id: int, permits: int) -> bytes:
     """FLOW: room for `permits` more messages."""
-    return encode_command(
-        api.BaseCommand(
-            type=Type.FLOW, flow=api.CommandFlow(consumer_id=consumer_id, messagePermits=permits)
-        )
-    )
+    return frame_of(api.CommandFlow(consumer_id=consumer_id, messagePermits=permits))
 
 
 def redeliver(
@@ -148,11 +141,7 @@ def redeliver(
     )
     if consumer_epoch is not None:
         body.consumer_epoch = consumer_epoch
-    return encode_command(
-        api.BaseCommand(
-            type=Type.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=body
-        )
-    )
+    return frame_of(body)
 
 
 def seek(
@@ -168,31 +157,31 @@ def seek(
         body.message_id.CopyFrom(message_id)
     if publish_time_ms is not None:
         body.message_publish_time = publish_time_ms
-    return encode_command(api.BaseCommand(type=Type.SEEK, seek=body))
+    return frame_of(body)
 
 
 def unsubscribe(consumer_id: int, request_id: int) -> bytes:
     """UNSUBSCRIBE."""
     body = api.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
-    return encode_command(api.BaseCommand(type=Type.UNSUBSCRIBE, unsubscribe=body))
+    return frame_of(body)
 
 
 def last_message_id(consumer_id: int, request_id: int) -> bytes:
     """GET_LAST_MESSAGE_ID."""
     body = api.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
-    return encode_command(api.BaseCommand(type=Type.GET_LAST_MESSAGE_ID, get_last_message_id=body))
+    return frame_of(body)
 
 
 def close_producer(producer_id: int, request_id: int) -> bytes:
     """CLOSE_PRODUCER."""
     body = api.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
-    return encode_command(api.BaseCommand(type=Type.CLOSE_PRODUCER, close_producer=body))
+    return frame_of(body)
 
 
 def close_consumer(consumer_id: int, request_id: int) -> bytes:
     """CLOSE_CONSUMER."""
     body = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
-    return encode_command(api.BaseCommand(type=Type.CLOSE_CONSUMER, close_consumer=body))
+    return frame_of(body)
 
 
 # --- to a transaction coordinator -----------------------------------------------------------------
@@ -201,15 +190,13 @@ def close_consumer(consumer_id: int, request_id: int) -> bytes:
 def coordinator_connect(request_id: int, coordinator: int) -> bytes:
     """TC_CLIENT_CONNECT_REQUEST to the coordinator of this number (TCID)."""
     body = api.CommandTcClientConnectRequest(request_id=request_id, tc_id=coordinator)
-    return encode_command(
-        api.BaseCommand(type=Type.TC_CLIENT_CONNECT_REQUEST, tc_client_connect_request=body)
-    )
+    return frame_of(body)
 
 
 def new_txn(request_id: int, coordinator: int, timeout_ms: int) -> bytes:
     """NEW_TXN; the field that is called seconds has milliseconds."""
     body = api.CommandNewTxn(request_id=request_id, tc_id=coordinator, txn_ttl_seconds=timeout_ms)
-    return encode_command(api.BaseCommand(type=Type.NEW_TXN, new_txn=body))
+    return frame_of(body)
 
 
 def add_partitions_to_txn(request_id: int, txn: TxnId, topics: Sequence[str]) -> bytes:
@@ -220,9 +207,7 @@ def add_partitions_to_txn(request_id: int, txn: TxnId, topics: Sequence[str]) ->
         txnid_least_bits=txn.least,
         partitions=topics,
     )
-    return encode_command(
-        api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN, add_partition_to_txn=body)
-    )
+    return frame_of(body)
 
 
 def add_subscription_to_txn(request_id: int, txn: TxnId, topic: str, subscription: str) -> bytes:
@@ -234,9 +219,7 @@ def add_subscription_to_txn(request_id: int, txn: TxnId, topic: str, subscriptio
         txnid_least_bits=txn.least,
         subscription=[named],
     )
-    return encode_command(
-        api.BaseCommand(type=Type.ADD_SUBSCRIPTION_TO_TXN, add_subscription_to_txn=body)
-    )
+    return frame_of(body)
 
 
 def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
@@ -248,7 +231,7 @@ def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
         txnid_least_bits=txn.least,
         txn_action=action,
     )
-    return encode_command(api.BaseCommand(type=Type.END_TXN, end_txn=body))
+    return frame_of(body)
 
 
 # --- from a transaction coordinator to a broker ---------------------------------------------------
@@ -268,9 +251,7 @@ def end_txn_on_partition(
     )
     if low_watermark >= 0:
         body.txnid_least_bits_of_low_watermark = low_watermark
-    return encode_command(
-        api.BaseCommand(type=Type.END_TXN_ON_PARTITION, end_txn_on_partition=body)
-    )
+    return frame_of(body)
 
 
 def end_txn_on_subscription(
@@ -286,6 +267,4 @@ def end_txn_on_subscription(
     )
     if low_watermark >= 0:
         body.txnid_least_bits_of_low_watermark = low_watermark
-    return encode_command(
-        api.BaseCommand(type=Type.END_TXN_ON_SUBSCRIPTION, end_txn_on_subscription=body)
-    )
+    return frame_of(body)

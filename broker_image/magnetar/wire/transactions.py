@@ -13,9 +13,7 @@ from typing import NamedTuple, TypeVar
 from magnetar.errors import WireCode
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
-from magnetar.wire.frames import encode_command
-
-Type = api.BaseCommand.Type
+from magnetar.wire.frames import frame_of
 
 
 class Refusal(NamedTuple):
@@ -46,15 +44,13 @@ TELLS_NUMBERS = (api.CommandAddPartitionToTxnResponse, api.CommandAddSubscriptio
 def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
     """NEW_TXN_RESPONSE with the new id, or why there is none."""
     body = _answer(api.CommandNewTxnResponse(request_id=request_id), outcome)
-    return encode_command(api.BaseCommand(type=Type.NEW_TXN_RESPONSE, new_txn_response=body))
+    return frame_of(body)
 
 
 def add_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
     """ADD_PARTITION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddPartitionToTxnResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(
-        api.BaseCommand(type=Type.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=body)
-    )
+    return frame_of(body)
 
 
 def add_subscription_response(
@@ -62,17 +58,13 @@ def add_subscription_response(
 ) -> bytes:
     """ADD_SUBSCRIPTION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddSubscriptionToTxnResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(
-        api.BaseCommand(
-            type=Type.ADD_SUBSCRIPTION_TO_TXN_RESPONSE, add_subscription_to_txn_response=body
-        )
-    )
+    return frame_of(body)
 
 
 def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
     """END_TXN_RESPONSE."""
     body = _answer(api.CommandEndTxnResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(api.BaseCommand(type=Type.END_TXN_RESPONSE, end_txn_response=body))
+    return frame_of(body)
 
 
 def end_on_partition_response(
@@ -80,9 +72,7 @@ def end_on_partition_response(
 ) -> bytes:
     """END_TXN_ON_PARTITION_RESPONSE, from broker to coordinator."""
     body = _answer(api.CommandEndTxnOnPartitionResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(
-        api.BaseCommand(type=Type.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=body)
-    )
+    return frame_of(body)
 
 
 def end_on_subscription_response(
@@ -90,11 +80,7 @@ def end_on_subscription_response(
 ) -> bytes:
     """END_TXN_ON_SUBSCRIPTION_RESPONSE, from broker to coordinator."""
     body = _answer(api.CommandEndTxnOnSubscriptionResponse(request_id=request_id), txn_id, refusal)
-    return encode_command(
-        api.BaseCommand(
-            type=Type.END_TXN_ON_SUBSCRIPTION_RESPONSE, end_txn_on_subscription_response=body
-        )
-    )
+    return frame_of(body)
 
 
 def coordinator_connected(request_id: int, refusal: Refusal | None = None) -> bytes:
@@ -103,9 +89,7 @@ def coordinator_connected(request_id: int, refusal: Refusal | None = None) -> by
     body = api.CommandTcClientConnectResponse(request_id=request_id)
     if refusal is not None:
         body.error, body.message = api.ServerError.ValueType(int(refusal.code)), refusal.message
-    return encode_command(
-        api.BaseCommand(type=Type.TC_CLIENT_CONNECT_RESPONSE, tc_client_connect_response=body)
-    )
+    return frame_of(body)
 
 
 def _answer(body: R, *parts: TxnId | Refusal | None) -> R:

@@ -21,7 +21,6 @@ from magnetar.errors import StoreUnavailable
 from magnetar.metadata.backends.core import StoreCore
 from magnetar.metadata.backends.embedded import EmbeddedStore
 from magnetar.metadata.backends.etcd import EtcdStore
-from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import (
     Compare,
@@ -34,6 +33,7 @@ from magnetar.metadata.store import (
     TxnResult,
     WatchBatch,
 )
+from tests.support.faulty_store import FaultPlan, FaultyStore
 
 R = TypeVar("R")
 SEED = 20_240

@@ -18,9 +18,9 @@ from magnetar.storage.log.blocks import FILE_HEADER_BYTES
 from magnetar.storage.log.fencing import fence
 from magnetar.storage.log.seals import read_seal
 from magnetar.storage.log.writer import LogWriter, RecordPlace
-from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
 from magnetar.storage.volumes.posix import PosixVolume
 from tests.simulation.kernel.world import World
+from tests.support.faulty_volume import FaultyVolume, VolumeFaults
 from tests.support.logs import (
     CLOCK,
     INCARNATION,

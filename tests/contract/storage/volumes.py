@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from dev.s3.server import BUCKET, CREDENTIALS, REGION, S3Server
 from magnetar.clock import SystemClock
-from magnetar.storage.volumes.faulty import FaultyVolume
 from magnetar.storage.volumes.linked import LinkedObjects
 from magnetar.storage.volumes.objects import ObjectStore, RetryingObjects
 from magnetar.storage.volumes.posix import PosixVolume
@@ -27,6 +26,7 @@ from magnetar.storage.volumes.s3 import S3Client
 from magnetar.storage.volumes.slots import SlotVolume
 from magnetar.storage.volumes.volume import Volume
 from tests.simulation.kernel.world import World
+from tests.support.faulty_volume import FaultyVolume
 
 Script = Callable[[Volume], Coroutine[Any, Any, None]]
 SIMULATED_S_MAX = 600.0

@@ -13,10 +13,10 @@ from magnetar.errors import StoreUnavailable
 from magnetar.hosting.background import Surprises
 from magnetar.hosting.views import StoreView
 from magnetar.metadata.backends.core import StoreCore
-from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import CordonRecord
 from magnetar.metadata.store import Delete, Put
+from tests.support.faulty_store import FaultPlan, FaultyStore
 from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 PREFIX = "cordons/"

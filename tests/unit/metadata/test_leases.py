@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.leases import LeaseKeeper
+from tests.support.faulty_store import FaultPlan, FaultyStore
 from tests.support.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 TTL_S = 3.0

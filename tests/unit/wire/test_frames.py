@@ -175,3 +175,26 @@ def test_random_bytes_never_raise_anything_but_protocol_errors(pieces: list[byte
     except ProtocolError:
         return
     assert buffer.pending <= 256 + FRAME_OVERHEAD_BYTES_MAX + 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        api.BaseCommand(type=api.BaseCommand.SUCCESS, success=api.CommandSuccess(request_id=3)),
+        api.BaseCommand(
+            type=api.BaseCommand.ERROR,
+            error=api.CommandError(request_id=1 << 63, error=api.UnknownError, message="x" * 300),
+        ),
+        api.BaseCommand(
+            type=api.BaseCommand.WATCH_TOPIC_UPDATE,
+            watch_topic_update=api.CommandWatchTopicUpdate(
+                watcher_id=7, new_topics=["a"], topics_hash="h"
+            ),
+        ),
+    ],
+    ids=lambda command: api.BaseCommand.Type.Name(command.type),
+)
+def test_a_command_is_framed_by_its_body_alone(command: api.BaseCommand) -> None:
+    """The same bytes without a copy of the body, whatever the size of its tag and length."""
+    body = getattr(command, api.BaseCommand.Type.Name(command.type).lower())
+    assert frames.frame_of(body) == frames.encode_command(command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import TopicName
 
 if TYPE_CHECKING:
     from magnetar.hosting.advertised import Successor
@@ -32,14 +32,6 @@ class OpenConsumer(Protocol):
     @property
     def subscription_name(self) -> str: ...
     def close_by_broker(self, successor: Successor | None) -> None: ...
-
-
-class OpenWatcher(Protocol):
-    """A watcher of a list of topics, as far as its right goes."""
-
-    @property
-    def namespace(self) -> NamespaceName: ...
-    def stop(self) -> None: ...
 
 
 class OpenSessions(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class EtcdStore:
     # --- keys -------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        response = await self._range(rpc.RangeRequest(key=key.encode()))
+        response = await self._ask_range(key=key.encode())
         return messages.key_value(response.kvs[0]) if response.kvs else None
 
     async def range(self, prefix: str, *, limit: int = 0) -> RangeResult:
@@ -109,8 +109,8 @@ class EtcdStore:
         revision = 0
         while True:
             page_keys = min(RANGE_PAGE_KEYS, limit - len(items)) if limit else RANGE_PAGE_KEYS
-            response = await self._range(
-                rpc.RangeRequest(key=key, range_end=end, limit=page_keys, revision=revision)
+            response = await self._ask_range(
+                key=key, range_end=end, limit=page_keys, revision=revision
             )
             revision = revision or response.header.revision
             items.extend(messages.key_value(item) for item in response.kvs)
@@ -118,11 +118,17 @@ class EtcdStore:
                 return RangeResult(revision, tuple(items))
             key = response.kvs[-1].key + b"\0"
 
-    async def _range(self, request: Any) -> Any:
-        def invoke(member: Member, patience_s: float) -> Any:
-            return member.keys.Range(request, timeout=patience_s, metadata=REQUIRE_LEADER)
+    async def _ask_range(self, **request: Any) -> Any:
+        return await self._ask("keys", "Range", rpc.RangeRequest(**request), repeatable=True)
 
-        return await self._channels.call(invoke, repeatable=True)
+    async def _ask(
+        self, service: str, method: str, request: Any, *, repeatable: bool = False
+    ) -> Any:
+        def invoke(member: Member, patience_s: float) -> Any:
+            call = getattr(getattr(member, service), method)
+            return call(request, timeout=patience_s, metadata=REQUIRE_LEADER)
+
+        return await self._channels.call(invoke, repeatable=repeatable)
 
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Operation]
@@ -130,8 +136,8 @@ class EtcdStore:
         check_transaction(compares, operations)
         missing: set[str] = set()
         for _ in range(MISSING_GUESSES_MAX):
-            response = await self._transact_once(
-                messages.transaction(compares, operations, missing)
+            response = await self._ask(
+                "keys", "Txn", messages.transaction(compares, operations, missing)
             )
             if response.succeeded:
                 return TxnResult(True, response.header.revision)
@@ -146,24 +152,12 @@ class EtcdStore:
             "was written"
         )
 
-    async def _transact_once(self, request: Any) -> Any:
-        def invoke(member: Member, patience_s: float) -> Any:
-            return member.keys.Txn(request, timeout=patience_s, metadata=REQUIRE_LEADER)
-
-        return await self._channels.call(invoke, repeatable=False)
-
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         return (await self.transact((), (Put(key, value, lease),))).revision
 
     async def delete(self, key: str) -> bool:
         check_transaction((), (Delete(key),))
-        request = rpc.DeleteRangeRequest(key=key.encode())
-        response = await self._channels.call(
-            lambda member, patience_s: member.keys.DeleteRange(
-                request, timeout=patience_s, metadata=REQUIRE_LEADER
-            ),
-            repeatable=False,
-        )
+        response = await self._ask("keys", "DeleteRange", rpc.DeleteRangeRequest(key=key.encode()))
         return bool(response.deleted)
 
     # --- leases -----------------------------------------------------------------------------------
@@ -174,12 +168,7 @@ class EtcdStore:
         if not ttl_s > 0:
             raise StoreError(f"lease time {ttl_s} s is not valid; use more than 0")
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
-        response = await self._channels.call(
-            lambda member, patience_s: member.leases.LeaseGrant(
-                request, timeout=patience_s, metadata=REQUIRE_LEADER
-            ),
-            repeatable=False,
-        )
+        response = await self._ask("leases", "LeaseGrant", request)
         return int(response.ID)
 
     async def renew_lease(self, lease: int) -> float:
@@ -201,16 +190,8 @@ class EtcdStore:
         return float(response.TTL)
 
     async def revoke_lease(self, lease: int) -> None:
-        request = rpc.LeaseRevokeRequest(ID=lease)
-        try:
-            await self._channels.call(
-                lambda member, patience_s: member.leases.LeaseRevoke(
-                    request, timeout=patience_s, metadata=REQUIRE_LEADER
-                ),
-                repeatable=False,
-            )
-        except LeaseLost:
-            return
+        with suppress(LeaseLost):
+            await self._ask("leases", "LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease))
 
     # --- watches ----------------------------------------------------------------------------------
 

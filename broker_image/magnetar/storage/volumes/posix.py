@@ -78,9 +78,8 @@ class PosixVolume:
     async def create_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
         """As `Volume.create_log`; zeros are written in the background, ahead of the appends."""
         assert len(header) <= capacity, (name, len(header), capacity)
-        return self._opened(
-            name, await self._in_pool(self._create_log, name, capacity, header), capacity, header
-        )
+        descriptor = await self._in_pool(self._create_log, name, capacity, header)
+        return self._opened(name, descriptor, capacity, header)
 
     async def create_short_log(self, name: str, capacity: int, header: bytes) -> PosixLogHandle:
         """As `Reserving.create_short_log`."""

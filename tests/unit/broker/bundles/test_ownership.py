@@ -17,7 +17,6 @@ from magnetar.broker.incarnation import Broker
 from magnetar.broker.reading.catalog import BundleCatalog
 from magnetar.errors import DestinationRefused, NotOwner, StoreUnavailable
 from magnetar.metadata import keys
-from magnetar.metadata.backends.faulty import FaultPlan, FaultyStore
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.records import (
     BundleRecord,
@@ -45,6 +44,7 @@ from tests.support.brokers import (
     running_broker,
     volume_in,
 )
+from tests.support.faulty_store import FaultPlan, FaultyStore
 
 MESSAGE = bytes(64 << 10)
 LOADED = {"max_message_bytes": 128 << 10, "log_file_bytes": 1 << 20, "checkpoint_files_max": 1}

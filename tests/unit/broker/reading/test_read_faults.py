@@ -32,7 +32,6 @@ from magnetar.names import TopicName
 from magnetar.storage.log.fencing import SealedFile
 from magnetar.storage.manifest import Manifest, load_manifest
 from magnetar.storage.names import claim, index, logs_of, sealed
-from magnetar.storage.volumes.faulty import FaultyVolume, VolumeFaults
 from magnetar.topics.dispatch.base import ReadRequest
 from magnetar.wire import requests
 from tests.support.brokers import (
@@ -46,6 +45,7 @@ from tests.support.brokers import (
     open_peer,
     volume_in,
 )
+from tests.support.faulty_volume import FaultyVolume, VolumeFaults
 
 COUNT = 30
 QUICK: dict[str, Any] = {
