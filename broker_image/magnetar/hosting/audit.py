@@ -1,4 +1,4 @@
-"""The audit log: who changed what, and who was denied what.
+"""The audit log: which role changed what, and what it was denied.
 
 Owns: the events `audit.changed` and `audit.denied`, and the middleware that logs changes over REST.
 Imports: structlog, security. Invariants: these events are never limited in rate, and hold no body,

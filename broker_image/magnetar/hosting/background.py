@@ -47,8 +47,8 @@ class Surprises:
         claim to the broker.
 
         Raises the error if the task is being closed: a generator that is left then complains
-        (`aclose(): ... already running`, CPython before 3.13), and a task that went on would never
-        end.
+        (`aclose(): ... already running`, CPython before 3.13), and a task that continued would
+        never end.
         """
         if isinstance(error.__context__, GeneratorExit):
             raise error

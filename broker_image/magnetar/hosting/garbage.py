@@ -39,7 +39,7 @@ class GarbageSchedule:
 
     def begin(self) -> None:
         """What exists now lives as long as the process: no later collection visits it. From here
-        on full ones are ours."""
+        on full collections run here."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_PER_MIDDLE, MIDDLE_PER_FULL)

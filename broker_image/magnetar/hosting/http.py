@@ -39,7 +39,7 @@ begin."""
 BODY_S = 60.0
 """Time for the whole body of a request."""
 STALL_S = 60.0
-"""Time in which a peer that reads no more must go on reading."""
+"""Time in which a peer that reads no more must read again."""
 SLICE_BYTES = 1 << 10
 """Of what a peer has sent, what one turn of the loop looks at: it may be a chunk of one byte
 after the other."""
@@ -93,7 +93,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # a turn for it is on its way, and the application has let reading go on concurrently
+        # a turn for it is on its way, and the application has resumed reading concurrently
         if self._unread:
             self._unread = memoryview(bytes(self._unread) + data)
             self.transport.pause_reading()

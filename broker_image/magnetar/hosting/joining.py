@@ -133,7 +133,7 @@ async def _refuse_lost_store(store: MetadataStore, volume: Volume, storage_id: s
     raise RestoreAwaited(
         f"the metadata store is empty, but storage {storage_id} holds the logs of a cluster: the "
         "store was lost, or another one is configured; "
-        "to go on from storage run `magnetar metadata restore FILE` with a backup, or `magnetar "
+        "to continue from storage run `magnetar metadata restore FILE` with a backup, or `magnetar "
         "metadata rebuild` without one"
     )
 

@@ -85,24 +85,24 @@ async def follow_addresses(
     identity: ProcessIdentity,
     listeners: Listeners,
     every_s: float,
-    tell: Callable[[], Awaitable[bool]],
+    publish: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Addresses outside change while we serve (a load balancer gets its own late): clients are told
-    the new ones, nobody is cut off.
+    """Addresses outside change while the broker serves (a load balancer gets its own late): clients
+    learn the new ones and stay connected.
 
-    `tell` writes `listeners.advertised` where others read it; False = not now. Until cancelled.
-    Raises what `tell` raises but StoreError.
+    `publish` writes `listeners.advertised` where others read it; False = not now. Until
+    cancelled. Raises what `publish` raises but StoreError.
     """
     reread = identity.listeners.reread
     assert reread is not None, "only called with a source"
-    told, trouble = True, ""
+    published, trouble = True, ""
     while True:
         await asyncio.sleep(every_s)
         try:
             if listeners.use(await asyncio.to_thread(reread)):
-                told = False
-            if not told and await tell():
-                told = True
+                published = False
+            if not published and await publish():
+                published = True
                 addresses = {
                     name: at.service_url or at.service_url_tls
                     for name, at in listeners.advertised.items()
@@ -110,6 +110,6 @@ async def follow_addresses(
                 log.info("listeners.advertised", addresses=addresses)
             trouble = ""
         except (InvalidRequest, StoreError, OSError) as error:
-            if str(error) != trouble:  # once: it stays until somebody mends it
+            if str(error) != trouble:  # once: it stays until it is repaired
                 log.warning("listeners.unchanged", error=str(error))
             trouble = str(error)

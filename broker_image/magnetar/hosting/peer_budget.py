@@ -1,4 +1,4 @@
-"""What connections may take before they have shown who they are, and by address.
+"""What connections may take before they are authenticated, and by address.
 
 Owns: `PeerBudget`, which counts the connections of one kind, and `peer_group`, the unit that is
 counted. Imports: errors, ipaddress. Pure. Invariants: there are never more than `most` connections;

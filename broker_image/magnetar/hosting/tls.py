@@ -5,7 +5,7 @@ which accepts connections behind them. Imports: ssl, followed_files, errors. Sou
 mounted secret of type kubernetes.io/tls: tls.crt, tls.key, and ca.crt for clients' certificates if
 there is one. Invariants: files are read again when they change, for the connections that come
 after; a pair that is broken or does not match stops the start, later it changes nothing and counts;
-a peer that does not finish its handshake is dropped, and only so many may be at it: for one more
+a peer that does not finish its handshake is dropped, and their number is limited: for one more
 the oldest of the address that has most of them goes; no key is ever logged.
 """
 
@@ -92,7 +92,7 @@ class TlsCertificates:
             _as_file(contents[KEY_FILE]) as key,
         ):
             try:
-                # one that needs a password is refused, not asked for
+                # one that needs a password is refused; no prompt
                 context.load_cert_chain(certificate, key, password="")
             except (ssl.SSLError, OSError, ValueError) as error:
                 why = getattr(error, "reason", None) or type(error).__name__

@@ -50,7 +50,7 @@ def encode_backup(backup: Backup) -> bytes:
 
 def encoded_parts(backup: Backup) -> Iterator[bytes]:
     """The copy's bytes, `PART_ENTRIES` entries at a time: a millisecond or two of work each, for
-    who has others to serve concurrently."""
+    that has others to serve concurrently."""
     header: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -111,7 +111,7 @@ async def read_backup(store: MetadataStore, created_ms: int) -> Backup:
     }
     if keys.CLUSTER not in items:
         raise StoreError(
-            f"the metadata store has no key {keys.CLUSTER!r}: no cluster lives in it, or it was "
+            f"the metadata store has no key {keys.CLUSTER!r}: it holds no cluster, or it was "
             "lost; nothing was copied"
         )
     cluster = ClusterRecord.decode(items[keys.CLUSTER])

@@ -1,7 +1,7 @@
 """How records of the metadata store are written and read.
 
 Owns: `Record`, their base: JSON with a schema number, from and to frozen dataclasses by their
-declared types; what is decoded once for all who read the same bytes. Imports: errors. Invariants:
+declared types; what is decoded once for all readers of the same bytes. Imports: errors. Invariants:
 `decode(encode(r)) == r`; encoding is canonical (sorted keys, no spaces), so equal records have
 equal bytes; a record of a newer schema than this program knows is refused with an error that names
 key and numbers, never guessed at; unknown fields of the same schema are refused too; only values in
@@ -75,8 +75,8 @@ _remembered = lru_cache(maxsize=REMEMBERED_RECORDS_MAX)(_decoded)
 
 @lru_cache(maxsize=512)
 def _immutable(kind: Any) -> bool:
-    """Whether nothing in a value of declared type `kind` can change, so that all who decode the
-    same bytes may have the same one."""
+    """Whether nothing in a value of declared type `kind` can change, so that all readers of the
+    same bytes may share one."""
     if get_origin(kind) in (types.UnionType, typing.Union, tuple):
         return all(
             _immutable(argument)

@@ -88,7 +88,7 @@ class Election:
         """Take the term from any holder; returns the new term.
 
         For a caller whose leadership was decided elsewhere (the operator's Kubernetes Lease) and
-        who must end its predecessor's term. Raises StoreUnavailable (then call again: a term won
+        which must end its predecessor's term. Raises StoreUnavailable (then call again: a term won
         unseen is simply replaced) and LeaseLost.
         """
         while not await self._take(await self._store.get(self._key)):

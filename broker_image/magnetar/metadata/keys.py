@@ -33,7 +33,7 @@ COORDINATORS = "coordinators/"
 COORDINATOR_SET = "coordinator-set"
 COORDINATOR_CLAIMS = "coordinator-claims/"
 COORDINATOR_PRESENCE = "coordinator-"
-"""Both: who is to be there, and who is."""
+"""Both: the wanted coordinators, and the present ones."""
 RESTORE = "restore-number"
 """Every change that a broker makes compares it: an incarnation from before a restore changes
 nothing."""
@@ -158,7 +158,7 @@ def tenant(name: str) -> str:
 
 def cluster_data(name: str) -> str:
     """What an administrator said about a cluster (Pulsar's ClusterData); `CLUSTER` is about
-    ourselves."""
+    this one."""
     return f"{CLUSTERS}{name}"
 
 

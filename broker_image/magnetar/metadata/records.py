@@ -261,7 +261,8 @@ class IntentRecord(Record):
     """`intents/<id>`: a broker or job writes files of this bundle whose names begin with the id.
     Without it they may be deleted.
 
-    `job` and `run` say who: a job's run, or for a broker's own rewriting "" and its incarnation.
+    `job` and `run` name the writer: a job's run, or for a broker's own rewriting "" and its
+    incarnation.
     """
 
     kind: str

@@ -96,7 +96,7 @@ class TopicCheckpoint:
 class Checkpoint:
     """State of `bundle` (its full name) in `epoch`, at `position` of the log of `incarnation`.
 
-    Of one that was read, each topic is parsed when it is asked for: asking may raise CorruptData.
+    Of one that was read, each topic is parsed on demand, which may raise CorruptData.
     """
 
     bundle: str

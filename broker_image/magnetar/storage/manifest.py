@@ -33,7 +33,7 @@ KIND, VERSION = "manifest", 2
 COMMIT_ATTEMPTS_MAX = 64
 TURN_BYTES = 32 << 10
 TURN_PARSED = 200
-"""A manifest is written in turns of so many bytes and parsed in turns of so many topics and
+"""A manifest is written in turns of this many bytes and parsed in turns of this many topics and
 segments, one or two milliseconds each."""
 
 

@@ -62,8 +62,8 @@ def peek_type(data: Buffer, start: int, end: int) -> int:
 def decode_command(data: Buffer, start: int = 0, end: int | None = None) -> api.BaseCommand:
     """Parse data[start:end]; its strings are text.
 
-    Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of a type we do not
-    know.
+    Raises ProtocolError if malformed, UnsupportedCommand if well-formed but of an unknown
+    type.
     """
     try:
         command = api.BaseCommand.FromString(bytes(data[start:end]))
@@ -72,7 +72,7 @@ def decode_command(data: Buffer, start: int = 0, end: int | None = None) -> api.
             f"command of {len(data[start:end])} bytes does not parse: {failure}"
         ) from failure
     if not command.HasField("type"):
-        # A closed enum: a number we do not know counts as unset. Newer peers may send such
+        # A closed enum: an unknown number counts as unset. Newer peers may send such
         # commands.
         raise UnsupportedCommand(
             "command has a type that protocol version 21 does not define; it is ignored"
@@ -177,7 +177,7 @@ def error(request_id: int, code: WireCode, message: str) -> bytes:
 
 
 def error_of(request_id: int, failure: MagnetarError) -> bytes:
-    """ERROR with the code and text of one of our errors."""
+    """ERROR with the code and text of an error."""
     return error(request_id, failure.wire_code, str(failure))
 
 

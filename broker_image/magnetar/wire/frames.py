@@ -1,11 +1,11 @@
 """Frames: where one command ends and the next begins.
 
-Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors, varints,
-the generated protocol. Pure. Source: Pulsar's protocol: `totalSize u32 | commandSize u32 | BaseCommand
-| body`, big-endian; totalSize counts everything after itself. Invariants: the frames of a stream do
-not depend on how it was split into reads; no byte of a frame is copied while it is cut; a frame
-beyond the limit is refused from its first four bytes; memory follows bytes received, not sizes
-announced.
+Owns: cutting a byte stream into frames, and wrapping commands into frames. Imports: errors,
+varints, the generated protocol. Pure. Source: Pulsar's protocol: `totalSize u32 | commandSize u32 |
+BaseCommand | body`, big-endian; totalSize counts everything after itself. Invariants: the frames of
+a stream do not depend on how it was split into reads; no byte of a frame is copied while it is cut;
+a frame beyond the limit is refused from its first four bytes; memory follows bytes received, not
+sizes announced.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class InboundBuffer:
         if self._have == len(self.data):
             grown = max(2 * len(self.data), min(GROWTH * len(self.data), self._capacity))
             capacity = min(grown, self._frame_bytes_max + SIZE_BYTES)
-            assert capacity > len(self.data), "whole frames were left unread while reading went on"
+            assert capacity > len(self.data), "whole frames were left unread"
             self._reallocate(capacity, rest)
         return self.view[self._have :]
 

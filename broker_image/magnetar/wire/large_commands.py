@@ -1,8 +1,8 @@
 """Commands that are too large to be decoded at once.
 
 Owns: how much one decoding may take, and ACK and REDELIVER cut into parts that are commands
-themselves. Imports: errors, varints, the generated protocol. Pure. Why: a frame of 5 MiB holds 870 000
-message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all
+themselves. Imports: errors, varints, the generated protocol. Pure. Why: a frame of 5 MiB holds
+870 000 message ids or 2.6 million strings, which take protobuf and its readers up to seconds. Of all
 commands only those two list more than thousands of things in earnest. Invariants: what a command of
 `LARGE_BYTES` or less holds is not looked at; the parts of a list name its ids in order, each id
 once, and carry all its other fields.
@@ -74,7 +74,7 @@ def list_parts(data: Buffer, start: int, end: int) -> Iterator[bytes | None] | N
 
 def _parts(data: Buffer, at: int, end: int, number: int, opening: bytes) -> Iterator[bytes | None]:
     spans, head = list[tuple[int, int]](), bytearray()
-    first, ids = at, 0  # there are so many ids in [first, at)
+    first, ids = at, 0  # `ids` of them lie in [first, at)
     while at < end:
         start = at
         found, _, at = _field(data, at, end)

@@ -208,7 +208,7 @@ def _send_receipts_plain(
 
 class AckSpan(NamedTuple):
     """Entries first .. first+entries-1 of one ledger, acknowledged individually and without a
-    wish for confirmation."""
+    request id."""
 
     consumer_id: int
     ledger: int

@@ -154,7 +154,7 @@ def _send_parts(head: int, metadata: int) -> Callable[[Buffer, int], tuple[int, 
     """Reads (frame size, command with its size and the checksum's magic, checksum, metadata with
     its size).
 
-    Of a SEND with `head` bytes before its body, and so many of metadata.
+    Of a SEND with `head` bytes before its body, and `metadata` bytes of metadata.
     """
     return struct.Struct(f">I{head - SIZE_BYTES + len(CHECKSUM_MAGIC)}sI{metadata}s").unpack_from
 

@@ -39,7 +39,7 @@ Type = api.BaseCommand.Type
 
 READ_AGAIN_S = 0.2
 """Looks at one namespace in the store begin this far apart at least, and a refusal waits for the
-next one: who is refused may ask often."""
+next one: a refused client may ask often."""
 LOOKS_HELD_MAX = 1000
 SOMEWHERE_HELD_S = 1.0
 """How long it is held whether a principal may use any topic at all."""
@@ -253,7 +253,7 @@ class Guard:
         due = self._looked_at.get(namespace, now) + READ_AGAIN_S
         if namespace in self._looked_at and now < due:
             await asyncio.sleep(due - now)
-        del self._looks[namespace]  # who comes from now on needs a later one
+        del self._looks[namespace]  # later callers need a later look
         self._looked_at[namespace] = self._clock.monotonic()
         while len(self._looked_at) > LOOKS_HELD_MAX:
             del self._looked_at[next(iter(self._looked_at))]
@@ -298,8 +298,8 @@ class Guard:
         connection: Peer,
         concerned: Callable[[NamespaceName], bool] = lambda _namespace: True,
     ) -> None:
-        """Close what may not go on: producers, consumers and watchers. Their clients come back
-        for them and are refused."""
+        """Close what is no longer permitted: producers, consumers and watchers. Their clients
+        come back for them and are refused."""
         principal = connection.principal
         if principal is None:
             return

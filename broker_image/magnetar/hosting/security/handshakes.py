@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 REFRESH = b"PulsarAuthRefresh"
 REFRESH_LEAD_S = 60.0
-"""How long before its end a token is asked for again; half of what is left if that is less."""
+"""How long before its end a token is requested again; half of what is left if that is less."""
 REFRESH_LEFT_S_MIN = 1.0
 """With less left than this no client is asked again."""
 TIMER_S_MAX = 86_400.0

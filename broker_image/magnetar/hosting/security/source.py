@@ -116,7 +116,7 @@ class SecuritySource:
         if any(key.material == token_material for key in internal):
             raise InvalidRequest(
                 "security: internal.keyFile and authentication.token.secretKeyFile hold the same "
-                "key: who makes clients' tokens could make those of "
+                "key: an issuer of clients' tokens could issue those of "
                 "the cluster's processes; make another with magnetar token create-secret-key"
             )
         keys = tuple(

@@ -196,7 +196,7 @@ class StoreCore:
         self, prefix: str, from_revision: int, to_revision: int, limit: int = 256
     ) -> tuple[list[WatchBatch], int]:
         """Changes of `prefix` with from_revision <= revision <= to_revision: up to `limit` batches
-        and the revision to go on from.
+        and the revision to continue from.
 
         Raises Compacted if `from_revision` is no longer in the history.
         """

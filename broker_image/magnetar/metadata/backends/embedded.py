@@ -123,7 +123,7 @@ class EmbeddedStore(MemoryStore):
                 durable.set_exception(StoreUnavailable(reason))
 
     async def close(self) -> None:
-        """Finish what was asked for, end all watches and give the directory free."""
+        """Finish pending changes, end all watches and unlock the directory."""
         if not self._closed:
             await super().close()
             self._writer.stop()

@@ -105,7 +105,7 @@ def parse_endpoint(endpoint: str, tls: TlsMaterial | None) -> str:
         )
     if scheme == "http" and tls is not None:
         raise StoreError(
-            f"etcd endpoint {endpoint!r} is plain but TLS is asked for; write https://"
+            f"etcd endpoint {endpoint!r} is plain but TLS is requested; write https://"
         )
     return address
 
@@ -148,7 +148,7 @@ class Channels:
             try:
                 return await self.guarded(member, invoke(member, patience))
             except asyncio.CancelledError:
-                # A caller with less patience than ours (a lease keeper) gave up: its next try must
+                # A caller with a shorter deadline (a lease keeper) gave up: its next try must
                 # reach another member.
                 if self._clock.monotonic() - sent >= SLOW_ANSWER_S:
                     self.avoid(member)
@@ -160,8 +160,8 @@ class Channels:
             await asyncio.sleep(self._clock.uniform(REPEAT_S_MIN, REPEAT_S_MAX))
 
     async def guarded(self, member: Member, answer: Any) -> Any:
-        """Await `answer` from `member`, as our errors; a member that gives none is not preferred
-        any more."""
+        """Await `answer` from `member`, with errors as store errors; a member that gives none is
+        not preferred any more."""
         try:
             return await answer
         except grpc.aio.AioRpcError as error:
@@ -186,7 +186,7 @@ class Channels:
             raise StoreUnavailable("the store is closed; open it again")
 
     def translate(self, member: Member, error: Any) -> NoReturn:
-        """Raise our error for gRPC's."""
+        """Raise the store error for one of gRPC."""
         code, details = error.code(), error.details() or ""
         if details in _AUTH_CHANGED:
             raise AuthChanged(

@@ -55,7 +55,7 @@ def transaction(
 ) -> Any:
     """A TxnRequest that answers a refusal with the compared keys.
 
-    etcd calls every compare with the *value* of a missing key false; ours reads b"". Keys in
+    etcd calls every compare with the *value* of a missing key false; this store reads b"". Keys in
     `missing` are therefore expected not to exist: their value compares become "create revision is
     0".
     """

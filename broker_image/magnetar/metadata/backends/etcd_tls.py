@@ -2,7 +2,7 @@
 
 Owns: `TlsMaterial` and where it comes from: files (`TlsFiles`), memory (`TlsBytes`), memory that is
 replaced (`ReplaceableTls`). Imports: grpc, errors. Invariants: key material never appears in a text
-(repr, log, error); who holds a connection learns by `stamp` that another one should be made.
+(repr, log, error); `stamp` shows the holder of a connection that it should make another one.
 """
 
 from __future__ import annotations

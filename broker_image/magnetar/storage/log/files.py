@@ -78,7 +78,7 @@ class LogFiles:
 
     async def create(self, number: int, block_bytes: int = 0) -> LogFile:
         """A file with nothing but its header: a whole one, else a short one that has room for a
-        block of so many bytes. Raises StorageError."""
+        block of `block_bytes`. Raises StorageError."""
         volume = self._volume
         try:
             return await self.create_whole(number)
@@ -137,8 +137,8 @@ class LogFiles:
             await self._volume.remove(self._spares.popleft()[0])
 
     async def _recycle(self, name: str, header: bytes) -> LogHandle | None:
-        """A file out of one that was set aside; None if there is none. One that fails us is let
-        go."""
+        """A file out of one that was set aside; None if there is none. One that fails is
+        dropped."""
         while self._spares and isinstance(self._volume, Recycling):
             spare, used = self._spares.popleft()
             try:

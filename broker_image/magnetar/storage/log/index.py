@@ -221,7 +221,7 @@ def _runs(rows: Buffer, lengths: array[int], counts: array[int]) -> list[Run]:
 
 
 class LevelZeroIndex:
-    """An index object, of which runs are decoded topic by topic when they are asked for.
+    """An index object, of which runs are decoded topic by topic, on demand.
     `length` is the file's sealed length."""
 
     def __init__(

@@ -132,7 +132,7 @@ class LogBlocks:
             at = raw.find(BLOCK_MAGIC_BYTES, at + 1)
 
     async def _grew(self) -> bool:
-        """Whether there is an intact block at `end` by now: its writer lives and went on."""
+        """Whether there is an intact block at `end` by now: its writer is alive and continued."""
         self._data, self._base = memoryview(b""), self.end
         return await self._next_header() is not None
 

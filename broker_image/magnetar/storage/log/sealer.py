@@ -45,7 +45,7 @@ async def finish_file(
         gives_up,
     )
     if adopted != file.end:
-        # No write was under way when we left the file, so every honest sealer finds the same end.
+        # No write was under way when the file was left, so every honest sealer finds the same end.
         raise CorruptData(f"{name} was sealed at {adopted}, its writer ended it at {file.end}")
     if file.end < shrinks_below:
         # Reserved and hardly used: a spare, or a file that was left early. Nothing behind the seal

@@ -1,8 +1,8 @@
 """The one length of a finished log file.
 
 Owns: `<n>.sealed`, a document with the length that all brokers adopt, and whether another file
-follows. Imports: errors, volume, names, document. Invariant: published once, by put-if-absent; who
-comes second adopts what the first one wrote. Only an operator replaces a seal, by one that says
+follows. Imports: errors, volume, names, document. Invariant: published once, by put-if-absent; a
+second sealer adopts what the first one wrote. Only an operator replaces a seal, by one that says
 that a loss was accepted.
 """
 

@@ -249,8 +249,8 @@ class LogTail:
         return await spare
 
     def _seal_later(self, file: LogFile, *, followed: bool) -> None:
-        """Seal a finished file in the background, after those before it; appends go on
-        concurrently."""
+        """Seal a finished file in the background, after those before it; appends
+        continue."""
         self._sealing = self._start(self._seal(file, self._sealing, followed=followed), "log seal")
 
     async def _seal(

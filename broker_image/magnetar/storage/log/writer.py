@@ -104,7 +104,7 @@ class LogWriter:
         self.pending_bytes = 0
         self._held_up: list[tuple[int, Callable[[], object]]] = []
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- opening and closing ----------------------------------------------------------------------
 
     async def open(self) -> None:
         """Create the claim and the first file; neither is left behind by a failure. Raises

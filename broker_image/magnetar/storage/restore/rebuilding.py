@@ -83,7 +83,7 @@ class RebuiltStore:
 def rebuild(
     facts: StorageFacts, backup: Backup | None, restore: int, format_version: int
 ) -> RebuiltStore:
-    """The store to go on with, under the restore number `restore`."""
+    """The store to continue with, under the restore number `restore`."""
     result = RebuiltStore()
     result.problems += [
         f"{damage}: copies of bundles may be missed; restore this file"
@@ -167,7 +167,7 @@ def _choose(
     facts: StorageFacts,
     result: RebuiltStore,
 ) -> tuple[BundleRecord, list[str]]:
-    """The record to go on with, and what is missing for that. `copies` in the order in which
+    """The record to continue with, and what is missing for that. `copies` in the order in which
     they were written."""
     newest = copies[-1].record.epoch if copies else -1
     if (

@@ -102,14 +102,14 @@ async def restore_store(
     )
     say(f"{len(facts.logs.terms)} copies of bundles found")
     last = max(last_epoch(facts), backup.epoch if backup is not None else 0)
-    if last >= number * RESTORE_STRIDE:  # revisions that went on into the restore numbers
+    if last >= number * RESTORE_STRIDE:  # revisions that carried into the restore numbers
         number = await raise_restore_number(volume, clock, last // RESTORE_STRIDE + 1, source)
         say(f"restore number {number}: the one before is not above all epochs in storage")
     result = rebuild(facts, backup, number, FORMAT_VERSION)
     if result.problems and not force:
         raise InvalidRequest(
             f"nothing was written: {_shown(result.problems)}; then run this again, or run it with "
-            "--force to go on without"
+            "--force to continue without"
         )
     await _make_durable(volume, result.items)
     await _write(store, result.items, request)
@@ -164,7 +164,7 @@ async def _check(
         )
     if not in_place and not force and await store.get(keys.CLUSTER) is not None:
         raise InvalidRequest(
-            "the metadata store is not empty: use `restore --in-place` to go on with what is in "
+            "the metadata store is not empty: use `restore --in-place` to continue with what is in "
             "it, or --force to replace it"
         )
 

@@ -55,8 +55,8 @@ async def read_state(volume: Volume, pointer: CheckpointPointer) -> CoordinatorS
 async def read_changes(
     volume: Volume, tcid: int, chain: Sequence[LogRange]
 ) -> AsyncIterator[Change]:
-    """Every acknowledged change of a recovery chain, in order; lives that may still write are
-    ended first. Raises CorruptData, StorageError."""
+    """Every acknowledged change of a recovery chain, in order; incarnations that may still write
+    are ended first. Raises CorruptData, StorageError."""
     for span in chain:
         end = span.end if span.end is not None else await _ended(volume, span)
         if (end.file, end.offset) <= (span.start.file, span.start.offset):

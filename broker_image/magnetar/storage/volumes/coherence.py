@@ -2,7 +2,7 @@
 
 Owns: the list of file systems known to show a removal to every process at once, and the start-up
 probe. Imports: ctypes, os, tempfile, errors, structlog. Invariant: an unknown file system is
-refused, not tried: one that caches attributes (NFS) would let a fenced owner go on acknowledging.
+refused, not tried: one that caches attributes (NFS) would let a fenced owner keep acknowledging.
 """
 
 from __future__ import annotations

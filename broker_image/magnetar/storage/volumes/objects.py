@@ -130,7 +130,7 @@ class RetryingObjects:
 
     async def put_if_absent(self, key: str, buffers: Sequence[Buffer]) -> bool:
         # One mark for all attempts of this put, and for no other: whichever attempt took effect,
-        # however late, is recognised as ours.
+        # however late, is recognised.
         mark = f"{self._clock.random_bits(MARK_BITS):032x}"
 
         async def attempt() -> bool:

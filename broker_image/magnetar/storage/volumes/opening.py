@@ -23,8 +23,8 @@ _S3_PARAMETERS = {"endpoint", "region"}
 
 
 def is_directory(location: str) -> bool:
-    """Whether the location is a directory whose files are the volume's, for those who read it as
-    such."""
+    """Whether the location is a directory whose files are the volume's, for readers of
+    plain files."""
     return "://" not in location
 
 

@@ -46,8 +46,8 @@ class PosixVolume:
     """The `Volume` below the directory `root`, which must be on a coherent file system (see
     `probe_coherence`).
 
-    `reserve_bytes` of it are kept for what must go on when it is full; a process that gives none (a
-    job) uses none either.
+    `reserve_bytes` of it are kept for what must continue when it is full; a process that gives none
+    (a job) uses none either.
     """
 
     def __init__(self, root: Path, reserve_bytes: int = 0) -> None:
@@ -317,14 +317,14 @@ class PosixVolume:
                 os.link(temporary, path)
             except FileExistsError:
                 # A network file system may have repeated a request whose answer was lost: then it
-                # is our own file that is there.
+                # is the own file that is there.
                 return _identity(temporary) == _identity(path)
         finally:
             os.unlink(temporary)
         return True
 
     def _open_temporary(self) -> tuple[str, int]:
-        """A new file that no list shows. Exclusive creation makes it ours, whatever other
+        """A new file that no list shows. Exclusive creation keeps it apart, whatever other
         processes number theirs."""
         directory = f"{self._base}{TEMPORARY}"
         self._directories.create(directory)

@@ -164,7 +164,7 @@ class _Zeros:
 
     def take(self, low: int, high: int) -> bool:
         """Reserve [low, high) for an append; waits while the filler writes there. True if the
-        filler should go on."""
+        filler should continue."""
         with self._changed:
             self._written = max(self._written, high)
             self._mean_append += (high - low - self._mean_append) >> 3

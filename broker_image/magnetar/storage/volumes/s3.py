@@ -136,8 +136,8 @@ class S3Client:
 
 @contextlib.contextmanager
 def _translated(what: str, key: str) -> Iterator[None]:
-    """obstore's errors become ours; a missing object stays what it is, without the pages that
-    obstore reports it."""
+    """obstore's errors become StorageError or ObjectUnclear; a missing object stays
+    FileNotFoundError, without obstore's long text."""
     try:
         yield
     except FileNotFoundError:

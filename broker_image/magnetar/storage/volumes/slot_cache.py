@@ -22,7 +22,7 @@ class SlotCache:
         self._bytes = 0
 
     def takes(self, size: int) -> bool:
-        """Whether a slot of so many bytes is to be read whole and put here."""
+        """Whether a slot of `size` bytes is to be read whole and cached."""
         return size <= SMALL_SLOT_BYTES
 
     def get(self, key: str) -> bytes | None:

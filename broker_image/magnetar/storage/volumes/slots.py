@@ -5,7 +5,7 @@ slot_format, seals, names. An append puts the next slot of its file. A new owner
 the slot that would come next, so that the append which finds the slot taken knows that it is over:
 no receipt needs another look. One append is under way per log (window 1 in the file's header), so
 one fence ends a file. Invariants: slot n+1 is put only after slot n is known to be there; the first
-fence goes to where the next *file* would begin, again and again until it holds, and only then do
+fence goes to where the next *file* would begin, repeated until it holds, and only then do
 the files that can exist get theirs, and only then is a length read; fences are never deleted,
 whatever happens to the slots before them, so that an owner that slept through the clean-up finds
 them, too. A slot that is missing below one that is there was removed by others: that is damage, and
@@ -177,7 +177,7 @@ class SlotVolume:
             elif slot[1] == 0 and size > SLOT_HEADER_BYTES:
                 found.append(slot[0])
         if not self._objects.lists_at_once:
-            # What we have met is there, whatever a list that lags behind shows.
+            # Known files exist, whatever a list that lags behind shows.
             below = f"{prefix.rstrip('/')}/" if prefix else ""
             missed = {name for name in self._maps if name.startswith(below)} - {*found}
             found += [name for name in missed if await self.exists(name)]
@@ -251,7 +251,7 @@ class SlotVolume:
         if not holes:
             return
         # The collector removes the first slot first and the seal last: without a seal, and with
-        # later slots, it is not at work.
+        # later slots, it is not running.
         if await self._header_of(name, last) is None or await self._objects.exists(
             names.sealed(*names.parse_log(name))
         ):
@@ -358,7 +358,7 @@ class SlotVolume:
             raise _missing(name, [len(fresh.ends)], fresh.end, "the file is sealed behind it")
         current = self._maps.get(name)
         if current is not None and current.end >= fresh.end:
-            fresh = current  # its own writer went on concurrently
+            fresh = current  # its own writer appended concurrently
         fresh.final |= final
         self._maps[name] = fresh
         while len(self._maps) > MAPS_MAX:

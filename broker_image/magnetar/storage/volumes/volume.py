@@ -74,7 +74,7 @@ class Volume(Protocol):
         """Write `data`, which the caller has just read there, over itself at `offset` and flush the
         file: all of it is durable on return.
 
-        For the new owner of a log, who may see what its writer never flushed. Writing it again
+        For the new owner of a log, which may see what its writer never flushed. Writing it again
         matters: after a flush that failed in another process the cache holds pages that are marked
         clean and yet are not on the disk. Raises StorageError.
         """
