@@ -89,22 +89,22 @@ def spare(incarnation: str, number: int) -> str:
 
 def log_number(name: str) -> int | None:
     """The number of a log file, or None if `name` is not one."""
-    stem = name.rpartition("/")[2]
-    digits = stem.removesuffix(LOG_SUFFIX)
-    return int(digits) if digits != stem and digits.isdecimal() else None
+    return _number(name, LOG_SUFFIX)
 
 
 def sealed_number(name: str) -> int | None:
     """The number of the log file whose sealed length `name` holds, or None if it holds none."""
-    stem = name.rpartition("/")[2]
-    digits = stem.removesuffix(SEALED_SUFFIX)
-    return int(digits) if digits != stem and digits.isdecimal() else None
+    return _number(name, SEALED_SUFFIX)
 
 
 def index_number(name: str) -> int | None:
     """The number of the log file whose index `name` is, or None if it is none."""
+    return _number(name, INDEX_SUFFIX)
+
+
+def _number(name: str, suffix: str) -> int | None:
     stem = name.rpartition("/")[2]
-    digits = stem.removesuffix(INDEX_SUFFIX)
+    digits = stem.removesuffix(suffix)
     return int(digits) if digits != stem and digits.isdecimal() else None
 
 

@@ -164,7 +164,6 @@ def auth_challenge(server_version: str, protocol_version: int, method: str, data
 
 
 def success(request_id: int) -> bytes:
-    """SUCCESS."""
     return frame_of(api.CommandSuccess(request_id=request_id))
 
 
@@ -216,7 +215,6 @@ def lookup_redirect(
 
 
 def lookup_failed(request_id: int, code: WireCode, message: str) -> bytes:
-    """LOOKUP_RESPONSE Failed."""
     body = api.CommandLookupTopicResponse(
         response=api.CommandLookupTopicResponse.Failed,
         request_id=request_id,
@@ -237,7 +235,6 @@ def partitioned_metadata(request_id: int, partitions: int) -> bytes:
 
 
 def partitioned_metadata_failed(request_id: int, code: WireCode, message: str) -> bytes:
-    """PARTITIONED_METADATA_RESPONSE Failed."""
     body = api.CommandPartitionedTopicMetadataResponse(
         request_id=request_id,
         response=api.CommandPartitionedTopicMetadataResponse.Failed,
@@ -268,7 +265,6 @@ def topics_of_namespace(
 def watch_topic_list_success(
     request_id: int, watcher_id: int, topics: Sequence[str], topics_hash: str
 ) -> bytes:
-    """WATCH_TOPIC_LIST_SUCCESS."""
     body = api.CommandWatchTopicListSuccess(
         request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=topics_hash
     )
@@ -286,7 +282,6 @@ def watch_topic_update(
 
 
 def schema_found(request_id: int, schema: api.Schema, version: bytes) -> bytes:
-    """GET_SCHEMA_RESPONSE."""
     body = api.CommandGetSchemaResponse(
         request_id=request_id, schema=schema, schema_version=version
     )
@@ -302,13 +297,11 @@ def schema_failed(request_id: int, code: WireCode, message: str) -> bytes:
 
 
 def schema_created(request_id: int, version: bytes) -> bytes:
-    """GET_OR_CREATE_SCHEMA_RESPONSE."""
     body = api.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return frame_of(body)
 
 
 def schema_refused(request_id: int, code: WireCode, message: str) -> bytes:
-    """GET_OR_CREATE_SCHEMA_RESPONSE with an error."""
     body = api.CommandGetOrCreateSchemaResponse(
         request_id=request_id, error_code=_code(code), error_message=message
     )
@@ -416,12 +409,10 @@ def last_message_id(
 
 
 def consumer_stats(stats: api.CommandConsumerStatsResponse) -> bytes:
-    """CONSUMER_STATS_RESPONSE."""
     return frame_of(stats)
 
 
 def consumer_stats_failed(request_id: int, code: WireCode, message: str) -> bytes:
-    """CONSUMER_STATS_RESPONSE with an error."""
     return consumer_stats(
         api.CommandConsumerStatsResponse(
             request_id=request_id, error_code=_code(code), error_message=message

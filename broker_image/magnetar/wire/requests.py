@@ -73,12 +73,10 @@ def partitioned_metadata(request_id: int, topic: str, *, create: bool = True) ->
 
 
 def producer(body: api.CommandProducer) -> bytes:
-    """PRODUCER."""
     return frame_of(body)
 
 
 def subscribe(body: api.CommandSubscribe) -> bytes:
-    """SUBSCRIBE."""
     return frame_of(body)
 
 
@@ -161,25 +159,21 @@ def seek(
 
 
 def unsubscribe(consumer_id: int, request_id: int) -> bytes:
-    """UNSUBSCRIBE."""
     body = api.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
     return frame_of(body)
 
 
 def last_message_id(consumer_id: int, request_id: int) -> bytes:
-    """GET_LAST_MESSAGE_ID."""
     body = api.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
     return frame_of(body)
 
 
 def close_producer(producer_id: int, request_id: int) -> bytes:
-    """CLOSE_PRODUCER."""
     body = api.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
     return frame_of(body)
 
 
 def close_consumer(consumer_id: int, request_id: int) -> bytes:
-    """CLOSE_CONSUMER."""
     body = api.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
     return frame_of(body)
 
@@ -223,7 +217,6 @@ def add_subscription_to_txn(request_id: int, txn: TxnId, topic: str, subscriptio
 
 
 def end_txn(request_id: int, txn: TxnId, *, commit: bool) -> bytes:
-    """END_TXN."""
     action = api.COMMIT if commit else api.ABORT
     body = api.CommandEndTxn(
         request_id=request_id,

@@ -48,7 +48,6 @@ def new_txn_response(request_id: int, outcome: TxnId | Refusal) -> bytes:
 
 
 def add_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
-    """ADD_PARTITION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddPartitionToTxnResponse(request_id=request_id), txn_id, refusal)
     return frame_of(body)
 
@@ -56,13 +55,11 @@ def add_partition_response(request_id: int, txn_id: TxnId, refusal: Refusal | No
 def add_subscription_response(
     request_id: int, txn_id: TxnId, refusal: Refusal | None = None
 ) -> bytes:
-    """ADD_SUBSCRIPTION_TO_TXN_RESPONSE."""
     body = _answer(api.CommandAddSubscriptionToTxnResponse(request_id=request_id), txn_id, refusal)
     return frame_of(body)
 
 
 def end_txn_response(request_id: int, txn_id: TxnId, refusal: Refusal | None = None) -> bytes:
-    """END_TXN_RESPONSE."""
     body = _answer(api.CommandEndTxnResponse(request_id=request_id), txn_id, refusal)
     return frame_of(body)
 

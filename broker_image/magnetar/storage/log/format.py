@@ -301,12 +301,10 @@ def encode_topic(
 
 
 def encode_release(*, epoch: int, bundle: str, state: bytes) -> Encoded:
-    """A RELEASE record."""
     return _encode_bundle_state(RecordType.RELEASE, epoch, bundle, state)
 
 
 def encode_term(*, epoch: int, bundle: str, state: bytes) -> Encoded:
-    """A TERM record."""
     return _encode_bundle_state(RecordType.TERM, epoch, bundle, state)
 
 
@@ -316,7 +314,6 @@ def _encode_bundle_state(kind: RecordType, epoch: int, bundle: str, state: bytes
 
 
 def encode_heartbeat(*, epoch: int) -> Encoded:
-    """A HEARTBEAT record."""
     return _encoded(RecordType.HEARTBEAT, _EPOCH.pack(epoch))
 
 

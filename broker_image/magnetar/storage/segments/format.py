@@ -116,8 +116,9 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         for flag, row in zip(flags, rows, strict=True)
     ]
     parts: list[Buffer] = []
-    for column in (packed(I32, _offsets(payloads)), packed(I32, _offsets(keys))):
-        _append_padded(parts, column.tobytes())
+    for values in (payloads, keys):
+        offsets = accumulate(map(len, values), initial=0)
+        _append_padded(parts, packed(I32, offsets).tobytes())
     parts += [
         packed(I64, column).tobytes() for column in (ledgers, entries, events, publishes, appends)
     ]
@@ -146,15 +147,6 @@ def encode_block(rows: Sequence[Row], offset: int) -> tuple[bytes, BlockEntry]:
         sum(counts),
         payload_bytes,
     )
-
-
-def _offsets(values: Sequence[Buffer]) -> list[int]:
-    at = 0
-    offsets = [0]
-    for value in values:
-        at += len(value)
-        offsets.append(at)
-    return offsets
 
 
 def _append_padded(parts: list[Buffer], column: bytes) -> None:
@@ -291,26 +283,12 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     parts: list[Buffer] = []
     _append_padded(parts, packed(I32, offsets).tobytes())
     _append_padded(parts, bytes(4 * (count + 1)))
+    sized = list(zip(runs, sizes, strict=True))
     parts += [
-        b"".join(
-            [
-                packed(I64, [run.ledger]).tobytes() * size
-                for run, size in zip(runs, sizes, strict=True)
-            ]
-        ),
-        b"".join(
-            [
-                packed(I64, range(run.first_entry, run.first_entry + size)).tobytes()
-                for run, size in zip(runs, sizes, strict=True)
-            ]
-        ),
+        b"".join([packed(I64, [run.ledger]).tobytes() * size for run, size in sized]),
+        b"".join([_entry_ids(run.first_entry, size) for run, size in sized]),
         bytes(16 * count),
-        b"".join(
-            [
-                packed(I64, [run.append_ms]).tobytes() * size
-                for run, size in zip(runs, sizes, strict=True)
-            ]
-        ),
+        b"".join([packed(I64, [run.append_ms]).tobytes() * size for run, size in sized]),
     ]
     _append_padded(parts, packed(U32, counts).tobytes())
     _append_padded(parts, packed(U32, [UNPARSED]).tobytes() * count)
@@ -322,6 +300,10 @@ def encode_run_block(runs: Sequence[RunColumns], offset: int) -> tuple[bytes, Bl
     ends = (first.ledger, first.first_entry, last.ledger, last.first_entry + sizes[-1] - 1)
     times = (*ANY_TIME, *ANY_TIME, min(appends), max(appends))
     return block, BlockEntry(offset, len(block), count, *ends, *times, sum(counts), offsets[-1])
+
+
+def _entry_ids(first: int, count: int) -> bytes:
+    return packed(I64, range(first, first + count)).tobytes()
 
 
 def _framed(
