@@ -54,12 +54,12 @@ class PeerEventLimit:
         return event
 
 
-def configure_logs(level: str = "info", json_lines: bool | None = None) -> None:
-    """Set up the process's logs; `json_lines` None = JSON unless standard error is a terminal.
-    Raises InvalidRequest for an unknown level."""
+def configure_logs(level: str = "info") -> None:
+    """Set up the process's logs: JSON unless standard error is a terminal. Raises InvalidRequest
+    for an unknown level."""
     if level not in LEVELS:
         raise InvalidRequest(f"log-level: {level!r} is not known; use {', '.join(LEVELS)}")
-    machine = not sys.stderr.isatty() if json_lines is None else json_lines
+    machine = not sys.stderr.isatty()
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if machine

@@ -188,29 +188,29 @@ def lookup_connect(
 ) -> bytes:
     """LOOKUP_RESPONSE: the broker at `url` serves the topic; `through_proxy`: reach it through
     the service url (PIP-60)."""
-    return _lookup(
-        request_id,
-        api.CommandLookupTopicResponse.Connect,
-        url,
-        url_tls,
+    body = api.CommandLookupTopicResponse(
+        brokerServiceUrl=url,
+        response=api.CommandLookupTopicResponse.Connect,
+        request_id=request_id,
         authoritative=True,
-        through_proxy=through_proxy,
+        proxy_through_service_url=through_proxy,
     )
+    if url_tls:
+        body.brokerServiceUrlTls = url_tls
+    return frame_of(body)
 
 
-def lookup_redirect(
-    request_id: int,
-    url: str,
-    url_tls: str | None = None,
-    *,
-    authoritative: bool,
-    through_proxy: bool = False,
-) -> bytes:
+def lookup_redirect(request_id: int, url: str, *, authoritative: bool) -> bytes:
     """LOOKUP_RESPONSE: ask the broker at `url`; `authoritative` asks that broker to decide
     itself."""
-    kind = api.CommandLookupTopicResponse.Redirect
-    return _lookup(
-        request_id, kind, url, url_tls, authoritative=authoritative, through_proxy=through_proxy
+    return frame_of(
+        api.CommandLookupTopicResponse(
+            brokerServiceUrl=url,
+            response=api.CommandLookupTopicResponse.Redirect,
+            request_id=request_id,
+            authoritative=authoritative,
+            proxy_through_service_url=False,
+        )
     )
 
 
@@ -418,27 +418,6 @@ def consumer_stats_failed(request_id: int, code: WireCode, message: str) -> byte
             request_id=request_id, error_code=_code(code), error_message=message
         )
     )
-
-
-def _lookup(
-    request_id: int,
-    kind: int,
-    url: str,
-    url_tls: str | None,
-    *,
-    authoritative: bool,
-    through_proxy: bool,
-) -> bytes:
-    body = api.CommandLookupTopicResponse(
-        brokerServiceUrl=url,
-        response=api.CommandLookupTopicResponse.LookupType.ValueType(kind),
-        request_id=request_id,
-        authoritative=authoritative,
-        proxy_through_service_url=through_proxy,
-    )
-    if url_tls:
-        body.brokerServiceUrlTls = url_tls
-    return frame_of(body)
 
 
 def _assign(

@@ -196,9 +196,9 @@ class SegmentReader:
             self._cached.popitem(last=False)
         return found
 
-    def blocks(self, first: int = 0) -> Iterator[Block]:
-        """All blocks from number `first` on, in order; they are not kept."""
-        for entry in self.footer.blocks[first:]:
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in order; they are not kept."""
+        for entry in self.footer.blocks:
             yield Block.decode(self._read_range(entry.offset, entry.length), self.name)
 
     def ceiling(self, ledger: int, entry: int) -> tuple[int, int] | None:
