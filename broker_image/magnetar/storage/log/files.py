@@ -73,7 +73,7 @@ class LogFiles:
             incarnation,
             space,
         )
-        self._file_bytes, self._spares_max = file_bytes, spares_max
+        self.file_bytes, self._spares_max = file_bytes, spares_max
         self._spares: deque[tuple[str, int]] = deque()
 
     async def create(self, number: int, block_bytes: int = 0) -> LogFile:
@@ -88,7 +88,7 @@ class LogFiles:
         room = BLOCK_HEADER_BYTES + block_bytes
         capacity = min(
             FILE_HEADER_BYTES + max(SHORT_FILE_BYTES, room),
-            max(self._file_bytes, FILE_HEADER_BYTES + room),
+            max(self.file_bytes, FILE_HEADER_BYTES + room),
         )
         name, header = self._named(number)
         handle = await volume.create_short_log(name, capacity, header)
@@ -102,7 +102,7 @@ class LogFiles:
         if handle is None:
             await self._space.check_whole_file()
             try:
-                handle = await self._volume.create_log(name, self._file_bytes, header)
+                handle = await self._volume.create_log(name, self.file_bytes, header)
             except StorageFull as error:  # another user of the volume was quicker
                 self._space.begin_short(error)
                 raise
@@ -125,7 +125,7 @@ class LogFiles:
             return False
         spare = names.spare(self._incarnation, number)
         if not await volume.set_aside(
-            names.log_file(self._incarnation, number), spare, self._file_bytes
+            names.log_file(self._incarnation, number), spare, self.file_bytes
         ):
             return False
         self._spares.append((spare, length))

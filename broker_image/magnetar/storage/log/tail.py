@@ -48,17 +48,15 @@ class LogTail:
         clock: Clock,
         incarnation: str,
         space: Space,
+        files: LogFiles,
         *,
-        file_bytes: int,
-        spares_max: int,
         failed: Callable[[], bool],
         gives_up: Callable[[], bool],
         start: StartTask,
         on_sealed: Callable[[LogFile, dict[str, list[int]]], object],
     ) -> None:
         self._volume, self._clock, self._incarnation = volume, clock, incarnation
-        self._space, self._file_bytes = space, file_bytes
-        self._files = LogFiles(volume, clock, incarnation, space, file_bytes, spares_max)
+        self._space, self._files = space, files
         self._claim = names.claim(incarnation)
         self._failed, self._gives_up, self._start = failed, gives_up, start
         self._on_sealed = on_sealed
@@ -102,10 +100,6 @@ class LogTail:
         """As `LogFiles.set_aside`; False for a file that was abandoned, or once the log ends."""
         fit = not self._gives_up() and number not in self._abandoned
         return fit and await self._files.set_aside(number, length)
-
-    async def give_back(self) -> None:
-        """Delete the files that were set aside. Raises StorageError."""
-        await self._files.give_back()
 
     async def looked_at_space(self, missing: int) -> None:
         """While `missing` bytes of the reserve are used, keep no file for later; once there is room
@@ -266,7 +260,7 @@ class LogTail:
             self._incarnation,
             file,
             followed=followed,
-            shrinks_below=self._file_bytes // 2,
+            shrinks_below=self._files.file_bytes // 2,
             gives_up=self._gives_up,
         )
         if not self._failed():

@@ -27,7 +27,7 @@ from magnetar.storage.log.blocks import (
     BLOCK_HEADER_BYTES,
     FILE_HEADER_BYTES,
 )
-from magnetar.storage.log.files import LogFile
+from magnetar.storage.log.files import LogFile, LogFiles
 from magnetar.storage.log.format import RecordType
 from magnetar.storage.log.framing import RECORD_HEADER_BYTES
 from magnetar.storage.log.index import index_part
@@ -79,13 +79,13 @@ class LogWriter:
         self._volume, self._clock, self.incarnation = volume, clock, incarnation
         self.pending_bytes_max = pending_bytes_max
         self.space = Space(volume, incarnation, file_bytes)
+        self._files = LogFiles(volume, clock, incarnation, self.space, file_bytes, spares_max)
         self._tail = LogTail(
             volume,
             clock,
             incarnation,
             self.space,
-            file_bytes=file_bytes,
-            spares_max=spares_max,
+            self._files,
             failed=lambda: self._failure is not None,
             gives_up=self._gives_up,
             start=self._task,
@@ -141,7 +141,7 @@ class LogWriter:
         if self._watching is not None:
             self._watching.cancel()
         if self._failure is None:
-            await self._tail.give_back()
+            await self._files.give_back()
             await self._volume.remove(self._claim)
         elif isinstance(self._failure, StorageFull):
             await self._give_up_claim()  # there was no space for a seal: the next owner writes it
