@@ -398,14 +398,14 @@ def test_a_broker_whose_disk_is_behind_reads_again_when_it_has_caught_up(tmp_pat
 
     async def script(broker: Broker, peer: Peer) -> None:
         log, gate = broker.context.log, asyncio.Event()
-        append = log._append
+        append = log._tail._append
 
         async def slow(*arguments: Any) -> int:
             await gate.wait()
             return await append(*arguments)
 
         await peer.produce()
-        log._append = slow  # type: ignore[method-assign, assignment]
+        log._tail._append = slow  # type: ignore[method-assign, assignment]
         async with open_peer(broker) as other:
             for number in range(3):
                 peer.write(requests.send(1, number, entry(bytes(LIMIT), number)))

@@ -126,13 +126,13 @@ def test_a_coordinator_hears_of_a_deleted_subscription_once_that_is_durable(tmp_
         await peer.subscribe()
         assert await ack_in(peer, A, ids[0]) == DONE
         topic, log, gate = await host_of(broker), broker.context.log, asyncio.Event()
-        append = log._append
+        append = log._tail._append
 
         async def slow(*arguments: Any) -> int:
             await gate.wait()
             return await append(*arguments)
 
-        log._append = slow  # type: ignore[method-assign, assignment]
+        log._tail._append = slow  # type: ignore[method-assign, assignment]
         peer.write(command_frame("unsubscribe", request_id=70, consumer_id=1))
         while topic.subscriptions:
             await asyncio.sleep(0.005)
