@@ -183,7 +183,7 @@ class BrokerSettings:
         "says otherwise; 0 = never",
     )
     topic_check_s: float = bounded(
-        5.0, 0.02, 3600, "interval at which topics are looked at for what has become due"
+        5.0, 0.02, 3600, "interval of looking for work of topics that is due"
     )
     inactive_check_s: float = bounded(60.0, 0.02, 86_400, "interval of looking for inactive topics")
     expiry_check_s: float = bounded(
@@ -214,7 +214,7 @@ class BrokerSettings:
         60.0, 0.1, 3600, "longest wait between attempts to recover a bundle"
     )
     maintenance_s: float = bounded(
-        10.0, 0.05, 3600, "interval of checkpoints by age, of rewriting and of deleting files"
+        10.0, 0.05, 3600, "interval of checkpoints by age, segment compaction and deletion of files"
     )
     checkpoint_age_s: float = bounded(
         60.0, 0.05, 86_400, "age at which a checkpoint ends a chain that reaches finished log files"
@@ -226,7 +226,7 @@ class BrokerSettings:
         0.5, 0.01, 1.0, "share of dead bytes of a bundle at which its log file is compacted at once"
     )
     rewrite_bytes_per_s: int = bounded(
-        32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that rewriting may read"
+        32 * _MIB, 64 * _KIB, 1 << 40, "bytes per second that segment compaction may read"
     )
     log_spares_max: int = bounded(
         2, 0, 64, "dead log files kept to be used again, since they flush faster than new ones"
