@@ -174,9 +174,7 @@ async def must(
     body: Any = None,
     content_type: str = "application/json",
 ) -> Any:
-    answer = await connection.exchange(
-        method, path, json.dumps(body).encode() if body is not None else None, content_type, 60.0
-    )
+    answer = await connection.exchange(method, path, body, content_type, 60.0)
     if not 200 <= answer.status < 300:
         raise NotConverged(f"{method} {path}: {answer.status} {answer.body[:300]!r}")
     return json.loads(answer.body)
@@ -244,7 +242,7 @@ def is_converged(item: Any) -> bool:
 @asynccontextmanager
 async def watched(converged: Callable[[str, int], None], version: str) -> AsyncIterator[None]:
     """Tell of every converged generation that a watch of our own shows."""
-    info = login()
+    info = await login()
     connector = aiohttp.TCPConnector(ssl=info.as_ssl_context())
     url = f"{info.server}{ROOT_PATH}/topicnamespaces?watch=true&resourceVersion={version}"
 

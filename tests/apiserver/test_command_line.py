@@ -1,4 +1,4 @@
-"""The commands that work through kubectl, against a real API server, etcd and operator."""
+"""The commands that ask Kubernetes, against a real API server, etcd and operator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dev.testbed.control_plane import ControlPlane, EtcdProcess, binary
+from dev.testbed.control_plane import ControlPlane, EtcdProcess
 from magnetar.cli.commands import application
 from magnetar.cli.conditions import look, problems_of
-from magnetar.cli.kubectl import PROGRAM_VARIABLE, Kubectl
+from magnetar.cli.kubernetes import Kubernetes
 from magnetar.cli.planning import run_plan
 from magnetar.cli.replacing import run_replace
 from magnetar.cli.screen import OutputFormat, Screen
@@ -25,20 +25,29 @@ from tests.clients.test_cli_guide import commands
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
+USER = "user"
 
 
 @pytest.fixture
 def scene(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Scene:
-    """The operator has its own kubeconfig, the user at the command line another."""
-    monkeypatch.setenv("KUBECONFIG", str(control_plane.operator_kubeconfig))
-    program = tmp_path / "kubectl"
-    program.write_text(
-        f"#!/bin/sh\nexec '{binary('kubectl')}' --kubeconfig '{control_plane.kubeconfig}' \"$@\"\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
+    """The operator has the current context of the kubeconfig, the user at the command line
+    another."""
+    merged: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "operator"}
+    for name, source in (
+        ("operator", control_plane.operator_kubeconfig),
+        (USER, control_plane.kubeconfig),
+    ):
+        found = yaml.safe_load(source.read_text())
+        found["users"][0]["name"] = name
+        found["contexts"][0]["name"] = found["contexts"][0]["context"]["user"] = name
+        for part in ("users", "contexts"):
+            merged.setdefault(part, []).extend(found[part])
+        merged["clusters"] = found["clusters"]
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(merged))
+    monkeypatch.setenv("KUBECONFIG", str(path))
     return Scene(control_plane, namespace)
 
 
@@ -63,7 +72,7 @@ def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path:
             yaml.safe_dump(document | {"spec": {"etcd": external, "replicas": 2, **spec}})
         )
         result, shown = screen()
-        assert run_plan(Kubectl(scene.namespace), result, path) == code
+        assert run_plan(Kubernetes(scene.namespace, USER), result, path) == code
         (plan,) = json.loads(shown.getvalue())
         found: dict[str, Any] = plan
         return found
@@ -142,7 +151,7 @@ def test_status_finds_the_resources_of_the_brokers_it_asks(
             scene.create("TopicNamespace", "rival", spec)
 
             def both() -> list[dict[str, Any]] | None:
-                found, _ = look(scene.namespace, "", storage_id)
+                found, _ = look(scene.namespace, USER, storage_id)
                 reasons = {
                     one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get(
                         "Ready"
@@ -161,7 +170,7 @@ def test_status_finds_the_resources_of_the_brokers_it_asks(
                 f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace "
                 f"{scene.namespace}/orders is older"
             )
-            assert await asyncio.to_thread(look, "default", "", storage_id) == (
+            assert await asyncio.to_thread(look, "default", USER, storage_id) == (
                 [],
                 "no BrokerCluster of this namespace has this storage",
             )
@@ -182,20 +191,25 @@ def _run_guide(scene: Scene, files: Path) -> None:
         # The examples' cluster would be a new one: the one here has an etcd of another kind, which
         # it could not change into.
         namespace = "default" if words[0] == "plan" else scene.namespace
-        code = application([*words, "--namespace", namespace], standalone_mode=False)
+        code = application(
+            [*words, "--namespace", namespace, "--context", USER], standalone_mode=False
+        )
         assert not code, line
 
 
 def _undo(scene: Scene, before: str) -> None:
     """Ask for the successor, then take the request back; the one whose pod is gone goes with it."""
-    kubectl, options = (
-        Kubectl(scene.namespace),
+    kubernetes, options = (
+        Kubernetes(scene.namespace, USER),
         {"dry_run": False, "force": False, "timeout_s": 1.0},
     )
     assert (
-        run_replace(kubectl, screen()[0], "main-broker-0", undo=False, wait=False, **options) == 0
+        run_replace(kubernetes, screen()[0], "main-broker-0", undo=False, wait=False, **options)
+        == 0
     )  # type: ignore[arg-type]
     asked = scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
     assert before not in asked
-    assert run_replace(kubectl, screen()[0], "main-broker-0", undo=True, wait=False, **options) == 0  # type: ignore[arg-type]
+    assert (
+        run_replace(kubernetes, screen()[0], "main-broker-0", undo=True, wait=False, **options) == 0
+    )  # type: ignore[arg-type]
     assert "magnetar.io/replace" not in scene.cluster()["metadata"].get("annotations", {})

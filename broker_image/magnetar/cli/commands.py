@@ -16,7 +16,7 @@ import typer
 
 from magnetar.cli.access import Access
 from magnetar.cli.bundles import bundles
-from magnetar.cli.kubectl import Context, Kubectl, Namespace
+from magnetar.cli.kubernetes import Context, Kubernetes, Namespace
 from magnetar.cli.metadata import metadata
 from magnetar.cli.names import pairs_of, topic_of
 from magnetar.cli.namespaces import namespaces
@@ -90,7 +90,7 @@ def status(
 ) -> None:
     """Brokers, bundles, conditions; exit 1 if any is wrong.
 
-    Where kubectl reaches the cluster's custom resources (--namespace and --context say where),
+    Where your kubeconfig reaches the cluster's custom resources (--namespace and --context say where),
     their conditions are shown beside.
     """
     from magnetar.cli.status import run_status
@@ -179,16 +179,15 @@ def drain(
 ) -> None:
     """Empty a broker and keep it empty, or replace its pod.
 
-    --replace asks the operator with your own rights, through kubectl; --namespace and --context are
+    --replace asks the operator with the rights of your kubeconfig; --namespace and --context are
     for it only.
     """
     if replace:
         from magnetar.cli.replacing import run_replace
 
-        kubectl = Kubectl(namespace, context)
         raise typer.Exit(
             run_replace(
-                kubectl,
+                Kubernetes(namespace, context),
                 session.screen,
                 broker,
                 undo=undo,
@@ -322,7 +321,7 @@ def plan(
     """What kubectl apply of a file would do; changes nothing."""
     from magnetar.cli.planning import run_plan
 
-    raise typer.Exit(run_plan(Kubectl(namespace, context), Screen(output, no_color), path))
+    raise typer.Exit(run_plan(Kubernetes(namespace, context), Screen(output, no_color), path))
 
 
 @application.command()
@@ -350,7 +349,7 @@ def report(
 
     raise typer.Exit(
         run_report(
-            Kubectl(namespace, context),
+            Kubernetes(namespace, context),
             Screen(output, no_color),
             path,
             operator_namespace,

@@ -1,9 +1,9 @@
 """What Kubernetes says of the cluster that the brokers are.
 
 Owns: finding a cluster's custom resources by its storage, their conditions as rows and sentences.
-Imports: kubectl, failures. Invariants: resources of another cluster are never taken for this one's,
-whatever the kubeconfig points to; without kubectl, an API server or rights there is nothing to show
-and no error, unless a namespace or context was asked for.
+Imports: kubernetes, failures. Invariants: resources of another cluster are never taken for this one's,
+whatever the kubeconfig points to; without the `kubernetes` package, an API server or rights there is
+nothing to show and no error, unless a namespace or context was asked for.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from magnetar.cli.failures import CommandFailed
-from magnetar.cli.kubectl import Kubectl, Manifest
+from magnetar.cli.kubernetes import Kubernetes, Manifest
 
 LOOK_TIMEOUT_S = 5.0
-"""Nobody waits longer for what they may not have asked for."""
-GROUP = "magnetar.io"
-CLUSTERS = f"brokerclusters.{GROUP}"
-DEPENDENTS = ",".join(
-    f"{plural}.{GROUP}" for plural in ("transactioncoordinators", "topicnamespaces", "datajobs")
-)
+"""The command may be about brokers only: it waits no longer for Kubernetes."""
 MANY = ("TopicNamespace", "DataJob")
 """Of these only what is not Ready gets rows."""
-TOLD = ("Degraded", "Progressing", "Autoscaling")
+SHOWN = ("Degraded", "Progressing", "Autoscaling")
 
 
 def look(namespace: str, context: str, storage_id: str) -> tuple[list[dict[str, Any]], str]:
@@ -31,7 +26,7 @@ def look(namespace: str, context: str, storage_id: str) -> tuple[list[dict[str, 
     was asked for and cannot be read."""
     asked = bool(namespace or context)
     try:
-        found = resources_of(Kubectl(namespace, context, LOOK_TIMEOUT_S), storage_id)
+        found = resources_of(Kubernetes(namespace, context, LOOK_TIMEOUT_S), storage_id)
     except CommandFailed as error:
         if asked:
             raise
@@ -39,24 +34,31 @@ def look(namespace: str, context: str, storage_id: str) -> tuple[list[dict[str, 
     return found, "" if found else "no BrokerCluster of this namespace has this storage"
 
 
-def resources_of(kubectl: Kubectl, storage_id: str) -> list[dict[str, Any]]:
+def resources_of(kubernetes: Kubernetes, storage_id: str) -> list[dict[str, Any]]:
     """The BrokerClusters on this storage and what refers to them, in one Kubernetes namespace.
     Raises CommandFailed."""
+    from magnetar_operator.kube.kinds import (
+        BROKER_CLUSTER,
+        DATA_JOB,
+        TOPIC_NAMESPACE,
+        TRANSACTION_COORDINATOR,
+    )
+
     clusters = [
         item
-        for item in kubectl.list(CLUSTERS)
+        for item in kubernetes.list(BROKER_CLUSTER)
         if storage_id and item.get("status", {}).get("storageId") == storage_id
     ]
     if not clusters:
         return []
     known = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in clusters}
-    return [
-        _resource(item)
-        for item in (
-            *clusters,
-            *(item for item in kubectl.list(DEPENDENTS) if _cluster_of(item) in known),
-        )
-    ]
+    dependents = (
+        item
+        for resource in (TRANSACTION_COORDINATOR, TOPIC_NAMESPACE, DATA_JOB)
+        for item in kubernetes.list(resource)
+        if _cluster_of(item) in known
+    )
+    return [_resource(item) for item in (*clusters, *dependents)]
 
 
 def _cluster_of(item: Manifest) -> tuple[str, str]:
@@ -125,7 +127,7 @@ def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...
         if resource["kind"] in MANY and first["status"] == "True":
             ready[resource["kind"]] = ready.get(resource["kind"], 0) + 1
             continue
-        others = [conditions[kind] for kind in TOLD if kind in conditions]
+        others = [conditions[kind] for kind in SHOWN if kind in conditions]
         # A reason that Ready gives already is not said twice.
         shown = [
             first,

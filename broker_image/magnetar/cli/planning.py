@@ -1,7 +1,7 @@
 """`magnetar plan`: what applying a file to Kubernetes would do.
 
 Owns: asking the API server (a dry run, so that its own rules answer) and laying the preview out.
-Imports: kubectl, the operator's models and pure planning. Nothing is changed. Invariants: exit 1
+Imports: kubernetes, the operator's models and pure planning. Nothing is changed. Invariants: exit 1
 exactly if a document would be refused; what is shown of a cluster comes from the operator's own
 builders.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magnetar.cli.failures import REFUSED, Refused, WrongUsage
-from magnetar.cli.kubectl import FORBIDDEN, INVALID, Kubectl, Manifest
+from magnetar.cli.kubernetes import FORBIDDEN, INVALID, Kubernetes, Manifest
 from magnetar.cli.manifests import documents_of
 from magnetar.errors import InvalidRequest
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 VALUE_LENGTH_MAX = 80
 
 
-def run_plan(kubectl: Kubectl, screen: Screen, path: Path) -> int:
+def run_plan(kubernetes: Kubernetes, screen: Screen, path: Path) -> int:
     """Show what every document below `path` would do; the exit code."""
     found = documents_of(path)
     if not found:
         raise WrongUsage(
             f"--filename: {path} holds no manifest", "give a .yaml file or a directory of them"
         )
-    plans = [_plan(kubectl, str(source), document) for source, document in found]
+    plans = [_plan(kubernetes, str(source), document) for source, document in found]
     screen.show(plans, lambda: _render(screen, plans))
     return REFUSED if any(plan["action"] == "refused" for plan in plans) else 0
 
 
-def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
+def _plan(kubernetes: Kubernetes, source: str, document: Manifest) -> dict[str, Any]:
     """The plan of one document, as scripts get it."""
     from magnetar.resources import KINDS, parse_manifest
-    from magnetar.resources.definitions import NAMINGS
+    from magnetar_operator.kube.kinds import CUSTOM
 
     kind, metadata = str(document.get("kind")), document.get("metadata") or {}
     plan: dict[str, Any] = {
@@ -53,12 +53,10 @@ def _plan(kubectl: Kubectl, source: str, document: Manifest) -> dict[str, Any]:
         name = parse_manifest(document, source).name
     except InvalidRequest as error:
         return plan | {"action": "refused", "reason": str(error)}
-    kubectl = Kubectl(str(metadata.get("namespace", kubectl.namespace)), kubectl.context)
-    live = kubectl.get(f"{NAMINGS[kind].plural}.magnetar.io", name)
+    kubernetes = kubernetes.within(str(metadata.get("namespace", kubernetes.namespace)))
+    live = kubernetes.get(CUSTOM[kind], name)
     try:
-        result = kubectl.document(
-            ["apply", "--dry-run=server", "--filename", "-"], json.dumps(document)
-        )
+        result = kubernetes.apply_dry_run(CUSTOM[kind], live, document)
     except Refused as error:
         if error.status not in (INVALID, FORBIDDEN):
             raise

@@ -1,7 +1,7 @@
 """`magnetar drain --replace`: a broker's pod is drained, deleted and comes back.
 
 Owns: the request (an annotation on the pod's BrokerCluster, written with the user's own rights) and
-waiting for its end. Imports: kubectl, screen. Invariants: the request names the pod's uid, so that
+waiting for its end. Imports: kubernetes, screen. Invariants: the request names the pod's uid, so that
 repeating it does nothing to the successor; requests of others stay; nothing but the annotation is
 written, because the operator does the work.
 """
@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from magnetar.cli.failures import REFUSED, Refused, WrongUsage
-from magnetar.cli.kubectl import FIELD_MANAGER, Kubectl, Manifest
-from magnetar.cli.rest import CONFLICT, NOT_FOUND
+from magnetar.cli.kubernetes import CONFLICT, NOT_FOUND, Kubernetes, Manifest
 from magnetar.clock import SystemClock
 
 if TYPE_CHECKING:
     from magnetar.cli.screen import Screen
 
-CLUSTERS = "brokerclusters.magnetar.io"
 LOOK_S = 1.0
 CONFLICTS_MAX = 10
 CLOCK = SystemClock()
@@ -52,7 +50,7 @@ class Target:
 
 
 def run_replace(
-    kubectl: Kubectl,
+    kubernetes: Kubernetes,
     screen: Screen,
     pod: str,
     *,
@@ -63,9 +61,9 @@ def run_replace(
     timeout_s: float,
 ) -> int:
     """Ask for the replacement of `pod`, or (`undo`) take the request back; the exit code."""
-    target = _target(kubectl, pod)
+    target = _target(kubernetes, pod)
     if undo:
-        _request(kubectl, target, withdraw=True)
+        _request(kubernetes, target, withdraw=True)
         screen.done(
             f"{pod} is not replaced, if it had not been yet; it takes bundles again",
             pod=pod,
@@ -89,7 +87,7 @@ def run_replace(
             sentence, pod=pod, cluster=target.cluster_name, bundles=bundles, candidates=others
         )
         return 0
-    _request(kubectl, target, withdraw=False)
+    _request(kubernetes, target, withdraw=False)
     if not wait:
         screen.done(
             f"{pod} is to be replaced; kubectl describe brokercluster {target.cluster_name} tells "
@@ -97,14 +95,15 @@ def run_replace(
             pod=pod,
         )
         return 0
-    return _await(kubectl, screen, target, timeout_s)
+    return _await(kubernetes, screen, target, timeout_s)
 
 
-def _target(kubectl: Kubectl, pod: str) -> Target:
+def _target(kubernetes: Kubernetes, pod: str) -> Target:
     """Raises Refused if there is no such pod, WrongUsage if it is no broker's."""
     from magnetar_operator import names
+    from magnetar_operator.kube.kinds import POD
 
-    found = kubectl.get("pod", pod)
+    found = kubernetes.get(POD, pod)
     if found is None:
         raise Refused(
             NOT_FOUND,
@@ -116,15 +115,16 @@ def _target(kubectl: Kubectl, pod: str) -> Target:
     cluster = labels.get(names.CLUSTER, "")
     if labels.get(names.COMPONENT) != names.BROKER or not names.is_broker_pod(cluster, pod):
         raise WrongUsage(f"{pod} is not a broker's pod", "name one such as main-broker-0")
-    return Target(found, _cluster_of(kubectl, found))
+    return Target(found, _cluster_of(kubernetes, found))
 
 
-def _cluster_of(kubectl: Kubectl, pod: Manifest) -> Manifest:
+def _cluster_of(kubernetes: Kubernetes, pod: Manifest) -> Manifest:
     """Raises Refused if the pod's cluster is gone."""
     from magnetar_operator import names
+    from magnetar_operator.kube.kinds import BROKER_CLUSTER
 
     cluster = pod["metadata"]["labels"][names.CLUSTER]
-    owner = kubectl.get(CLUSTERS, cluster)
+    owner = kubernetes.get(BROKER_CLUSTER, cluster)
     if owner is None:
         what = f"{pod['metadata']['name']} belongs to BrokerCluster {cluster}, which does not exist"
         raise Refused(NOT_FOUND, what, "make the cluster again: its volumes are kept")
@@ -150,31 +150,31 @@ def _check(target: Target, force: bool) -> None:
         )
 
 
-def _request(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
+def _request(kubernetes: Kubernetes, target: Target, withdraw: bool) -> None:
     """Add the request to the annotation, or take it out; those whose pods are gone go too.
     Raises Refused."""
     for _ in range(CONFLICTS_MAX):
         try:
-            _annotate(kubectl, target, withdraw)
+            _annotate(kubernetes, target, withdraw)
             return
         except Refused as error:
             # The operator writes the status often, and each time the cluster gets another version.
             if error.status != CONFLICT:
                 raise
-        target = replace(target, cluster=_cluster_of(kubectl, target.pod))
+        target = replace(target, cluster=_cluster_of(kubernetes, target.pod))
     raise Refused(CONFLICT, f"BrokerCluster {target.cluster_name} keeps changing", "try again")
 
 
-def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
+def _annotate(kubernetes: Kubernetes, target: Target, withdraw: bool) -> None:
     """Write the annotation if the cluster is still the one that was read. Raises Refused, with
     CONFLICT if it is not."""
     from magnetar_operator import names
     from magnetar_operator.brokers.replacing import requests_of
+    from magnetar_operator.kube.kinds import BROKER_CLUSTER, POD
 
-    metadata = target.cluster["metadata"]
-    current = metadata.get("annotations", {}).get(names.REPLACE, "")
+    current = target.cluster["metadata"].get("annotations", {}).get(names.REPLACE, "")
     known = list(requests_of(current))
-    pods = kubectl.list("pods", f"{names.CLUSTER}={target.cluster_name}") if known else []
+    pods = kubernetes.list(POD, f"{names.CLUSTER}={target.cluster_name}") if known else []
     alive = {(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in pods}
     mine = (target.name, target.uid)
     wanted = [request for request in known if request in alive and request != mine] + (
@@ -183,27 +183,17 @@ def _annotate(kubectl: Kubectl, target: Target, withdraw: bool) -> None:
     if known == wanted:
         return
     text = ",".join(f"{pod}@{uid}" for pod, uid in wanted)
-    change = f"{names.REPLACE}={text}" if text else f"{names.REPLACE}-"
-    version = ["--resource-version", str(metadata["resourceVersion"])]
-    kubectl.run(
-        [
-            "annotate",
-            CLUSTERS,
-            target.cluster_name,
-            change,
-            "--overwrite",
-            f"--field-manager={FIELD_MANAGER}",
-            *version,
-        ]
-    )
+    kubernetes.annotate(BROKER_CLUSTER, target.cluster, names.REPLACE, text)
 
 
-def _await(kubectl: Kubectl, screen: Screen, target: Target, timeout_s: float) -> int:
+def _await(kubernetes: Kubernetes, screen: Screen, target: Target, timeout_s: float) -> int:
     """Show what the operator says until the successor is ready."""
+    from magnetar_operator.kube.kinds import BROKER_CLUSTER, POD
+
     started, shown = CLOCK.monotonic(), ""
     while True:
-        pod = kubectl.get("pod", target.name)
-        cluster = kubectl.get(CLUSTERS, target.cluster_name) or target.cluster
+        pod = kubernetes.get(POD, target.name)
+        cluster = kubernetes.get(BROKER_CLUSTER, target.cluster_name) or target.cluster
         conditions = {
             found["type"]: found for found in cluster.get("status", {}).get("conditions", [])
         }

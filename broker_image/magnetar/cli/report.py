@@ -1,6 +1,6 @@
 """`magnetar report`: one file with everything that somebody needs to find out what is wrong.
 
-Owns: what is collected and how it is named in the archive. Imports: kubectl, redaction; tarfile.
+Owns: what is collected and how it is named in the archive. Imports: kubernetes, redaction; tarfile.
 Invariants: every part passes through redaction before it is written, and secrets are never asked
 for; a part that cannot be had is named in missing.txt with the reason, and the others are collected
 all the same; nothing in the cluster is changed.
@@ -18,26 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magnetar import __version__
-from magnetar.cli.failures import Refused, WrongUsage
-from magnetar.cli.kubectl import Kubectl, Manifest
+from magnetar.cli.failures import WrongUsage
+from magnetar.cli.kubernetes import Kubernetes, Manifest
 from magnetar.cli.redaction import redacted, redacted_text
 from magnetar.clock import SystemClock
 from magnetar.errors import MagnetarError
 
 if TYPE_CHECKING:
     from magnetar.cli.screen import Screen
+    from magnetar_operator.kube.kinds import Resource
 
 PART_OF = "app.kubernetes.io/part-of=magnetar"
 OPERATOR = "app.kubernetes.io/name=magnetar,app.kubernetes.io/component=operator"
-OBJECTS = (
-    "statefulsets",
-    "services",
-    "configmaps",
-    "serviceaccounts",
-    "persistentvolumeclaims",
-    "poddisruptionbudgets",
-    "networkpolicies",
-)
 PARALLEL_MAX = 6
 LOG_BYTES_MAX = 5_000_000
 PODS_MAX = 60
@@ -92,7 +84,11 @@ class Archive:
 
 
 def run_report(
-    kubectl: Kubectl, screen: Screen, path: Path | None, operator_namespace: str, log_lines: int
+    kubernetes: Kubernetes,
+    screen: Screen,
+    path: Path | None,
+    operator_namespace: str,
+    log_lines: int,
 ) -> int:
     """Collect, write the file and say where it is; the exit code. Raises Unreachable if
     Kubernetes does not answer."""
@@ -103,7 +99,7 @@ def run_report(
     target = path or Path(f"{root}.tar.gz")
     if not target.parent.is_dir():
         raise WrongUsage(f"--file: {target.parent} is not a directory", "make it first")
-    archive = collect(kubectl, operator_namespace, log_lines, screen.note)
+    archive = collect(kubernetes, operator_namespace, log_lines, screen.note)
     archive.text("README.txt", ABOUT)
     archive.write(target, root, wall_ms)
     count = len(archive.parts)
@@ -126,16 +122,20 @@ def run_report(
 
 
 def collect(
-    kubectl: Kubectl, operator_namespace: str, log_lines: int, note: Callable[[str], None]
+    kubernetes: Kubernetes, operator_namespace: str, log_lines: int, note: Callable[[str], None]
 ) -> Archive:
-    """Everything that can be had. Raises Unreachable, or CommandFailed without kubectl."""
+    """Everything that can be had. Raises Unreachable, or CommandFailed without the `kubernetes`
+    package."""
     archive = Archive()
     note("versions and resources")
-    versions = kubectl.document(["version"])  # also tells whether anybody answers
-    archive.document("versions.json", {"magnetar": __version__, "kubernetes": versions})
-    _resources(kubectl, archive)
+    from magnetar_operator.kube.kinds import POD
+
+    server = json.loads(kubernetes.raw("/version"))  # fails if the API server does not answer
+    versions = {"magnetar": __version__, "kubernetes": {"serverVersion": server}}
+    archive.document("versions.json", versions)
+    _resources(kubernetes, archive)
     pods: list[Manifest] = []
-    archive.attempt("pods", lambda: pods.extend(kubectl.list("pods", PART_OF)))
+    archive.attempt("pods", lambda: pods.extend(kubernetes.list(POD, PART_OF)))
     archive.document("pods.json", pods)
     if len(pods) > PODS_MAX:
         archive.missing.append(
@@ -143,15 +143,15 @@ def collect(
             "are enough to read"
         )
     note(f"logs and metrics of {min(len(pods), PODS_MAX)} pods")
-    operators = Kubectl(operator_namespace, kubectl.context)
+    operators = kubernetes.within(operator_namespace)
     found: list[Manifest] = []
     archive.attempt(
         f"pods of the operator in {operator_namespace}",
-        lambda: found.extend(operators.list("pods", OPERATOR)),
+        lambda: found.extend(operators.list(POD, OPERATOR)),
     )
     archive.document("operator/pods.json", found)
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-        jobs = [pool.submit(_pod, kubectl, archive, pod, log_lines) for pod in pods[:PODS_MAX]]
+        jobs = [pool.submit(_pod, kubernetes, archive, pod, log_lines) for pod in pods[:PODS_MAX]]
         jobs += [
             pool.submit(_logs, operators, archive, pod, log_lines, "operator/")
             for pod in found[:PODS_MAX]
@@ -162,50 +162,23 @@ def collect(
     return archive
 
 
-def _resources(kubectl: Kubectl, archive: Archive) -> None:
-    """Custom resources, what was made of them, and what was said about them."""
-    from magnetar.resources.definitions import NAMINGS
+def _resources(kubernetes: Kubernetes, archive: Archive) -> None:
+    """Custom resources, what was made of them, and the Events about them."""
+    from magnetar_operator.kube.kinds import CHILDREN, CUSTOM, EVENT
 
-    def save(kinds: dict[str, str], selector: str) -> None:
-        """One request for all kinds; if it is refused, one for each, so that only what is
-        forbidden is missing."""
-        try:
-            found = kubectl.list(",".join(kinds), selector)
-        except Refused:
-            for kind, path in kinds.items():
-                archive.attempt(
-                    path,
-                    lambda kind=kind, path=path: archive.document(  # type: ignore[misc]
-                        path, kubectl.list(kind, selector)
-                    ),
-                )
-            return
-        for kind, path in kinds.items():
-            singular = kind.partition(".")[0]
-            archive.document(
-                path, [item for item in found if _plural(str(item["kind"])) == singular]
-            )
+    def save(path: str, resource: Resource, selector: str = "") -> None:
+        archive.attempt(path, lambda: archive.document(path, kubernetes.list(resource, selector)))
 
-    save(
-        {
-            f"{naming.plural}.magnetar.io": f"resources/{naming.plural}.json"
-            for naming in NAMINGS.values()
-        },
-        "",
-    )
-    save({plural: f"objects/{plural}.json" for plural in OBJECTS}, PART_OF)
-    archive.attempt("events.json", lambda: archive.document("events.json", kubectl.list("events")))
+    for resource in CUSTOM.values():
+        save(f"resources/{resource.plural}.json", resource)
+    for resource in CHILDREN:
+        save(f"objects/{resource.plural}.json", resource, PART_OF)
+    save("events.json", EVENT)
 
 
-def _plural(kind: str) -> str:
-    """A kind as Kubernetes calls its collection."""
-    lowered = kind.lower()
-    return f"{lowered[:-1]}ies" if lowered.endswith("y") else f"{lowered}s"
-
-
-def _pod(kubectl: Kubectl, archive: Archive, pod: Manifest, log_lines: int) -> None:
+def _pod(kubernetes: Kubernetes, archive: Archive, pod: Manifest, log_lines: int) -> None:
     """Logs of any pod; of brokers and etcd members also what they say of themselves."""
-    _logs(kubectl, archive, pod, log_lines, "")
+    _logs(kubernetes, archive, pod, log_lines, "")
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     component = pod["metadata"].get("labels", {}).get("app.kubernetes.io/component")
     if component == "broker":
@@ -215,26 +188,26 @@ def _pod(kubectl: Kubectl, archive: Archive, pod: Manifest, log_lines: int) -> N
             if pod["metadata"]["labels"].get("magnetar.io/plain") == "closed"
             else f"http:{name}:8080"
         )
-        _broker(kubectl, archive, name, f"/api/v1/namespaces/{namespace}/pods/{place}/proxy/")
+        _broker(kubernetes, archive, name, f"/api/v1/namespaces/{namespace}/pods/{place}/proxy/")
     elif component == "etcd":
         root = f"/api/v1/namespaces/{namespace}/pods/http:{name}:2381/proxy/"
         for what in ("health", "metrics"):
             archive.attempt(
                 f"etcd/{name}/{what}",
-                _raw(kubectl, archive, root + what, f"etcd/{name}/{what}.txt"),
+                _raw(kubernetes, archive, root + what, f"etcd/{name}/{what}.txt"),
             )
 
 
-def _raw(kubectl: Kubectl, archive: Archive, url: str, path: str) -> Callable[[], None]:
-    return lambda: archive.text(path, kubectl.raw(url))
+def _raw(kubernetes: Kubernetes, archive: Archive, url: str, path: str) -> Callable[[], None]:
+    return lambda: archive.text(path, kubernetes.raw(url))
 
 
-def _broker(kubectl: Kubectl, archive: Archive, name: str, root: str) -> None:
+def _broker(kubernetes: Kubernetes, archive: Archive, name: str, root: str) -> None:
     status: dict[str, Any] = {}
 
     def document(what: str, path: str) -> Callable[[], None]:
         def run() -> None:
-            value = json.loads(kubectl.raw(root + path))
+            value = json.loads(kubernetes.raw(root + path))
             archive.document(f"brokers/{name}/{what}.json", value)
             if what == "status":
                 status.update(value)
@@ -245,7 +218,7 @@ def _broker(kubectl: Kubectl, archive: Archive, name: str, root: str) -> None:
         archive.attempt(f"{what} of broker {name}", document(what, path))
     archive.attempt(
         f"metrics of broker {name}",
-        _raw(kubectl, archive, f"{root}metrics", f"brokers/{name}/metrics.txt"),
+        _raw(kubernetes, archive, f"{root}metrics", f"brokers/{name}/metrics.txt"),
     )
     troubled = [
         row["bundle"]
@@ -260,24 +233,21 @@ def _broker(kubectl: Kubectl, archive: Archive, name: str, root: str) -> None:
         )
 
 
-def _logs(kubectl: Kubectl, archive: Archive, pod: Manifest, lines: int, place: str) -> None:
+def _logs(kubernetes: Kubernetes, archive: Archive, pod: Manifest, lines: int, place: str) -> None:
     """The end of each container's log, and of its last incarnation if it has been restarted."""
     name = pod["metadata"]["name"]
     restarts = {
         item["name"]: item.get("restartCount", 0)
         for item in pod.get("status", {}).get("containerStatuses", ())
     }
-    limits = [f"--tail={lines}", f"--limit-bytes={LOG_BYTES_MAX}"]
+    limits = {"tailLines": lines, "limitBytes": LOG_BYTES_MAX}
 
-    def save(container: str, path: str, *options: str) -> Callable[[], None]:
-        return lambda: archive.text(
-            path, kubectl.run(["logs", name, "--container", container, *limits, *options])
-        )
+    def save(container: str, path: str, previous: str = "false") -> Callable[[], None]:
+        query = {"container": container, "previous": previous, **limits}
+        return lambda: archive.text(path, kubernetes.logs(name, query))
 
     for container in (item["name"] for item in pod["spec"].get("containers", ())):
         path = f"{place}logs/{name}.{container}"
         archive.attempt(path, save(container, f"{path}.log"))
         if restarts.get(container):
-            archive.attempt(
-                f"{path} (previous)", save(container, f"{path}.previous.log", "--previous")
-            )
+            archive.attempt(f"{path} (previous)", save(container, f"{path}.previous.log", "true"))

@@ -33,7 +33,6 @@ PAUSE_MAX_S = 30.0
 """Whoever asks for a longer pause is asked again after this."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,6 @@ class KubernetesApi:
         self._obey_pause(method, path)
         if writes:
             passes.count_effect()
-        encoded = _ENCODE(body).encode() if body is not None else None
         timeout_s = READ_TIMEOUT_S
         if writes:
             timeout_s = WRITE_TIMEOUT_S
@@ -214,7 +212,7 @@ class KubernetesApi:
             path += f"{'&' if '?' in path else '?'}timeout={int(WRITE_TIMEOUT_S * 1000)}ms"
         started = self._clock.monotonic()
         try:
-            answer = await self._connection.exchange(method, path, encoded, content_type, timeout_s)
+            answer = await self._connection.exchange(method, path, body, content_type, timeout_s)
         except ApiUnavailable:
             self._metrics.request(method, 0, self._clock.monotonic() - started)
             raise

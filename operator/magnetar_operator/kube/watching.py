@@ -19,10 +19,8 @@ from typing import Any
 
 import kopf
 
-# `kopf.operator` takes them, and nothing public makes them.
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
-
 from magnetar_operator import names
+from magnetar_operator.kube import connection
 from magnetar_operator.kube.cache import Shown, is_sentinel, shown
 from magnetar_operator.kube.kinds import CHILDREN, CUSTOM, POD, Resource
 
@@ -105,26 +103,15 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
-class _NoMemories(ResourceMemories):
-    """kopf remembers something of every object for as long as that exists, about 2 KiB; handlers
-    of events read none of it."""
-
-    async def recall(self, *_: Any, noticed_by_listing: bool = False, **__: Any) -> ResourceMemory:
-        return ResourceMemory(noticed_by_listing=noticed_by_listing)
-
-
 def watching_registry(put: Callable[[Seen], None]) -> kopf.OperatorRegistry:
     """Handlers for every watched kind. `put` is called in kopf's thread."""
     registry = kopf.OperatorRegistry()
-
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     async def pass_on(event: Any, **_: Any) -> None:
         manifest, how = event["object"], event["type"]
         put(Seen(shown(manifest), how == "DELETED", is_sentinel(manifest), how is not None))
 
-    kopf.on.login(registry=registry, id="login")(login)
+    kopf.on.login(registry=registry, id="login")(connection.login)
     for resource in WATCHED:
         kopf.on.event(*_selector(resource), registry=registry, id=resource.plural)(pass_on)
     return registry
@@ -174,7 +161,6 @@ async def watch(
             await kopf.operator(
                 registry=registry,
                 settings=watching_settings(),
-                memories=_NoMemories(),
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=tuple(namespaces),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from magnetar.cli.conditions import look, problems_of, rows_of
 from magnetar.cli.failures import Unreachable
-from magnetar.cli.kubectl import PROGRAM_VARIABLE
+from tests.support.api_server import api_server, kubeconfig
 
 STORAGE = "5e" * 16
 
@@ -32,28 +33,32 @@ def resource(
     }
 
 
-def acting(
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    clusters: list[Any],
-    others: list[Any] = [],  # noqa: B006
-) -> Path:
-    """Put a program in kubectl's place that lists these; where it writes down what it was asked."""
-    program, asked = directory / "kubectl", directory / "asked"
-    for name, items in (("clusters", clusters), ("others", others)):
-        (directory / name).write_text(json.dumps({"items": items}))
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> "{asked}"\ncase "$*" in *brokerclusters*) cat '
-        f'"{directory}/clusters";; *) cat "{directory}/others";; esac\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
-    return asked
+class Listed:
+    """What an API server lists; may change while it runs."""
+
+    def __init__(self) -> None:
+        self.clusters: list[Any] = []
+        self.others: list[Any] = []
+        self.asked: list[tuple[str, str, Any]] = []
+
+    def answer(self, _method: str, path: str, _body: Any) -> tuple[int, Any]:
+        plural = path.rpartition("/")[2]
+        others = [item for item in self.others if f"{item['kind'].lower()}s" == plural]
+        return 200, {"items": self.clusters if plural == "brokerclusters" else others}
 
 
-def test_only_what_belongs_to_the_brokers_storage_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
+    """An API server that the kubeconfig points to."""
+    found = Listed()
+    with api_server(found.answer) as (url, found.asked):
+        path = kubeconfig(tmp_path / "config", url, east="default", west="default")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield found
+
+
+def test_only_what_belongs_to_the_brokers_storage_is_shown(listed: Listed) -> None:
     """A kubeconfig may point anywhere: clusters of other storage, and what refers to them, are
     not ours."""
     main = resource("BrokerCluster", "main", ("Ready", "True", "AsDesired"), storageId=STORAGE)
@@ -65,7 +70,7 @@ def test_only_what_belongs_to_the_brokers_storage_is_shown(
     elsewhere = resource(
         "TopicNamespace", "far", spec={"clusterRef": {"name": "main", "namespace": "another"}}
     )
-    asked = acting(tmp_path, monkeypatch, [main, stranger], [ours, theirs, elsewhere])
+    listed.clusters, listed.others = [main, stranger], [ours, theirs, elsewhere]
     found, unseen = look("", "", STORAGE)
     assert [(one["kind"], one["name"]) for one in found] == [
         ("BrokerCluster", "main"),
@@ -73,33 +78,31 @@ def test_only_what_belongs_to_the_brokers_storage_is_shown(
     ]
     assert unseen == ""
     assert look("", "", "88" * 16) == ([], "no BrokerCluster of this namespace has this storage")
-    assert asked.read_text().count("topicnamespaces") == 1, (
+    paths = [path for _, path, _ in listed.asked]
+    assert sum(path.endswith("topicnamespaces") for path in paths) == 1, (
         "of a cluster that is not there nothing more is asked"
     )
     look("shop", "west", STORAGE)
-    assert "--context west --namespace shop get brokerclusters.magnetar.io" in asked.read_text()
+    assert "/namespaces/shop/brokerclusters" in listed.asked[len(paths)][1]
 
 
 def test_what_cannot_be_seen_is_an_error_only_for_who_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text("#!/bin/sh\necho 'Unable to connect to the server: dial tcp' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(program))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with api_server(lambda *_: (200, {})) as (url, _):
+        closed = url
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "config", closed, east="shop")))
     found, unseen = look("", "", STORAGE)
     assert found == []
-    assert "Unable to connect" in unseen
-    with pytest.raises(Unreachable, match="Unable to connect"):
+    assert "no answer" in unseen
+    with pytest.raises(Unreachable, match="no answer"):
         look("shop", "", STORAGE)
-    monkeypatch.delenv(PROGRAM_VARIABLE)
-    monkeypatch.setenv("PATH", "")
-    assert look("", "", STORAGE) == ([], "kubectl was not found")
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert look("", "", STORAGE) == ([], "this installation cannot ask Kubernetes")
 
 
-def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(listed: Listed) -> None:
     """Degraded counts, Progressing does not; a namespace that is not Ready counts; a job that
     runs does not."""
     scaling = resource(
@@ -119,7 +122,7 @@ def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(
         resource("DataJob", "j", ("Ready", "False", "Running")),
         resource("DataJob", "new"),
     ]
-    acting(tmp_path, monkeypatch, [scaling], others)
+    listed.clusters, listed.others = [scaling], others
     found, _ = look("", "", STORAGE)
     assert problems_of(found) == [
         "TransactionCoordinator shop/tx: ImageUnavailable: ImageUnavailable!",
@@ -136,7 +139,7 @@ def test_what_is_wrong_is_a_problem_and_what_is_under_way_is_not(
     assert left_out == "2 TopicNamespaces Ready"
 
 
-def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_trouble_is_shown(listed: Listed) -> None:
     """The condition names the most serious; the others are not hidden behind it."""
     troubles = [
         {"reason": "EtcdNoQuorum", "message": "one of three", "since": "2026-01-01T00:00:00Z"},
@@ -148,11 +151,9 @@ def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         },
     ]
     conditions = ("Degraded", "True", "EtcdNoQuorum"), ("Ready", "False", "EtcdNoQuorum")
-    acting(
-        tmp_path,
-        monkeypatch,
-        [resource("BrokerCluster", "main", *conditions, storageId=STORAGE, troubles=troubles)],
-    )
+    listed.clusters = [
+        resource("BrokerCluster", "main", *conditions, storageId=STORAGE, troubles=troubles)
+    ]
     found, _ = look("", "", STORAGE)
     assert problems_of(found) == [
         "BrokerCluster shop/main: EtcdNoQuorum: one of three",
@@ -163,11 +164,9 @@ def test_every_trouble_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("Degraded", "True", "PodCrashing", "exit code 1"),
     ]
     unreadable = ("Degraded", "True", "InvalidSpec"), ("Ready", "False", "InvalidSpec")
-    acting(
-        tmp_path,
-        monkeypatch,
-        [resource("BrokerCluster", "main", *unreadable, storageId=STORAGE, troubles=troubles[1:])],
-    )
+    listed.clusters = [
+        resource("BrokerCluster", "main", *unreadable, storageId=STORAGE, troubles=troubles[1:])
+    ]
     assert problems_of(look("", "", STORAGE)[0]) == [
         "BrokerCluster shop/main: InvalidSpec: InvalidSpec!",
         "BrokerCluster shop/main: PodCrashing: exit code 1",

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.cli.failures import Refused
-from magnetar.cli.kubectl import Kubectl
+from magnetar.cli.kubernetes import Kubernetes, Manifest
 from magnetar.cli.redaction import REMOVED, is_secret_name, redacted, redacted_text
 from magnetar.cli.report import run_report
 from magnetar.cli.screen import OutputFormat, Screen
@@ -89,31 +88,35 @@ LOG = "\n".join(
 STATUS = {"bundles": [{"bundle": "public/default/0x0_0x4", "state": "Releasing"}], "brokers": []}
 
 
-class Planted(Kubectl):
+class Planted(Kubernetes):
     """A Kubernetes in which everything holds secrets, and one part is forbidden."""
 
-    def run(self, arguments: Sequence[str], text: str = "") -> str:
-        assert not text, "nothing is written"
-        command, *rest = arguments
-        if command == "logs":
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "",
+    ) -> str:
+        assert (method, body, content_type) == ("GET", None, ""), "nothing is changed"
+        plural = path.rpartition("/")[2]
+        if path == "/version":
+            return json.dumps({"gitVersion": "v1.34.0"})
+        if plural == "log":
+            assert query is not None
+            assert query["tailLines"] == 100
             return LOG
-        if command == "version":
-            return json.dumps({"serverVersion": {"gitVersion": "v1.34.0"}})
-        assert command == "get", "nothing is changed"
-        if rest[0] == "--raw":
-            return (
-                json.dumps(STATUS)
-                if rest[1].endswith("status")
-                else json.dumps({"token": TOKEN, "path": rest[1]})
-            )
-        if "configmaps" in rest[0]:
+        if "/proxy/" in path:
+            return json.dumps(STATUS if plural == "status" else {"token": TOKEN, "path": path})
+        if plural == "configmaps":
             raise Refused(403, f"configmaps is forbidden for token={TOKEN}")
-        assert "secrets" not in rest[0], "secrets are never asked for"
+        assert plural != "secrets", "secrets are never asked for"
         items: dict[str, list[Any]] = {
-            "pods": [POD], "events": [{"message": f"failed with password: {WORD}"}],
+            "pods": [POD], "brokerclusters": [CLUSTER],
+            "events": [{"message": f"failed with password: {WORD}"}],
         }  # fmt: skip
-        found = [CLUSTER] if rest[0].startswith("brokerclusters") else items.get(rest[0], [SECRET])
-        return json.dumps({"items": found})
+        return json.dumps({"items": items.get(plural, [SECRET])})
 
 
 def test_planted_secrets_are_not_in_the_archive(
@@ -199,10 +202,10 @@ def test_a_broker_without_plain_ports_is_asked_by_https(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Closed(Planted):
-        def run(self, arguments: Sequence[str], text: str = "") -> str:
-            if arguments[:2] == ["get", "--raw"]:
-                asked.append(arguments[2])
-            answer = super().run(arguments, text)
+        def request(self, method: str, path: str, *rest: Any) -> str:  # type: ignore[override]
+            if "/proxy/" in path:
+                asked.append(path)
+            answer = super().request(method, path, *rest)
             closed = '"app.kubernetes.io/component": "broker", "magnetar.io/plain": "closed"'
             return answer.replace('"app.kubernetes.io/component": "broker"', closed)
 
