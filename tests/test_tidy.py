@@ -25,7 +25,6 @@ OUTGROWN = {
     "operator/magnetar_operator/brokers/reconciler.py",
     "operator/magnetar_operator/brokers/replacing.py",
     "operator/magnetar_operator/brokers/scale_story.py",
-    "operator/magnetar_operator/conditions.py",
     "operator/magnetar_operator/etcd/members.py",
     "operator/magnetar_operator/namespaces/reconciler.py",
     "dev/bench/dispatch_core.py",

@@ -96,7 +96,7 @@ def conditions() -> str:
         "| reason | meaning | what to do |",
         "|---|---|---|",
         *(
-            f"| `{reason.word}` | {_cell(reason.meaning)} | {_cell(reason.remedy)} |"
+            f"| `{reason.value}` | {_cell(reason.meaning)} | {_cell(reason.remedy)} |"
             for reason in Reason
         ),
         "",

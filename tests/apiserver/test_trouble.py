@@ -264,7 +264,7 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
             assert not is_ready(scene, many[0])
             try:
                 await asyncio.to_thread(away.start)
-                all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.word)
+                all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.value)
                 await until(
                     "all are served",
                     lambda: operator.cache.standings()[all_ready] == UNREACHABLE + 1,

@@ -53,9 +53,9 @@ def busy_with(observed: Observed, moves: Moves, roll: RollPlan, problems: Sequen
     """What keeps load from meaning anything now, "" = nothing. Without numbers that change by
     themselves."""
     if problems:
-        return f"the cluster is degraded: {problems[0].reason.word}"
+        return f"the cluster is degraded: {problems[0].reason.value}"
     if moves.shown.reason is not None:
-        return f"brokers come or go: {moves.shown.reason.word}"
+        return f"brokers come or go: {moves.shown.reason.value}"
     if roll.pending:
         return "brokers are restarted one at a time, because their template changed"
     if observed.state is None or observed.lost_nodes:

@@ -145,9 +145,9 @@ async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
     wrong = {finding.reason: finding.message for finding in seen.findings if not finding.holds}
     wrong |= {problem.reason: problem.message for problem in seen.all_problems}
     for reason, message in wrong.items():
-        await world.events.once(owner, "Warning", reason.word, message)
+        await world.events.once(owner, "Warning", reason.value, message)
     for reason in set(OF_SECRETS) - set(wrong):
-        world.events.forget(owner.metadata.uid, reason.word)
+        world.events.forget(owner.metadata.uid, reason.value)
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:

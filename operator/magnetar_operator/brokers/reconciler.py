@@ -131,7 +131,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         *([observed.copies_problem] if observed.copies_problem is not None else []),
     ):
         await world.events.once(
-            cluster, "Warning", problem.reason.word, problem.message, part=problem.about
+            cluster, "Warning", problem.reason.value, problem.message, part=problem.about
         )
     problems += [*claims, *moves.problems]
     autoscaled = await autoscale(
@@ -150,7 +150,7 @@ async def reconcile(world: World, key: Key) -> float | None:
 async def _pause(world: World, cluster: BrokerCluster) -> None:
     world.autoscaling.forget(f"{cluster.namespace}/{cluster.name}")
     await world.events.once(
-        cluster, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
+        cluster, "Normal", Reason.PAUSED.value, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
     )
     kept = [
         condition

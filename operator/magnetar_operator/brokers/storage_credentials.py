@@ -53,7 +53,7 @@ async def see_credentials(
     problem = credentials_problem(chosen, secret)
     if secret is not None and not problem:
         return SeenCredentials(credentials_digest(cluster, chosen, secret))
-    await world.events.once(owner, "Warning", Reason.CREDENTIALS_MISSING.word, problem)
+    await world.events.once(owner, "Warning", Reason.CREDENTIALS_MISSING.value, problem)
     return SeenCredentials(
         _known(stateful_set or {}), (Problem(Reason.CREDENTIALS_MISSING, problem),)
     )

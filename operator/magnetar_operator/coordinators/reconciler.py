@@ -76,7 +76,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         await world.events.once(
             resource,
             "Normal",
-            Reason.PAUSED.word,
+            Reason.PAUSED.value,
             f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
         )
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
@@ -95,7 +95,7 @@ async def _serve(world: World, resource: TransactionCoordinator) -> float:
     obstacle = _missing(resource) if cluster is None else await _older(world, resource)
     if cluster is None or obstacle is not None:
         assert obstacle is not None
-        await world.events.once(resource, "Warning", obstacle.reason.word, obstacle.message)
+        await world.events.once(resource, "Warning", obstacle.reason.value, obstacle.message)
         troubles = listed(resource.status.troubles, [obstacle], world.clock.wall_ms())
         await _write_conditions(world, resource, obstructed(obstacle), troubles=troubles)
         return OBSTACLE_RETRY_S
@@ -366,7 +366,7 @@ async def _write_status(
     status = derive(resource, cluster, observed, roll, conditions)
     await world.write_status(resource, status.model_copy(update={"troubles": troubles}))
     if scale.reason is Reason.TRANSACTIONS_OPEN:
-        await world.events.once(resource, "Normal", scale.reason.word, scale.message)
+        await world.events.once(resource, "Normal", scale.reason.value, scale.message)
     if findings[-1].holds and not was_ready:
         await world.events.normal(resource, "Ready", findings[-1].message)
 

@@ -69,7 +69,7 @@ async def apply_children(
         except ApiRefused as error:
             problem = Problem(Reason.REFUSED, str(error), _part(step))
             await world.events.once(
-                owner, "Warning", Reason.REFUSED.word, str(error), part=_part(step)
+                owner, "Warning", Reason.REFUSED.value, str(error), part=_part(step)
             )
         if problem is not None:
             problems.append(problem)
@@ -94,7 +94,7 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
         await world.events.once(
             owner,
             "Warning",
-            Reason.NAME_TAKEN.word,
+            Reason.NAME_TAKEN.value,
             f"{message}. {Reason.NAME_TAKEN.remedy}",
             part=part,
         )

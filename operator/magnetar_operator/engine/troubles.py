@@ -97,7 +97,7 @@ def _headline(troubles: Sequence[Problem]) -> Problem | None:
     if len(troubles) < 2:
         return troubles[0] if troubles else None
     first, *others = troubles
-    counts = Counter(problem.reason.word for problem in others)
+    counts = Counter(problem.reason.value for problem in others)
     words = ", ".join(f"{count} x {word}" if count > 1 else word for word, count in counts.items())
     more = f" [and {len(others)} more in status.troubles: {words}]"
     return Problem(
@@ -118,10 +118,10 @@ def listed(
     since = {(trouble.reason, trouble.about): trouble.since for trouble in previous}
     return tuple(
         Trouble(
-            reason=problem.reason.word,
+            reason=problem.reason.value,
             about=problem.about,
             message=problem.message[:TROUBLE_LENGTH_MAX],
-            since=since.get((problem.reason.word, problem.about), timestamp(wall_ms)),
+            since=since.get((problem.reason.value, problem.about), timestamp(wall_ms)),
         )
         for problem in _bounded(troubles)
     )

@@ -62,9 +62,9 @@ async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
         await world.credentials.refresh(cluster)
     except CredentialsMissing as error:
         message = f"spec.etcd.external.tls.secretRef: {error}"
-        await world.events.once(cluster, "Warning", Reason.ETCD_CREDENTIALS.word, message)
+        await world.events.once(cluster, "Warning", Reason.ETCD_CREDENTIALS.value, message)
         return [Problem(Reason.ETCD_CREDENTIALS, message)]
-    world.events.forget(cluster.metadata.uid, Reason.ETCD_CREDENTIALS.word)
+    world.events.forget(cluster.metadata.uid, Reason.ETCD_CREDENTIALS.value)
     return await _ending(world, cluster, world.credentials.ends_of(cluster))
 
 
@@ -103,7 +103,7 @@ async def _ensure_secrets(
         else:
             problems.append(_taken(step))
     for problem in problems:
-        await world.events.once(cluster, "Warning", problem.reason.word, problem.message)
+        await world.events.once(cluster, "Warning", problem.reason.value, problem.message)
     own = found[names.etcd_secret(cluster.name, names.OPERATOR_USER)]
     if own is not None and not problems:
         world.credentials.take(own)
@@ -173,10 +173,10 @@ async def _ending(world: World, cluster: BrokerCluster, ends: Mapping[str, int])
         part for part, ends_ms in ends.items() if ends_ms - world.clock.wall_ms() < LATE_MS
     )
     if not late:
-        world.events.forget(cluster.metadata.uid, Reason.ETCD_CERTIFICATE_ENDS.word)
+        world.events.forget(cluster.metadata.uid, Reason.ETCD_CERTIFICATE_ENDS.value)
         return []
     message = "; ".join(f"the certificate of {part} ends {timestamp(ends[part])}" for part in late)
-    await world.events.once(cluster, "Warning", Reason.ETCD_CERTIFICATE_ENDS.word, message)
+    await world.events.once(cluster, "Warning", Reason.ETCD_CERTIFICATE_ENDS.value, message)
     return [Problem(Reason.ETCD_CERTIFICATE_ENDS, message)]
 
 
@@ -200,7 +200,7 @@ async def _write(world: World, cluster: BrokerCluster, step: Write) -> Manifest 
     applied = await world.api.apply(step.manifest)
     if step.rotates:
         await world.events.normal(
-            cluster, Reason.ETCD_AUTHORITY_ROTATING.word, f"{kind} {name}: {step.why}"
+            cluster, Reason.ETCD_AUTHORITY_ROTATING.value, f"{kind} {name}: {step.why}"
         )
     elif step.renews:
         await world.events.normal(cluster, "CertificateRenewed", f"{kind} {name}: {step.why}")

@@ -109,7 +109,7 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLifecycle | None) 
         return
     for problem in life.problems:
         await world.events.once(
-            cluster, "Warning", problem.reason.word, f"{problem.message}. {problem.reason.remedy}"
+            cluster, "Warning", problem.reason.value, f"{problem.message}. {problem.reason.remedy}"
         )
     step = life.plan.step
     if isinstance(step, Restart):
@@ -123,7 +123,7 @@ async def act(world: World, cluster: BrokerCluster, life: EtcdLifecycle | None) 
         if step is not None:
             await change_members(_admin(store, cluster), life.seen, step)
             await world.events.normal(
-                cluster, life.plan.reason.word if life.plan.reason else "Etcd", life.plan.message
+                cluster, life.plan.reason.value if life.plan.reason else "Etcd", life.plan.message
             )
         else:
             await keep_up(_admin(store, cluster), life.seen, life.upkeep)

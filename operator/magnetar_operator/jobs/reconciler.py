@@ -72,7 +72,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         return None  # drivers go with their owner; records and results stay
     if is_paused(job):
         await world.events.once(
-            job, "Normal", Reason.PAUSED.word, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
+            job, "Normal", Reason.PAUSED.value, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
         )
         return None
     run = names.run_id(job.spec.run_request, job.metadata.uid)
@@ -114,7 +114,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         await _stop(world, job, pods, mine)
         return decided.again_s
     if decided.degraded:
-        await world.events.once(job, "Warning", decided.reason.word, decided.message)
+        await world.events.once(job, "Warning", decided.reason.value, decided.message)
     if decided.create:
         await _create(world, job, cluster, run, pods, decided)
     await _write_status(world, job, run, decided, record)
@@ -122,7 +122,7 @@ async def reconcile(world: World, key: Key) -> float | None:
 
 
 async def _wait(world: World, job: DataJob, run: str, reason: Reason, message: str) -> float:
-    await world.events.once(job, "Warning", reason.word, message)
+    await world.events.once(job, "Warning", reason.value, message)
     attempt = job.status.attempt if job.status.run == run else 0
     state = job.status.state if job.status.run == run and job.status.state else PENDING
     await _write_status(
@@ -220,7 +220,7 @@ async def _stop(
             and await world.api.delete(pod)
         ):
             await world.events.normal(
-                job, Reason.SUSPENDED.word, f"driver {pod['metadata']['name']} is stopped"
+                job, Reason.SUSPENDED.value, f"driver {pod['metadata']['name']} is stopped"
             )
 
 
@@ -341,7 +341,7 @@ async def _write_status(
     await world.write_status(job, job.status.model_copy(update=update))
     if final and was != decided.state:
         tell = world.events.normal if decided.state == SUCCEEDED else world.events.warning
-        await tell(job, decided.reason.word, f"run {run}: {decided.message}")
+        await tell(job, decided.reason.value, f"run {run}: {decided.message}")
 
 
 def _findings(decided: JobPlan) -> list[Finding]:

@@ -169,7 +169,7 @@ async def _wait(world: World, resource: TopicNamespace, blocked: Blocked) -> Non
     text = str(blocked)
     if blocked.reason is not Reason.DELETING:
         text = f"{text}; {_until(resource.metadata)}"
-        await world.events.once(resource, "Warning", blocked.reason.word, text)
+        await world.events.once(resource, "Warning", blocked.reason.value, text)
     finding = Finding(Type.READY, False, blocked.reason, text)
     conditions = world.conditions(resource, resource.status.conditions, [finding])
     await world.write_status(

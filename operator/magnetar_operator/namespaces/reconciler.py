@@ -89,7 +89,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         await world.events.once(
             resource,
             "Normal",
-            Reason.PAUSED.word,
+            Reason.PAUSED.value,
             f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
         )
         await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED))
@@ -103,7 +103,7 @@ async def reconcile(world: World, key: Key) -> float | None:
         owns_tenant, conflict = await _ensure_tenant(world, resource, store, news)
     except Blocked as blocked:
         await _inform(world, resource, news)
-        await world.events.once(resource, "Warning", blocked.reason.word, str(blocked))
+        await world.events.once(resource, "Warning", blocked.reason.value, str(blocked))
         await _write_status(
             world, resource, Finding(Type.READY, False, blocked.reason, str(blocked))
         )
@@ -117,7 +117,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     )
     if conflict:
         finding = Finding(Type.READY, False, Reason.TENANT_CONFLICT, conflict)
-        await world.events.once(resource, "Warning", finding.reason.word, conflict)
+        await world.events.once(resource, "Warning", finding.reason.value, conflict)
     try:
         await _write_status(
             world,

@@ -176,7 +176,7 @@ async def see_store(world: World, cluster: BrokerCluster) -> None:
 def look_at_all(world: World, namespace: str, name: str, *, gone: bool) -> None:
     """A cluster has come or gone: have those of its TopicNamespaces see it that say otherwise."""
     for found in world.referring(namespace, name):
-        if (found.standing[1] == Reason.CLUSTER_MISSING.word) != gone:
+        if (found.standing[1] == Reason.CLUSTER_MISSING.value) != gone:
             world.look_at(Key(found.kind, *found.name))
 
 

@@ -96,4 +96,4 @@ async def delete_lost(
                 f"{broker_pods.name_of(pod)} was deleted by force: node {node} has not answered "
                 f"for {lost[node]:.0f} s"
             )
-            await world.events.warning(owner, Reason.NODE_LOST.word, text)
+            await world.events.warning(owner, Reason.NODE_LOST.value, text)

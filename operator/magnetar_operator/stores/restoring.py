@@ -91,9 +91,9 @@ async def begin(world: World, cluster: BrokerCluster, plan: RestorePlan) -> Brok
     if now.phase != before.phase and now.phase:
         reason = plan.problem.reason if plan.problem is not None else Reason.RESTORING
         if plan.problem is not None:
-            await world.events.warning(cluster, reason.word, now.message)
+            await world.events.warning(cluster, reason.value, now.message)
         else:
-            await world.events.normal(cluster, reason.word, f"{now.phase}: {now.message}")
+            await world.events.normal(cluster, reason.value, f"{now.phase}: {now.message}")
     return cluster.model_copy(update={"status": told})
 
 

@@ -192,7 +192,7 @@ def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> None:
                 plan, _ = await operator.once(1)
                 pods.step()
             assert pods.pods[0].empty
-            assert (plan.step, plan.reason and plan.reason.word) == (None, "EtcdDataLost")
+            assert (plan.step, plan.reason and plan.reason.value) == (None, "EtcdDataLost")
             pods.volume(0).rmdir()
             kept.rename(pods.volume(0))
             await settled(operator, 1)
@@ -216,7 +216,7 @@ def test_a_full_etcd_is_compacted_defragmented_and_takes_writes_again(tmp_path: 
 
             def healed(_: EtcdPlan, upkeep: Upkeep) -> bool:
                 if upkeep.reason is not None:
-                    alarmed.append(upkeep.reason.word)
+                    alarmed.append(upkeep.reason.value)
                 return bool(alarmed) and upkeep.reason is None
 
             await until(operator, 1, "the alarm is over", healed)

@@ -78,7 +78,7 @@ VALUE_GROUPS = {name.rpartition(".")[0] for name in VALUES} | VALUES
 ALERTS = {alert["alert"] for alert in metrics.alerts()}
 WORDS = (
     OF_KUBERNETES
-    | {reason.word for reason in Reason}
+    | {reason.value for reason in Reason}
     | {kind.value for kind in Type}
     | set(KINDS)
     | set(reference.event_reasons())

@@ -51,10 +51,10 @@ def test_a_cluster_that_is_well_says_so_of_each_aspect_and_counts_as_people_do()
 
 
 def test_every_reason_is_a_word_with_meaning_and_remedy() -> None:
-    words = [reason.word for reason in Reason]
+    words = [reason.value for reason in Reason]
     assert len(set(words)) == len(words)
     for reason in Reason:
-        assert re.fullmatch(r"[A-Z][A-Za-z]+", reason.word)
+        assert re.fullmatch(r"[A-Z][A-Za-z]+", reason.value)
         assert reason.meaning.endswith(".")
         assert reason.remedy.endswith(".")
 
