@@ -22,11 +22,6 @@ FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
 OUTGROWN = {
     "broker_image/magnetar/cli/status.py",
     "broker_image/magnetar/resources/broker_cluster.py",
-    "operator/magnetar_operator/brokers/reconciler.py",
-    "operator/magnetar_operator/brokers/replacing.py",
-    "operator/magnetar_operator/brokers/scale_story.py",
-    "operator/magnetar_operator/etcd/members.py",
-    "operator/magnetar_operator/namespaces/reconciler.py",
     "dev/bench/dispatch_core.py",
     "dev/bench/operator_scale.py",
     "dev/bench/spark_scan.py",

@@ -2,8 +2,8 @@
 did and were told.
 
 Owns: `TransactionTraffic`: feeders, movers and watchers of our own client on an event loop in a
-thread, and the last look at everything. Imports: magnetar.client, histories. Invariants: a question
-is in the history before it is asked; a transaction whose commit failed without an answer is asked
+thread, and the last look at everything. Imports: magnetar.client, histories, transaction_mover.
+Invariants: a transaction whose commit failed without an answer is asked
 about again in the end; the last look is taken when every transaction has ended, and again for a
 while if it shows an anomaly: participants may learn of an end late.
 """
@@ -17,42 +17,26 @@ import random
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dev.histories.anomalies import Anomaly, anomalies
-from dev.histories.transactions import (
-    Acknowledgement,
-    Fate,
-    History,
-    Input,
-    Place,
-    Session,
-    TransactionHistory,
-)
+from dev.histories.transactions import Fate, History, Place, TransactionHistory
 from dev.soak.foreign_transactions import ForeignMover
-from dev.soak.transaction_plans import (
-    ABORT,
-    ASK_TWICE,
-    COMMIT,
-    LEAVE,
-    MOVER,
-    PLANS,
-    REGRET,
-    Counts,
-    Route,
-    fate_of,
-    place_of,
-    routes,
+from dev.soak.transaction_mover import (
+    ASK_AGAIN_S,
+    QUIET_S,
+    RECEIVE_S,
+    RETRY_S,
+    Mover,
+    SharedByMovers,
+    subscribe,
 )
+from dev.soak.transaction_plans import MOVER, Counts, fate_of, place_of, routes
 from magnetar.client import (
     EARLIEST,
     Batching,
     Client,
-    Consumer,
-    Message,
-    Producer,
     Transaction,
     TransactionAborted,
     TransactionOutcomeUnknown,
@@ -62,17 +46,7 @@ from magnetar.errors import MagnetarError
 from magnetar.transactions.ids import TxnId
 
 OPERATION_TIMEOUT_S = 60.0
-INPUTS_MAX = 8
-LEFT_OPEN_TIMEOUT_S = 5.0
-TIMEOUT_S = 60.0
-SESSION_S_MIN, SESSION_S_MAX = 3.0, 15.0
-QUIET_S = 1.5
-RECEIVE_S = 0.5
-RETRY_S = 0.2
-PAUSES_S = (0.0, 0.0, 0.05, 0.2)
-"""Before a transaction: so that some have several messages."""
 FEED_PENDING_MAX = 500
-ASK_AGAIN_S = 60.0
 LOOKS_S = 300.0
 """For reading everything once more when all has ended."""
 KEYS = 16
@@ -98,13 +72,15 @@ class TransactionTraffic:
         )
         self._routes = routes(namespace, languages)
         self._targets = [f"persistent://{namespace}/target-{number}" for number in range(3)]
-        self._chance = random.Random(f"{seed}/transactions")
         self.history, self.counts = History(), Counts()
-        self._numbers = itertools.count()
-        self._feeding, self._moving = asyncio.Event(), asyncio.Event()
-        self._draining = False
-        self._unknown: list[tuple[Transaction, TransactionHistory]] = []
-        self._open_until = 0.0
+        self._shared = SharedByMovers(
+            self.history,
+            self.counts,
+            random.Random(f"{seed}/transactions"),
+            self._targets,
+            {route.source: 0 for route in self._routes if route.ordered},
+        )
+        self._feeding = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="transactions", daemon=True
@@ -118,8 +94,6 @@ class TransactionTraffic:
         self._feeders: list[asyncio.Task[None]] = []
         self._movers: list[asyncio.Task[None]] = []
         self._watchers: list[asyncio.Task[None]] = []
-        self._outputs: dict[str, list[Producer]] = {}
-        self._committed = {route.source: 0 for route in self._routes if route.ordered}
 
     @property
     def topics(self) -> list[str]:
@@ -147,8 +121,8 @@ class TransactionTraffic:
         ]
         for target in self._targets:
             self._watchers.append(self._loop.create_task(self._watch(target)))
-        for number, client in enumerate(self._clients):
-            self._outputs[f"client-{number}"] = [
+        outputs = [
+            [
                 await client.create_producer(
                     target,
                     send_timeout_s=None,
@@ -156,12 +130,16 @@ class TransactionTraffic:
                 )
                 for at, target in enumerate(self._targets)
             ]
+            for number, client in enumerate(self._clients)
+        ]
         for route in self._routes:
             # the subscription is there before the first message
-            first, _ = await self._subscribe(self._clients[0], route)
+            first, _ = await subscribe(self.history, self._clients[0], route)
             await first.close()
             for number in range(route.movers):
-                self._movers.append(self._loop.create_task(self._move(route, number)))
+                at = (number + len(route.kind)) % len(self._clients)
+                mover = Mover(self._shared, route, number, self._clients[at], outputs[at])
+                self._movers.append(self._loop.create_task(mover.run()))
             self._feeders.append(self._loop.create_task(self._feed(route.source)))
 
     # --- feeding ----------------------------------------------------------------------------------
@@ -206,91 +184,6 @@ class TransactionTraffic:
                 self.counts.trouble.append(f"watcher of {target}: {error!r}")
             await asyncio.sleep(RETRY_S)
 
-    # --- moving -----------------------------------------------------------------------------------
-
-    async def _subscribe(self, client: Client, route: Route) -> tuple[Consumer, Session]:
-        session = self.history.subscribe(route.source, MOVER)
-        consumer = await client.subscribe(
-            route.source, MOVER, type=route.kind, initial_position="Earliest", receiver_queue=50
-        )
-        return consumer, session
-
-    async def _move(self, route: Route, number: int) -> None:
-        """One session after another of one mover, until nothing has come for a while after the
-        feeding ended."""
-        at = (number + len(route.kind)) % len(self._clients)
-        name = f"{route.kind}-{number}"
-        while not self._moving.is_set():
-            try:
-                consumer, session = await self._subscribe(self._clients[at], route)
-            except MagnetarError as error:
-                self.counts.trouble.append(f"{name} subscribes: {error}")
-                await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                await self._session(
-                    route, name, self._outputs[f"client-{at}"], self._clients[at], consumer, session
-                )
-            except MagnetarError as error:
-                self.counts.trouble.append(f"{name}: {error}")
-            with contextlib.suppress(MagnetarError):
-                await consumer.close()
-
-    async def _session(
-        self,
-        route: Route,
-        name: str,
-        outputs: Sequence[Producer],
-        client: Client,
-        consumer: Consumer,
-        session: Session,
-    ) -> None:
-        until = time.monotonic() + self._chance.uniform(SESSION_S_MIN, SESSION_S_MAX)
-        while (time.monotonic() < until or self._draining) and not self._moving.is_set():
-            await asyncio.sleep(self._chance.choice(PAUSES_S))
-            received = await consumer.batch_receive(
-                self._chance.randint(1, INPUTS_MAX), QUIET_S if self._draining else RECEIVE_S
-            )
-            for message in received:
-                session.receive(place_of(message.id), message.value.decode())
-            messages = list({message.id: message for message in received}.values())
-            if route.ordered:
-                messages = self._next_in_order(route.source, messages)
-                if len(messages) < len(received):
-                    consumer.redeliver_unacknowledged()
-            if not messages:
-                if self._draining and not received:
-                    return
-                await asyncio.sleep(RETRY_S if received else 0)
-                continue
-            plan = (
-                COMMIT
-                if self._draining
-                else self._chance.choices(list(PLANS), list(PLANS.values()))[0]
-            )
-            if plan == LEAVE and route.ordered:
-                plan = ABORT  # its only consumer would have nothing to do until the timeout
-            if not await _Mover(self, route, name, outputs, client, consumer).transact(
-                messages, plan
-            ):
-                await asyncio.sleep(RETRY_S)
-            elif route.ordered and plan != ABORT:
-                self._committed[route.source] += len(messages)
-
-    def _next_in_order(self, source: str, messages: Sequence[Message]) -> list[Message]:
-        """The messages that follow what was committed, without a gap.
-
-        Whoever acknowledges cumulatively takes what lies before as well: what an abort gives back
-        may come behind what follows it.
-        """
-        found = []
-        expected = self._committed[source]
-        for message in messages:
-            if int(message.value.split(b"-")[1]) == expected:
-                found.append(message)
-                expected += 1
-        return found
-
     # --- the end ----------------------------------------------------------------------------------
 
     def settle(self, patience_s: float) -> list[Anomaly]:
@@ -318,14 +211,14 @@ class TransactionTraffic:
     async def _settle(self, patience_s: float) -> list[Anomaly]:
         self._feeding.set()
         await asyncio.gather(*self._feeders)
-        self._draining = True
+        self._shared.draining = True
         for mover in self._foreign:
             mover.draining.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not self._sources_are_empty():
                     await asyncio.sleep(RECEIVE_S)
-        self._moving.set()
+        self._shared.over.set()
         for ended in await asyncio.gather(*self._movers, return_exceptions=True):
             if isinstance(ended, BaseException):
                 self.counts.trouble.append(f"mover ended: {ended!r}")
@@ -344,11 +237,13 @@ class TransactionTraffic:
             for mover in self._foreign
             for number, record in mover.unknown
         ]
-        await asyncio.gather(*foreign, *(self._ask(txn, record) for txn, record in self._unknown))
-        await asyncio.sleep(max(0.0, self._open_until - time.monotonic()))
+        await asyncio.gather(
+            *foreign, *(self._ask(txn, record) for txn, record in self._shared.unknown)
+        )
+        await asyncio.sleep(max(0.0, self._shared.open_until - time.monotonic()))
         for watcher in self._watchers:
             if watcher.done():
-                watcher.result()  # whoever does not watch any more proves nothing
+                watcher.result()  # a watcher that has ended proves nothing
         deadline = time.monotonic() + patience_s
         while True:
             await self._look()
@@ -406,7 +301,7 @@ class TransactionTraffic:
             await reader.close()
             self.history.final_read(topic, entries)
         for route in self._routes:
-            consumer, session = await self._subscribe(self._clients[0], route)
+            consumer, session = await subscribe(self.history, self._clients[0], route)
             left: dict[str, None] = {}
             while received := await consumer.batch_receive(100, QUIET_S):
                 for found in received:
@@ -433,159 +328,3 @@ class TransactionTraffic:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
-
-
-@dataclass(slots=True)
-class _Mover:
-    """One transaction after another of one consumer."""
-
-    traffic: TransactionTraffic
-    route: Route
-    name: str
-    outputs: Sequence[Producer]
-    client: Client
-    consumer: Consumer
-
-    async def transact(self, messages: Sequence[Message], plan: str) -> bool:
-        """Move messages in one transaction, which ends as planned; whether it did."""
-        traffic = self.traffic
-        txn = self.client.transaction(timeout_s=LEFT_OPEN_TIMEOUT_S if plan == LEAVE else TIMEOUT_S)
-        try:
-            await txn.begin()
-        except MagnetarError as error:
-            traffic.counts.trouble.append(f"{self.name} begins: {error}")
-            self.consumer.redeliver(messages)
-            return False
-        traffic.counts.begun += 1
-        record = traffic.history.begin(str(txn.id), self.name)
-        if not await self._fill(txn, record, messages):
-            await self._abort(txn, record)
-            traffic.counts.end("failed")
-            return False
-        if plan == LEAVE:
-            traffic._open_until = time.monotonic() + LEFT_OPEN_TIMEOUT_S + 1
-            traffic.counts.end("left open")
-            return True
-        if plan == ABORT:
-            await self._abort(txn, record)
-            traffic.counts.end("aborted")
-            return True
-        return await self._commit(txn, record, messages, plan)
-
-    async def _fill(
-        self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message]
-    ) -> bool:
-        """Publish what follows from each message, and acknowledge it. False: something failed;
-        what is not acknowledged was asked for again."""
-        traffic = self.traffic
-        work: list[Coroutine[Any, Any, None]] = []
-        for message in messages:
-            source = Input(self.route.source, MOVER, message.value.decode())
-            chosen = traffic._chance.sample(range(len(self.outputs)), traffic._chance.randint(1, 2))
-            work += [
-                self._send(txn, record, self.outputs[at], traffic._targets[at], source)
-                for at in chosen
-            ]
-        sent = len(work)
-        acknowledgements = [
-            record.acknowledge(self.route.source, MOVER, message.value.decode())
-            for message in messages
-        ]
-        if self.route.ordered:
-            work.append(self._acknowledge_up_to(txn, acknowledgements, messages[-1]))
-        else:
-            work += [
-                self._acknowledge(txn, one, message)
-                for one, message in zip(acknowledgements, messages, strict=True)
-            ]
-        outcomes = await asyncio.gather(*work, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if not failures:
-            return True
-        traffic.counts.trouble.append(f"{record}: {failures[0]!r}")
-        refused = (
-            messages
-            if self.route.ordered
-            else [m for m, o in zip(messages, outcomes[sent:], strict=True) if o is not None]
-        )
-        self.consumer.redeliver(refused)
-        return False
-
-    async def _send(
-        self,
-        txn: Transaction,
-        record: TransactionHistory,
-        producer: Producer,
-        target: str,
-        source: Input,
-    ) -> None:
-        value = f"out-{next(self.traffic._numbers)}"
-        sent = record.send(target, value, [source], producer.name)
-        await producer.send(value.encode(), txn=txn)
-        sent.confirm()
-
-    async def _acknowledge(
-        self, txn: Transaction, acknowledgement: Acknowledgement, message: Message
-    ) -> None:
-        await self.consumer.acknowledge(message, txn=txn)
-        acknowledgement.confirm()
-
-    async def _acknowledge_up_to(
-        self, txn: Transaction, acknowledgements: Sequence[Acknowledgement], last: Message
-    ) -> None:
-        await self.consumer.acknowledge_cumulative(last, txn=txn)
-        for acknowledgement in acknowledgements:
-            acknowledgement.confirm()
-
-    async def _abort(self, txn: Transaction, record: TransactionHistory) -> None:
-        try:
-            await txn.abort()
-        except MagnetarError as error:
-            self.traffic.counts.trouble.append(f"{record} aborts: {error}")
-        self.traffic._open_until = max(self.traffic._open_until, time.monotonic() + 1)
-
-    async def _commit(
-        self, txn: Transaction, record: TransactionHistory, messages: Sequence[Message], plan: str
-    ) -> bool:
-        traffic = self.traffic
-        record.ask_commit()
-        try:
-            await txn.commit()
-        except TransactionAborted as failure:
-            record.answer(Fate.ABORTED)
-            traffic.counts.trouble.append(f"{record}: {failure}")
-            traffic.counts.end("aborted instead of committed")
-            self.consumer.redeliver(messages if self.route.ordered else [])
-            return False
-        except TransactionOutcomeUnknown as failure:
-            traffic._unknown.append((txn, record))
-            traffic.counts.trouble.append(f"{record}: {failure}")
-            traffic.counts.end("outcome unknown")
-            # what is held may come back behind what follows it: nothing more can be done in order
-            if self.route.ordered:
-                await traffic._moving.wait()
-            return False
-        record.answer(Fate.COMMITTED)
-        traffic.counts.end("committed")
-        traffic.counts.moved += len(messages)
-        if plan in (ASK_TWICE, REGRET):
-            await self._ask_afterwards(txn, record, plan)
-        return True
-
-    async def _ask_afterwards(
-        self, txn: Transaction, record: TransactionHistory, plan: str
-    ) -> None:
-        """A delayed END_TXN, as a client sends it that has not heard the answer, or one of
-        somebody who wants the opposite."""
-        coordinators = self.client._coordinators
-        try:
-            if plan == ASK_TWICE:
-                told = fate_of(
-                    (await coordinators.commit(txn.id, ASK_AGAIN_S)).refusal, Fate.COMMITTED
-                )
-            else:
-                told = fate_of((await coordinators.abort(txn.id)).refusal, Fate.ABORTED)
-        except MagnetarError as error:
-            self.traffic.counts.trouble.append(f"{record}, asked again: {error}")
-            return
-        record.answer(told)

@@ -1,15 +1,16 @@
-"""Parts of a `BrokerCluster` about its managed etcd.
+"""Parts of a `BrokerCluster` about its etcd.
 
-Owns: their fields. Imports: models.base.
+Owns: their fields, defaults, limits and rules. Imports: resources.base, resources.storage.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from magnetar.resources.base import Model, StatusModel
+from magnetar.resources.base import Model, Quantity, Rule, StatusModel, immutable
+from magnetar.resources.storage import SecretReference
 
 BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
@@ -38,6 +39,127 @@ class MetadataRestore(Model):
         "come back, and go on without files that "
         "are missing. Without it an intact store is left alone.",
     )
+
+
+class EtcdStorage(Model):
+    """Volume of one etcd member."""
+
+    storage_class_name: str = Field(
+        default="",
+        max_length=253,
+        description="Storage class of the member's claim; empty = the default class.",
+        json_schema_extra=immutable("a claim cannot change its class"),
+    )
+    size: Quantity = Field(
+        default="2Gi",
+        description="Capacity of the member's claim.",
+        json_schema_extra=immutable("make the claim larger with kubectl edit pvc"),
+    )
+
+
+class ManagedEtcd(Model):
+    """An etcd that the operator runs beside the brokers."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.image) || !self.image.endsWith(':latest')",
+            "image has the tag latest: members could then run different versions; name a fixed one",
+            lambda etcd: not etcd.image.endswith(":latest"),
+        ),
+    )
+
+    replicas: Literal[1, 3] = Field(
+        default=1,
+        description="Members: 1, or 3 to go on without a pause when one fails. May change while "
+        "the cluster serves.",
+    )
+    quota_mib: int = Field(
+        default=1024,
+        ge=64,
+        le=8192,
+        description="Size of the database in MiB at which etcd refuses writes; keep storage.size "
+        "twice as large.",
+    )
+    storage: EtcdStorage = Field(
+        default_factory=EtcdStorage,
+        description="Volume of each member; kept when the cluster is deleted.",
+    )
+    image: str = Field(
+        default="",
+        max_length=500,
+        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was "
+        "told. Minor versions go up one by one.",
+    )
+    restore: MetadataRestore | None = Field(
+        default=None,
+        description="Have the operator restore a lost metadata store; it never does so unasked.",
+    )
+
+
+class ExternalEtcdTls(Model):
+    """How the operator, brokers and jobs identify themselves to an external etcd, and how they
+    know it."""
+
+    secret_ref: SecretReference = Field(
+        description="A secret with ca.crt, tls.crt and tls.key; a new content is used without "
+        "restarts."
+    )
+
+
+class ExternalEtcd(Model):
+    """An etcd that somebody else runs."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('https://'))",
+            "external: endpoints with https:// need tls.secretRef.name, a secret with ca.crt, "
+            "tls.crt and tls.key",
+            lambda external: (
+                external.tls is not None
+                or not any(item.startswith("https://") for item in external.endpoints)
+            ),
+        ),
+        Rule(
+            "!has(self.tls) || self.endpoints.all(endpoint, !endpoint.startsWith('http://'))",
+            "external: with tls every endpoint is https://host:port (or host:port)",
+            lambda external: (
+                external.tls is None
+                or not any(item.startswith("http://") for item in external.endpoints)
+            ),
+        ),
+    )
+
+    endpoints: tuple[
+        Annotated[str, Field(pattern=r"^(https?://)?[^/:]+:[0-9]+$", max_length=300)], ...
+    ] = Field(
+        min_length=1,
+        max_length=9,
+        description="host:port of each member, or https://host:port with tls.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    tls: ExternalEtcdTls | None = Field(
+        default=None, description="Mutual TLS; leave it out for an etcd without."
+    )
+
+
+class Etcd(Model):
+    """The metadata store: exactly one of `managed` and `external`."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.managed) != has(self.external)",
+            "etcd: set exactly one of managed and external",
+            lambda etcd: (etcd.managed is None) != (etcd.external is None),
+        ),
+        Rule(
+            "has(self.managed) == has(oldSelf.managed)",
+            "etcd: a cluster stays with the kind of store it was made with; restore a snapshot "
+            "into a new cluster instead",
+        ),
+    )
+
+    managed: ManagedEtcd | None = Field(default=None, description="Run etcd beside the brokers.")
+    external: ExternalEtcd | None = Field(default=None, description="Use an etcd that exists.")
 
 
 class RestoreStatus(StatusModel):

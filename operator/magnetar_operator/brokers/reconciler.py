@@ -74,84 +74,53 @@ async def reconcile(world: World, key: Key) -> float | None:
         return None
     secured = await secure(world, cluster)
     stored, cluster = cluster, secured.cluster
-    observed = await observe(world, cluster)
-    if _is_irreversible(cluster, observed, world.clock.wall_ms()):
-        observed = await observe(world, cluster, live=True)
-    observed = replace(observed, restore=await metadata_restoring.look(world, cluster, observed))
+    observed = await _observe_for_decisions(world, cluster)
     stored = await metadata_restoring.begin(world, stored, observed.restore)
-    held_fleet = observed.restore.is_held
+    fleet_held = observed.restore.is_held
     moves = plan_moves(cluster, observed, world.clock.wall_ms())
-    await _inform(world, cluster, () if held_fleet else moves.story.before)
-    problems = [
-        *secured.problems,
-        *([] if held_fleet else await _apply_cordons(world, cluster, moves)),
-    ]
-    seen = await see_credentials(
-        world, cluster, cluster, observed.child("StatefulSet", names.broker_set(cluster.name))
-    )
+    problems = list(secured.problems)
+    if not fleet_held:
+        await _inform(world, cluster, moves.story.before)
+        problems += await _apply_cordons(world, cluster, moves)
+    brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
+    seen = await see_credentials(world, cluster, cluster, brokers)
     security = await secure_clients(world, cluster)
     problems += [*seen.problems, *security.all_problems]
-    authority = authority_known(security, observed.child("ConfigMap", names.security(cluster.name)))
-    shape = observed.etcd_shape
-    replicas = _present(cluster, observed) if held_fleet else moves.scale.replicas
+    replicas = _present(cluster, observed) if fleet_held else moves.scale.replicas
     observed = await _with_listener_services(world, cluster, observed, replicas)
-    have = observed.children
-    wanted = desired(
-        cluster, world.defaults, replicas, have, seen.digest, shape, authority=authority
+    claims, refused = await _apply_children(
+        world, cluster, observed, security, seen.digest, replicas
     )
-    wanted = deferred(
-        wanted,
-        observed.children,
-        names.broker_set(cluster.name),
-        security.blocking,
-        names.security(cluster.name),
-    )
-    wanted, held_claim = await hold_claim(world, cluster, wanted, observed.children)
-    claims = [
-        *held_claim,
-        *await missing_classes(world, cluster, observed.children, observed.etcd_pods),
-    ]
-    problems += await apply_children(world, cluster, wanted, observed.children)
+    problems += refused
     await etcd_lifecycle.act(world, cluster, observed.etcd)
     await metadata_restoring.fill(world, cluster, observed.restore)
-    roll = (
-        RollPlan() if held_fleet else held(_plan_roll(cluster, observed, moves), security.blocking)
-    )
-    await restart(world, cluster, observed.pods, roll)
-    if not security.blocking and not held_fleet:
-        await _replace(world, observed, moves)
-    await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
+    roll = await _renew_pods(world, cluster, observed, moves, security)
     if observed.state is not None:
         problems += await ensure_users(world, secured)
         await namespace_release.see_store(world, cluster)
-    await _inform(world, cluster, () if held_fleet else moves.story.after)
-    for problem in (
-        *claims,
-        *moves.problems,
-        *([observed.copies_problem] if observed.copies_problem is not None else []),
-    ):
+    if not fleet_held:
+        await _inform(world, cluster, moves.story.after)
+    copies = [observed.copies_problem] if observed.copies_problem is not None else []
+    for problem in (*claims, *moves.problems, *copies):
         await world.events.once(
             cluster, "Warning", problem.reason.value, problem.message, part=problem.about
         )
     problems += [*claims, *moves.problems]
-    autoscaled = await autoscale(
-        world, cluster, observed, busy_with(observed, moves, roll, problems)
-    )
+    busy = busy_with(observed, moves, roll, problems)
+    autoscaled = await autoscale(world, cluster, observed, busy)
     await _write_status(
         world, stored, cluster, observed, moves, roll, problems, autoscaled, security
     )
-    rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     if observed.restore.is_active:
         return RESTORING_S
+    rotating_s = ROTATING_S if cluster.status.etcd_authority.rotation else LOOK_AGAIN_S
     secrets_s = secrets_again_s(seen.problems, security.all_problems)
     return min(_again_after_s(observed, moves), autoscaled.again_s, secrets_s, rotating_s)
 
 
 async def _pause(world: World, cluster: BrokerCluster) -> None:
     world.autoscaling.forget(f"{cluster.namespace}/{cluster.name}")
-    await world.events.once(
-        cluster, "Normal", Reason.PAUSED.value, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
-    )
+    await world.events.paused(cluster)
     kept = [
         condition
         for condition in cluster.status.conditions
@@ -165,6 +134,15 @@ async def _pause(world: World, cluster: BrokerCluster) -> None:
 
 
 # --- reading the world ----------------------------------------------------------------------------
+
+
+async def _observe_for_decisions(world: World, cluster: BrokerCluster) -> Observed:
+    """The caches find irreversible work; a read of the API server itself decides it. Raises
+    KubernetesError."""
+    observed = await observe(world, cluster)
+    if _is_irreversible(cluster, observed, world.clock.wall_ms()):
+        observed = await observe(world, cluster, live=True)
+    return replace(observed, restore=await metadata_restoring.look(world, cluster, observed))
 
 
 async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> Observed:
@@ -213,8 +191,7 @@ async def _read_children(
 
 
 def _is_irreversible(cluster: BrokerCluster, observed: Observed, wall_ms: int) -> bool:
-    """Whether what would be done next cannot be taken back: the caches find such work, a look at
-    the API server itself decides."""
+    """Whether what would be done next cannot be undone."""
     moves = plan_moves(cluster, observed, wall_ms)
     if observed.etcd is not None and observed.etcd.plan.reason is not None:
         return True
@@ -315,11 +292,48 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> 
     return []
 
 
-async def _replace(world: World, observed: Observed, moves: Moves) -> None:
-    """Delete the drained pod that is to be replaced, if it is still the one that was looked at."""
-    for pod in observed.pods:
-        if broker_pods.name_of(pod) == moves.replacement.delete:
-            await world.api.delete(pod)
+async def _apply_children(
+    world: World,
+    cluster: BrokerCluster,
+    observed: Observed,
+    security: SeenSecurity,
+    credentials: str,
+    replicas: int,
+) -> tuple[list[Problem], list[Problem]]:
+    """Apply what differs; what is wrong with volume claims, and what was refused. Raises
+    KubernetesError."""
+    children, config = observed.children, names.security(cluster.name)
+    authority = authority_known(security, observed.child("ConfigMap", config))
+    wanted = desired(
+        cluster,
+        world.defaults,
+        replicas,
+        children,
+        credentials,
+        observed.etcd_shape,
+        authority=authority,
+    )
+    wanted = deferred(wanted, children, names.broker_set(cluster.name), security.blocking, config)
+    wanted, held_claim = await hold_claim(world, cluster, wanted, children)
+    classes = await missing_classes(world, cluster, children, observed.etcd_pods)
+    return [*held_claim, *classes], await apply_children(world, cluster, wanted, children)
+
+
+async def _renew_pods(
+    world: World, cluster: BrokerCluster, observed: Observed, moves: Moves, security: SeenSecurity
+) -> RollPlan:
+    """Restart and replace pods as planned, and delete those of lost nodes; the plan of restarts.
+    Raises KubernetesError."""
+    roll = RollPlan()
+    if not observed.restore.is_held:
+        roll = held(_plan_roll(cluster, observed, moves), security.blocking)
+    await restart(world, cluster, observed.pods, roll)
+    if not security.blocking and not observed.restore.is_held:
+        for pod in observed.pods:
+            if broker_pods.name_of(pod) == moves.replacement.delete:
+                await world.api.delete(pod)
+    await delete_lost(world, cluster, observed.pods, observed.lost_nodes)
+    return roll
 
 
 async def _write_status(

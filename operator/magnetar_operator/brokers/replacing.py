@@ -11,7 +11,7 @@ number of brokers comes first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from magnetar_operator import names
 from magnetar_operator.brokers.scaling import Fleet
@@ -84,11 +84,9 @@ def _step(
     pod: BrokerPod, fleet: Fleet, pods: Sequence[BrokerPod], lifted: tuple[str, ...]
 ) -> ReplacePlan:
     name = pod.name
+    plan = ReplacePlan(uncordon=lifted, broker=name, active=True, reason=Reason.REPLACING)
     if pod.terminating:
-        message = f"{name} stops; its successor follows"
-        return ReplacePlan(
-            uncordon=lifted, broker=name, active=True, reason=Reason.REPLACING, message=message
-        )
+        return replace(plan, message=f"{name} stops; its successor follows")
     unready = next(
         (
             other.name
@@ -99,9 +97,7 @@ def _step(
     )
     if unready or len(pods) < (fleet.replicas or 0):
         message = f"{name} waits until {unready or 'the missing broker'} is ready"
-        return ReplacePlan(
-            uncordon=lifted, broker=name, reason=Reason.REPLACE_WAITS, message=message
-        )
+        return replace(plan, active=False, reason=Reason.REPLACE_WAITS, message=message)
     if fleet.cordons is None or fleet.bundles is None:
         message = f"{name} cannot be drained: the metadata store does not answer"
         return ReplacePlan(broker=name, reason=Reason.STORE_UNAVAILABLE, message=message)
@@ -109,48 +105,19 @@ def _step(
     if len(pods) == 1:
         message = (
             f"{name} is the only broker: it seals its log and stops; its {left} bundles are served "
-            "again when it is back"
+            "again when it is ready"
         )
-        return ReplacePlan(
-            uncordon=lifted,
-            delete=name,
-            broker=name,
-            left=left,
-            active=True,
-            reason=Reason.REPLACING,
-            message=message,
-        )
+        return replace(plan, delete=name, left=left, message=message)
     cordon = fleet.cordons.get(name)
     if cordon is None or not cordon.drain:
-        message = f"{name} is cordoned and hands {left} bundles over"
-        return ReplacePlan(
-            name,
-            lifted,
-            broker=name,
-            left=left,
-            active=True,
-            reason=Reason.REPLACING,
-            message=message,
-        )
+        message = f"{name} is cordoned and transfers {left} bundles"
+        return replace(plan, cordon=name, left=left, message=message)
     if left:
         message = (
             f"{name} has {counted(left, 'bundle', 'bundles')} left to transfer before it is "
             "replaced"
         )
-        return ReplacePlan(
-            uncordon=lifted,
-            broker=name,
-            left=left,
-            active=True,
-            reason=Reason.REPLACING,
-            message=message,
-        )
-    message = f"{name} is drained; its pod is deleted and comes back"
-    return ReplacePlan(
-        uncordon=lifted,
-        delete=name,
-        broker=name,
-        active=True,
-        reason=Reason.REPLACING,
-        message=message,
+        return replace(plan, left=left, message=message)
+    return replace(
+        plan, delete=name, message=f"{name} is drained; its pod is deleted and comes back"
     )

@@ -20,6 +20,7 @@ from magnetar_operator.brokers.scaling import Fleet, ScalePlan
 from magnetar_operator.conditions import Reason, timestamp, wall_ms_of
 
 NOTHING = ScalingStatus()
+NO_DRAIN = {"broker": "", "drain_started_at": "", "bundles": 0}
 UP, DOWN, REPLACE = "ScaleUp", "ScaleDown", "Replace"
 BUNDLES_NAMED_MAX = 3
 
@@ -83,61 +84,46 @@ def _begin(
         return previous, []
     scaling = chapter.scale.reason is not None and wanted != current
     if scaling and (previous.action not in (UP, DOWN) or previous.to_replicas != wanted):
-        told = (
-            [_called_off(previous, chapter)]
-            if previous.action == DOWN and wanted > previous.to_replicas
-            else []
-        )
-        action = UP if wanted > current else DOWN
-        status = ScalingStatus(
-            action=action, from_replicas=current, to_replicas=wanted, started_at=timestamp(wall_ms)
-        )
-        if action == UP:
-            return status, [*told, Reported("ScalingUp", f"from {current} to {wanted} brokers")]
-        order = [
-            names.broker_pod(chapter.fleet.cluster, ordinal)
-            for ordinal in range(current - 1, wanted - 1, -1)
+        return _begin_scaling(previous, chapter, current, wall_ms)
+    cancelled = previous.action == DOWN and previous.to_replicas < wanted == current
+    if cancelled and not scaling:
+        return previous.model_copy(update={"to_replicas": wanted, **NO_DRAIN}), [
+            _called_off(previous, chapter)
         ]
-        shown = ", then ".join(order[:3]) + (
-            f" and {len(order) - 3} more" if len(order) > 3 else ""
-        )
-        told.append(
-            Reported("ScalingDown", f"from {current} to {wanted} brokers, one at a time: {shown}")
-        )
-        kept = {
-            "broker": previous.broker,
-            "drain_started_at": previous.drain_started_at,
-            "bundles": previous.bundles,
-        }
-        same = previous.action == DOWN and previous.broker == chapter.scale.broker
-        return (status.model_copy(update=kept) if same else status), told
-    if (
-        not scaling
-        and previous.action == DOWN
-        and wanted == current
-        and previous.to_replicas < wanted
-    ):
-        update = {"to_replicas": wanted, "broker": "", "drain_started_at": "", "bundles": 0}
-        return previous.model_copy(update=update), [_called_off(previous, chapter)]
-    if (
-        chapter.replacement.broker
-        and not previous.action
-        and chapter.replacement.reason is Reason.REPLACING
-    ):
-        status = ScalingStatus(
-            action=REPLACE,
-            from_replicas=current,
-            to_replicas=current,
-            started_at=timestamp(wall_ms),
-        )
-        return status, [
-            Reported(
-                "Replacing",
-                f"{chapter.replacement.broker}: it is drained, then its pod is deleted and comes "
-                "back",
-            )
-        ]
+    replacement = chapter.replacement
+    if replacement.broker and not previous.action and replacement.reason is Reason.REPLACING:
+        text = f"{replacement.broker}: it is drained, then its pod is deleted and comes back"
+        return _status(REPLACE, current, current, wall_ms), [Reported("Replacing", text)]
     return previous, []
+
+
+def _begin_scaling(
+    previous: ScalingStatus, chapter: Chapter, current: int, wall_ms: int
+) -> tuple[ScalingStatus, list[Reported]]:
+    wanted, reported = chapter.wanted, []
+    if previous.action == DOWN and wanted > previous.to_replicas:
+        reported.append(_called_off(previous, chapter))
+    change = f"from {current} to {wanted} brokers"
+    if wanted > current:
+        reported.append(Reported("ScalingUp", change))
+        return _status(UP, current, wanted, wall_ms), reported
+    order = [
+        names.broker_pod(chapter.fleet.cluster, ordinal)
+        for ordinal in range(current - 1, wanted - 1, -1)
+    ]
+    shown = ", then ".join(order[:3]) + (f" and {len(order) - 3} more" if len(order) > 3 else "")
+    reported.append(Reported("ScalingDown", f"{change}, one at a time: {shown}"))
+    status = _status(DOWN, current, wanted, wall_ms)
+    if previous.action == DOWN and previous.broker == chapter.scale.broker:
+        # the drain under way goes on
+        status = status.model_copy(update={name: getattr(previous, name) for name in NO_DRAIN})
+    return status, reported
+
+
+def _status(action: str, current: int, wanted: int, wall_ms: int) -> ScalingStatus:
+    return ScalingStatus(
+        action=action, from_replicas=current, to_replicas=wanted, started_at=timestamp(wall_ms)
+    )
 
 
 def _called_off(previous: ScalingStatus, chapter: Chapter) -> Reported:
@@ -161,7 +147,7 @@ def _farewell(status: ScalingStatus, chapter: Chapter, after: list[Reported]) ->
             "wanted",
         )
     )
-    return status.model_copy(update={"broker": "", "drain_started_at": "", "bundles": 0})
+    return status.model_copy(update=NO_DRAIN)
 
 
 def _drain(

@@ -13,7 +13,7 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest, cluster_object
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.members import Admission
+from magnetar_operator.etcd.membership import Admission
 
 
 def start_variables(

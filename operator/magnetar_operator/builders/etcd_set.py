@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from magnetar.names import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from magnetar.resources.broker_cluster import BrokerCluster, ManagedEtcd
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.etcd import ManagedEtcd
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_tls import MEMBER, MEMBERS_MAX, secret_volume
 from magnetar_operator.builders.object import (
@@ -24,7 +25,7 @@ from magnetar_operator.builders.object import (
     pull_secrets,
 )
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.members import Admission
+from magnetar_operator.etcd.membership import Admission
 
 DATA_PATH = "/var/lib/etcd"
 TLS_VOLUME, TLS_PATH = "tls", "/etc/etcd/tls"

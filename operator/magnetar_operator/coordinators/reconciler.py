@@ -73,12 +73,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if resource is None or resource.metadata.deletion_timestamp:
         return await withdraw(world, key)  # children go with their owner; records and logs stay
     if is_paused(resource):
-        await world.events.once(
-            resource,
-            "Normal",
-            Reason.PAUSED.value,
-            f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
-        )
+        await world.events.paused(resource)
         await _write_conditions(world, resource, [Finding(Type.PROGRESSING, False, Reason.PAUSED)])
         return None
     if not resource.status.conditions:

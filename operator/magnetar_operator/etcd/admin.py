@@ -20,7 +20,7 @@ from aetcd import rpc
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.metadata.backends.etcd_tls import TlsMaterial
 from magnetar_operator.etcd.figures import Figures, Sighting
-from magnetar_operator.etcd.members import Member, Voice
+from magnetar_operator.etcd.membership import Member, Voice
 
 LOOK_TIMEOUT_S = 2.0
 CHANGE_TIMEOUT_S = 7.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from magnetar_operator.etcd.members import Member, Voice
+from magnetar_operator.etcd.membership import Member, Voice
 
 
 @dataclass(frozen=True, slots=True)

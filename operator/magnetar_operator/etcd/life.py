@@ -22,7 +22,8 @@ from magnetar_operator.builders.object import Manifest
 from magnetar_operator.engine.world import World
 from magnetar_operator.etcd.admin import EtcdAdmin
 from magnetar_operator.etcd.figures import Sighting
-from magnetar_operator.etcd.members import MEMBERS_MAX, Restart, plan_members
+from magnetar_operator.etcd.members import plan_members
+from magnetar_operator.etcd.membership import MEMBERS_MAX, Restart
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import plan_upkeep
 from magnetar_operator.etcd.view import (

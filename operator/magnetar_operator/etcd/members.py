@@ -1,166 +1,38 @@
 """Which members a managed etcd has, and what is done next about it.
 
-Owns: the plan of one step towards the wanted members. Imports: conditions. Pure. Invariants: a
-voter is added only after it has caught up as a learner; no removal, promotion or restart leaves
-fewer healthy voters than the quorum of the voters then needs (the single voter's own restart is the
-one exception: it has no quorum to keep); a member's id is removed before its pod goes, and a pod
-whose data is gone never comes back under its old id; a healthy leader hands leadership on before it
-is removed or restarted; at most one thing happens at a time.
+Owns: the plan of one step towards the wanted members. Imports: membership, conditions. Pure.
+Invariants: a voter is added only after it has caught up as a learner; no removal, promotion or
+restart leaves fewer healthy voters than the quorum of the voters then needs (the single voter's own
+restart is the one exception: it has no quorum to keep); a member's id is removed before its pod is
+deleted, and a pod whose data is gone never comes back under its old id; a healthy leader transfers
+leadership before it is removed or restarted; at most one thing happens at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from magnetar_operator.conditions import Reason
+from magnetar_operator.etcd.membership import (
+    MEMBERS_MAX,
+    AddLearner,
+    Admission,
+    CorrectAddress,
+    EtcdPlan,
+    EtcdPod,
+    EtcdView,
+    Member,
+    MoveLeader,
+    Promote,
+    RemoveMember,
+    Restart,
+    Step,
+    Voice,
+    quorum,
+)
 
-MEMBERS_MAX = 3
 LAG_MAX = 1000
 """Log entries that a member may be behind the leader and still count as caught up."""
-
-
-# --- what is seen ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One entry of etcd's own list. `ordinal` is None for an address that is none of ours;
-    `started` is false until it has joined once; `moved`: others are told an address that it had
-    before (its host is right, the scheme is not)."""
-
-    id: int
-    ordinal: int | None
-    started: bool = True
-    learner: bool = False
-    moved: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """What a member that answers says of itself. `leader` is 0 while it knows none."""
-
-    member: int
-    leader: int
-    applied: int
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdPod:
-    """One pod. `outdated`: why it is to be restarted ("" = it is not); `empty`: its start was
-    refused, because its volume holds no member's data; `failing`: it ended at least once and is
-    not ready."""
-
-    ready: bool = True
-    terminating: bool = False
-    outdated: str = ""
-    empty: bool = False
-    failing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdView:
-    """One look at everything.
-
-    `replicas`: of the StatefulSet, None if there is none. `pods` and `claims` by ordinal; claims
-    are looked at only while `members` is None and the set is not there or the etcd is not known.
-    `known`: this resource's etcd has been up before. `members` is None unless a quorum has just
-    confirmed the list. `voices` by ordinal. `admission`: the ordinal that may start without data
-    now, as the config map says it.
-    """
-
-    wanted: int
-    replicas: int | None = None
-    pods: Mapping[int, EtcdPod] = field(default_factory=dict)
-    claims: frozenset[int] = frozenset()
-    known: bool = False
-    members: tuple[Member, ...] | None = None
-    voices: Mapping[int, Voice] = field(default_factory=dict)
-    admission: int | None = None
-
-
-# --- what to do -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AddLearner:
-    """Have etcd expect the pod of `ordinal` as a learner."""
-
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectAddress:
-    """Tell the other members where a member is reached now."""
-
-    member: int
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Promote:
-    """Make a learner a voter."""
-
-    member: int
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveMember:
-    """Take a member out of etcd's list."""
-
-    member: int
-    ordinal: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class MoveLeader:
-    """Have the leader, the pod of `ordinal`, hand leadership to `target`."""
-
-    ordinal: int
-    target: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Delete a pod, with its grace period."""
-
-    ordinal: int
-    why: str
-
-
-MemberStep = AddLearner | CorrectAddress | Promote | RemoveMember | MoveLeader
-Step = MemberStep | Restart
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Who may start without data: nobody, or `ordinal`, as the first member of a new cluster
-    (`bootstrap`) or as the expected `member` among those of `ordinals`."""
-
-    ordinal: int | None = None
-    bootstrap: bool = False
-    member: int = 0
-    ordinals: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdPlan:
-    """`replicas` is what the StatefulSet gets; `step` None = nothing to do or to wait for
-    `reason`; `reason` None = as wanted."""
-
-    replicas: int
-    admission: Admission = Admission()
-    step: Step | None = None
-    reason: Reason | None = None
-    message: str = ""
-    pending: tuple[tuple[int, str], ...] = ()
-
-
-def quorum(voters: int) -> int:
-    """How many of `voters` must agree."""
-    return voters // 2 + 1
 
 
 def plan_members(view: EtcdView) -> EtcdPlan:
@@ -170,8 +42,7 @@ def plan_members(view: EtcdView) -> EtcdPlan:
         for ordinal, pod in sorted(view.pods.items())
         if pod.outdated and not pod.terminating
     )
-    plan = _plan(view)
-    return EtcdPlan(plan.replicas, plan.admission, plan.step, plan.reason, plan.message, pending)
+    return replace(_plan(view), pending=pending)
 
 
 def _plan(view: EtcdView) -> EtcdPlan:
@@ -179,17 +50,9 @@ def _plan(view: EtcdView) -> EtcdPlan:
         return _without_list(view)
     table = _Table(view, view.members)
     replicas, admission = table.replicas(), table.admission()
-    step = _sick_outdated(view)
-    if step is not None:
-        return EtcdPlan(
-            replicas,
-            admission,
-            step,
-            Reason.ETCD_ROLLING,
-            f"etcd pod {step.ordinal} is restarted: {step.why}",
-        )
     found = (
-        table.strange()
+        _sick_outdated(view)
+        or table.strange()
         or table.lost()
         or table.superfluous_learner()
         or table.growing()
@@ -210,7 +73,7 @@ class _Found:
     step: Step | None = None
 
 
-def _sick_outdated(view: EtcdView) -> Restart | None:
+def _sick_outdated(view: EtcdView) -> _Found | None:
     """A pod that is sick and has an old template: its restart costs nobody anything, and may be
     what heals it."""
     if any(pod.terminating for pod in view.pods.values()):
@@ -219,8 +82,13 @@ def _sick_outdated(view: EtcdView) -> Restart | None:
         # Not ready for the kubelet and silent towards us: one of the two alone may be our own lack
         # of sight.
         if pod.outdated and not pod.ready and ordinal not in view.voices:
-            return Restart(ordinal, pod.outdated)
+            return _restart(ordinal, pod.outdated)
     return None
+
+
+def _restart(ordinal: int, why: str) -> _Found:
+    message = f"etcd pod {ordinal} is restarted: {why}"
+    return _Found(Reason.ETCD_ROLLING, message, Restart(ordinal, why))
 
 
 # --- no quorum, or no etcd yet --------------------------------------------------------------------
@@ -231,15 +99,9 @@ def _without_list(view: EtcdView) -> EtcdPlan:
     begun."""
     oldest = max(view.claims, default=-1) + 1
     replicas = view.replicas if view.replicas is not None else min(max(1, oldest), MEMBERS_MAX)
-    step = _sick_outdated(view)
-    if step is not None:
-        return EtcdPlan(
-            replicas,
-            _begin(view),
-            step,
-            Reason.ETCD_ROLLING,
-            f"etcd pod {step.ordinal} is restarted: {step.why}",
-        )
+    sick = _sick_outdated(view)
+    if sick is not None:
+        return EtcdPlan(replicas, _begin(view), sick.step, sick.reason, sick.message)
     empty = sorted(
         ordinal for ordinal, pod in view.pods.items() if pod.empty and not pod.terminating
     )
@@ -547,10 +409,7 @@ class _Table:
                 f"member {ordinal} of etcd hands leadership on before its restart",
                 MoveLeader(ordinal, target.id),
             )
-        why = self._view.pods[ordinal].outdated
-        return _Found(
-            Reason.ETCD_ROLLING, f"etcd pod {ordinal} is restarted: {why}", Restart(ordinal, why)
-        )
+        return _restart(ordinal, self._view.pods[ordinal].outdated)
 
     def _unfinished(self) -> _Found | None:
         """A member that is not whole: down, coming back, or behind; or a pod that is still

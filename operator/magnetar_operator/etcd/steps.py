@@ -10,7 +10,7 @@ from __future__ import annotations
 from magnetar.errors import StoreUnavailable
 from magnetar_operator.etcd.admin import EtcdAdmin
 from magnetar_operator.etcd.figures import Sighting
-from magnetar_operator.etcd.members import (
+from magnetar_operator.etcd.membership import (
     AddLearner,
     CorrectAddress,
     MemberStep,

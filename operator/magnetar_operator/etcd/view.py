@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from magnetar.resources.broker_cluster import BrokerCluster, ManagedEtcd
-from magnetar.resources.etcd import EtcdMemberStatus, EtcdStatus
+from magnetar.resources.broker_cluster import BrokerCluster
+from magnetar.resources.etcd import EtcdMemberStatus, EtcdStatus, ManagedEtcd
 from magnetar_operator import names
 from magnetar_operator.builders.etcd_set import START, EtcdShape, etcd_set
 from magnetar_operator.builders.object import Defaults, Manifest, member_endpoints
@@ -22,7 +22,7 @@ from magnetar_operator.conditions import Problem, Reason
 from magnetar_operator.engine.planning import differences
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.figures import Figures, Sighting
-from magnetar_operator.etcd.members import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
+from magnetar_operator.etcd.membership import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
 from magnetar_operator.etcd.upkeep import Upkeep
 from magnetar_operator.etcd.versions import choose_image
 from magnetar_operator.pods import pods as broker_pods

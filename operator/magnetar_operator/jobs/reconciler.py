@@ -71,9 +71,7 @@ async def reconcile(world: World, key: Key) -> float | None:
     if job is None or job.metadata.deletion_timestamp:
         return None  # drivers go with their owner; records and results stay
     if is_paused(job):
-        await world.events.once(
-            job, "Normal", Reason.PAUSED.value, f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
-        )
+        await world.events.paused(job)
         return None
     run = names.run_id(job.spec.run_request, job.metadata.uid)
     cluster = await world.cluster(job.namespace, job.spec.cluster_ref.name)

@@ -13,7 +13,7 @@ from magnetar.clock import Clock
 from magnetar.resources.base import API_VERSION, CustomResource
 from magnetar_operator import names
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, timestamp
+from magnetar_operator.conditions import MESSAGE_LENGTH_MAX, Reason, timestamp
 from magnetar_operator.kube.api import KubernetesApi
 from magnetar_operator.kube.errors import KubernetesError
 from magnetar_operator.metrics import OperatorMetrics
@@ -80,6 +80,11 @@ class Events:
             self._last.clear()
         self._last[key] = message
         await self._write(about, kind, reason, message)
+
+    async def paused(self, about: CustomResource) -> None:
+        """The annotation keeps the operator from acting on it."""
+        text = f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}"
+        await self.once(about, "Normal", Reason.PAUSED.value, text)
 
     def forget(self, about_uid: str, reason: str) -> None:
         """The state that `once` told of the whole has ended; telling of it again is news."""

@@ -86,12 +86,7 @@ async def reconcile(world: World, key: Key) -> float | None:
             world, resource, lambda: _cluster_store(world, resource)
         )
     if is_paused(resource):
-        await world.events.once(
-            resource,
-            "Normal",
-            Reason.PAUSED.value,
-            f"{Reason.PAUSED.meaning} {Reason.PAUSED.remedy}",
-        )
+        await world.events.paused(resource)
         await _write_status(world, resource, Finding(Type.READY, False, Reason.PAUSED))
         return None
     await _match_finalizer(world, resource)

@@ -19,14 +19,8 @@ from magnetar_operator.builders.etcd_config import start_variables
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.admin import EtcdAdmin
 from magnetar_operator.etcd.figures import Sighting
-from magnetar_operator.etcd.members import (
-    MEMBERS_MAX,
-    EtcdPlan,
-    EtcdPod,
-    EtcdView,
-    Restart,
-    plan_members,
-)
+from magnetar_operator.etcd.members import plan_members
+from magnetar_operator.etcd.membership import MEMBERS_MAX, EtcdPlan, EtcdPod, EtcdView, Restart
 from magnetar_operator.etcd.steps import change_members, keep_up
 from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 

@@ -15,7 +15,7 @@ from magnetar.errors import StoreError
 from magnetar.metadata.backends.etcd import EtcdStore
 from magnetar.metadata.store import Delete
 from magnetar_operator.etcd import start as etcd_start
-from magnetar_operator.etcd.members import AddLearner, EtcdPlan, Promote, RemoveMember, Restart
+from magnetar_operator.etcd.membership import AddLearner, EtcdPlan, Promote, RemoveMember, Restart
 from magnetar_operator.etcd.upkeep import Upkeep
 from tests.contract.operator.etcd_pods import EtcdPods, Operator
 

@@ -87,7 +87,7 @@ def test_one_at_a_time_and_only_among_ready_ones() -> None:
 def test_the_only_broker_goes_without_a_drain() -> None:
     plan = plan_replace(request(0), fleet(1, {name(0): 5}), pods(1), False)
     assert (plan.cordon, plan.delete) == ("", name(0))
-    assert "its 5 bundles are served again when it is back" in plan.message
+    assert "its 5 bundles are served again when it is ready" in plan.message
 
 
 def test_a_request_that_is_taken_back_lifts_its_cordon_and_no_persons() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar_operator.conditions import Reason
-from magnetar_operator.etcd.members import (
+from magnetar_operator.etcd.members import plan_members
+from magnetar_operator.etcd.membership import (
     AddLearner,
     CorrectAddress,
     EtcdPlan,
@@ -22,7 +23,6 @@ from magnetar_operator.etcd.members import (
     RemoveMember,
     Restart,
     Voice,
-    plan_members,
     quorum,
 )
 

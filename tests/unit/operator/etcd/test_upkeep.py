@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from magnetar_operator.conditions import Reason
 from magnetar_operator.etcd.figures import Figures, Sighting
-from magnetar_operator.etcd.members import Member, Voice
+from magnetar_operator.etcd.membership import Member, Voice
 from magnetar_operator.etcd.upkeep import Upkeep, plan_upkeep
 
 MIB = 1 << 20

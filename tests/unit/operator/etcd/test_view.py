@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from magnetar.resources.broker_cluster import ManagedEtcd
-from magnetar.resources.etcd import EtcdStatus
+from magnetar.resources.etcd import EtcdStatus, ManagedEtcd
 from magnetar_operator import names
 from magnetar_operator.brokers.desired import desired, identity_of
 from magnetar_operator.brokers.scaling import ScalePlan
@@ -16,7 +15,7 @@ from magnetar_operator.builders.object import Defaults, etcd_endpoints
 from magnetar_operator.conditions import Reason, Type
 from magnetar_operator.etcd import start as etcd_start
 from magnetar_operator.etcd.figures import Figures, Sighting
-from magnetar_operator.etcd.members import Admission, EtcdPlan, EtcdPod, Member, Restart, Voice
+from magnetar_operator.etcd.membership import Admission, EtcdPlan, EtcdPod, Member, Restart, Voice
 from magnetar_operator.etcd.upkeep import Upkeep
 from magnetar_operator.etcd.view import EtcdLifecycle, is_known, pod_of, shape_of, status_of
 from magnetar_operator.pods.rolling import RollPlan
