@@ -9,7 +9,7 @@ loop measured in the same run, by which figures of different machines can be com
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from magnetar.hashes import murmur3
 from magnetar.topics.cursor import Cursor
@@ -21,9 +21,15 @@ from magnetar.topics.topic import Topic
 
 ENTRIES = 100_000
 RUN = 100
+RUNS = ENTRIES // RUN
 ROUNDS = 5
 KEYS = 10_000
 TRAITS = [EntryTraits(murmur3(b"key-%d" % (number * 7919 % KEYS))) for number in range(ENTRIES)]
+EXCLUSIVE, SHARED, KEY_SHARED = (
+    SubscriptionType.EXCLUSIVE,
+    SubscriptionType.SHARED,
+    SubscriptionType.KEY_SHARED,
+)
 NO_LIMITS = DispatchLimits(
     unacknowledged_per_consumer_messages_max=0, unacknowledged_per_subscription_messages_max=0
 )
@@ -75,7 +81,7 @@ def acknowledge_scattered(subscription: Subscription) -> None:
 def publish(_: Subscription) -> None:
     """Assign and confirm runs of 100."""
     topic = Topic("persistent://public/default/bench", LedgerIds(1))
-    for _number in range(ENTRIES // RUN):
+    for _number in range(RUNS):
         topic.confirm(topic.publish(RUN), RUN)
 
 
@@ -95,86 +101,47 @@ def delivered(kind: SubscriptionType, consumers: int) -> Callable[[], Subscripti
     return prepare
 
 
+Row = tuple[str, Callable[[], Subscription], Callable[[Subscription], None], float]
+"""Title, what is prepared, what is measured, and of how many units the time is."""
+
+
+def connected(kind: SubscriptionType, consumers: int) -> Callable[[], Subscription]:
+    return lambda: subscription_of(kind, consumers)
+
+
+def dispatch_rows() -> Iterator[Row]:
+    def single(subscription: Subscription) -> None:
+        deliver(subscription, [1] * RUN)
+
+    def batched(subscription: Subscription) -> None:
+        deliver(subscription, [5] * RUN)
+
+    yield "exclusive dispatch, per run of 100", connected(EXCLUSIVE, 1), single, RUNS
+    yield "shared dispatch, 3 consumers, per entry", connected(SHARED, 3), single, ENTRIES
+    yield "shared dispatch, batches of 5, per entry", connected(SHARED, 3), batched, ENTRIES
+    yield "shared dispatch, 1000 consumers, per entry", connected(SHARED, 1000), single, ENTRIES
+    for consumers in (1, 8, 100, 1000):
+        title = f"key_shared dispatch, {consumers} consumers, per entry"
+        yield title, connected(KEY_SHARED, consumers), single, ENTRIES
+
+
+def rows() -> Iterator[Row]:
+    one = connected(EXCLUSIVE, 1)
+    yield "reference loop, per iteration", one, reference, ENTRIES
+    yield "publish and confirm, per run of 100", one, publish, RUNS
+    yield from dispatch_rows()
+    for name, kind, consumers in (
+        ("exclusive acknowledgement", EXCLUSIVE, 1),
+        ("shared acknowledgement in order", SHARED, 3),
+        ("key_shared acknowledgement in order", KEY_SHARED, 3),
+    ):
+        yield f"{name}, per entry", delivered(kind, consumers), acknowledge_each, ENTRIES
+    title = "shared acknowledgement scattered, per entry"
+    yield title, delivered(SHARED, 3), acknowledge_scattered, ENTRIES
+
+
 def main() -> None:
-    exclusive, shared, by_key = (
-        SubscriptionType.EXCLUSIVE,
-        SubscriptionType.SHARED,
-        SubscriptionType.KEY_SHARED,
-    )
-    single, batch = [1] * RUN, [5] * RUN
-    per_run, per_entry = ENTRIES / RUN, float(ENTRIES)
-    rows: list[tuple[str, Callable[[], Subscription], Callable[[Subscription], None], float]] = [
-        (
-            "reference loop, per iteration",
-            lambda: subscription_of(exclusive, 1),
-            reference,
-            per_entry,
-        ),
-        (
-            "publish and confirm, per run of 100",
-            lambda: subscription_of(exclusive, 1),
-            publish,
-            per_run,
-        ),
-        (
-            "exclusive dispatch, per run of 100",
-            lambda: subscription_of(exclusive, 1),
-            lambda s: deliver(s, single),
-            per_run,
-        ),
-        (
-            "shared dispatch, 3 consumers, per entry",
-            lambda: subscription_of(shared, 3),
-            lambda s: deliver(s, single),
-            per_entry,
-        ),
-        (
-            "shared dispatch, batches of 5, per entry",
-            lambda: subscription_of(shared, 3),
-            lambda s: deliver(s, batch),
-            per_entry,
-        ),
-        (
-            "shared dispatch, 1000 consumers, per entry",
-            lambda: subscription_of(shared, 1000),
-            lambda s: deliver(s, single),
-            per_entry,
-        ),
-        *(
-            (
-                f"key_shared dispatch, {consumers} consumers, per entry",
-                lambda consumers=consumers: subscription_of(by_key, consumers),
-                lambda s: deliver(s, single),
-                per_entry,
-            )
-            for consumers in (1, 8, 100, 1000)
-        ),
-        (
-            "exclusive acknowledgement, per entry",
-            delivered(exclusive, 1),
-            acknowledge_each,
-            per_entry,
-        ),
-        (
-            "shared acknowledgement in order, per entry",
-            delivered(shared, 3),
-            acknowledge_each,
-            per_entry,
-        ),
-        (
-            "key_shared acknowledgement in order, per entry",
-            delivered(by_key, 3),
-            acknowledge_each,
-            per_entry,
-        ),
-        (
-            "shared acknowledgement scattered, per entry",
-            delivered(shared, 3),
-            acknowledge_scattered,
-            per_entry,
-        ),
-    ]
-    for title, prepare, work, units in rows:
+    for title, prepare, work, units in rows():
         print(f"{title:<48}{best(prepare, work) / units * 1e6:8.3f} us")
 
 

@@ -44,7 +44,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class NotConverged(RuntimeError):
-    """Something did not come to rest."""
+    """Something did not converge."""
 
 
 # --- the operator as a process --------------------------------------------------------------------
@@ -241,7 +241,7 @@ def is_converged(item: Any) -> bool:
 
 @asynccontextmanager
 async def watched(converged: Callable[[str, int], None], version: str) -> AsyncIterator[None]:
-    """Tell of every converged generation that a watch of our own shows."""
+    """Report every converged generation that a watch of our own shows."""
     info = await login()
     connector = aiohttp.TCPConnector(ssl=info.as_ssl_context())
     url = f"{info.server}{ROOT_PATH}/topicnamespaces?watch=true&resourceVersion={version}"
@@ -381,9 +381,22 @@ def start(operator: MeasuredOperator, profile: Path | None, life: int) -> None:
 async def phases(
     connection: Connection, operator: MeasuredOperator, options: argparse.Namespace
 ) -> None:
-    count = options.objects
     life = functools.partial(start, operator, options.profile)
     life(1)
+    await new_objects(connection, operator, options.objects)
+    await steady_state(operator, options.objects)
+    sent, accepted = await edits(connection, options.objects, options.edits, options.per_second)
+    row("edit sent -> converged, p50 / p99 / max", quantiles(sent), "<= 10 / 50 ms")
+    row("edit accepted -> converged, p50 / p99 / max", quantiles(accepted))
+    operator.stop()
+    bare = await bare_writes(connection, options.objects, options.edits, options.per_second)
+    row("  two writes of a bare client, one after the other", quantiles(bare))
+    row("  edits to these, p50", f"x{statistics.median(sent) / statistics.median(bare):.2f}")
+    life(2)
+    await restarted(operator, options.objects)
+
+
+async def new_objects(connection: Connection, operator: MeasuredOperator, count: int) -> None:
     first = await operator.until("the first pass", works)
     row("start to first pass, all objects known", f"{first.at - operator.started:.1f} s")
     done = await operator.until("all new objects passed", lambda reading: reading.passes >= count)
@@ -398,10 +411,10 @@ async def phases(
         f"{(done.passes - first.passes) / (done.at - first.at):.0f}/s",
         ">= 150/s",
     )
-    row(
-        "  operator's CPU per object",
-        f"{(done.cpu_s - first.cpu_s) / (done.passes - first.passes) * 1000:.2f} ms",
-    )
+    row("  operator's CPU per object", cpu_per_pass(first, done))
+
+
+async def steady_state(operator: MeasuredOperator, count: int) -> None:
     await asyncio.sleep(RESYNC_S)
     before = await operator.until("an answer", works)
     after = await operator.until(
@@ -409,24 +422,11 @@ async def phases(
     )
     row("writes in two steady resyncs", f"{after.writes - before.writes:.0f}", "0")
     row("  requests that failed until then", f"{after.failures:.0f}")
-    row(
-        "  operator's CPU per pass",
-        f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms",
-    )
-    row(
-        "resident now / at most",
-        "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()),
-        "<= 180 MiB",
-    )
-    sent, accepted = await edits(connection, count, options.edits, options.per_second)
-    row("edit sent -> converged, p50 / p99 / max", quantiles(sent), "<= 10 / 50 ms")
-    row("edit accepted -> converged, p50 / p99 / max", quantiles(accepted))
-    operator.stop()
-    bare = await bare_writes(connection, count, options.edits, options.per_second)
-    row("  two writes of a bare client, one after the other", quantiles(bare))
-    row("  edits to these, p50", f"x{statistics.median(sent) / statistics.median(bare):.2f}")
+    row("  operator's CPU per pass", cpu_per_pass(before, after))
+    row_of_memory(operator)
 
-    life(2)
+
+async def restarted(operator: MeasuredOperator, count: int) -> None:
     first = await operator.until("the first pass", works)
     row("restart to first pass, all objects known", f"{first.at - operator.started:.1f} s")
     done = await operator.until(
@@ -446,11 +446,16 @@ async def phases(
         f"{done.cpu_s / count * 1000:.2f} ms",
     )
     row("writes of a restart", f"{done.writes:.0f}", "0")
-    row(
-        "resident now / at most",
-        "{:.0f} / {:.0f} MiB".format(*operator.resident_mib()),
-        "<= 180 MiB",
-    )
+    row_of_memory(operator)
+
+
+def cpu_per_pass(before: Reading, after: Reading) -> str:
+    return f"{(after.cpu_s - before.cpu_s) / (after.passes - before.passes) * 1000:.2f} ms"
+
+
+def row_of_memory(operator: MeasuredOperator) -> None:
+    now, most = operator.resident_mib()
+    row("resident now / at most", f"{now:.0f} / {most:.0f} MiB", "<= 180 MiB")
 
 
 def main() -> int:

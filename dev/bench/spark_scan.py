@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -235,71 +235,89 @@ def main() -> None:
         shutil.rmtree(directory)
 
 
-def run(directory: Path, count: int, keys: int, master: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The same messages as log files (level 0), segments (level 1) and Parquet."""
+
+    directory: Path
+    count: int
+    size: int
+    zero: tuple[Group, ...]
+    one: tuple[Group, ...]
+
+    @property
+    def volume(self) -> Path:
+        return self.directory / "volume"
+
+
+def write_inputs(directory: Path, count: int, keys: int) -> Inputs:
     data = list(rows(count, keys))
-    size = sum(len(row.payload) for row in data)
 
     async def write() -> tuple[list[Piece], list[Piece]]:
         volume = PosixVolume(directory / "volume")
-        zero, one = (
-            await write_level_zero(volume, iter(data)),
-            await write_level_one(volume, iter(data)),
-        )
+        zero = await write_level_zero(volume, iter(data))
+        one = await write_level_one(volume, iter(data))
         await volume.close()
         return zero, one
 
     zero, one = (pack(pieces, SEGMENT_BYTES) for pieces in asyncio.run(write()))
     write_parquet(directory / "parquet", data)
-    volume = directory / "volume"
-    print(
-        f"{size / 1e6:.0f} MB, {count} entries, {keys} keys, {master}; level-0 {len(zero)} groups, "
-        f"level-1 {len(one)} groups"
+    return Inputs(directory, count, sum(len(row.payload) for row in data), zero, one)
+
+
+def scans(session: SparkSession, inputs: Inputs) -> None:
+    """Each level, with two and with all columns, against native Parquet."""
+
+    def level(groups: tuple[Group, ...], columns: tuple[str, ...]) -> DataFrame:
+        return read_topic(session, inputs.volume, str(TOPIC), groups, columns=columns)
+
+    few, size = ("entry", "payload"), inputs.size
+    native = session.read.parquet(str(inputs.directory / "parquet"))
+    frames = {
+        "scan, level-1 (entry, payload)": level(inputs.one, few),
+        "scan, level-1 (7 columns)": level(inputs.one, COLUMNS),
+        "scan, level-0 (entry, payload)": level(inputs.zero, few),
+        "scan, level-0 (7 columns, metadata parsed)": level(inputs.zero, COLUMNS),
+    }
+    scan(native)
+    scan(level(inputs.one, few))  # warm: code generation, Python workers, page cache
+    base = measure("scan, native Parquet (7 columns)", size, partial(scan, native))
+    rates = {label: measure(label, size, partial(scan, found)) for label, found in frames.items()}
+    for label, rate in rates.items():
+        print(f"  {label}: {rate / base:.2f} of native Parquet")
+
+
+def compactions(session: SparkSession, inputs: Inputs) -> None:
+    """Each level, against the naive plan."""
+    size, volume = inputs.size, inputs.volume
+    every = read_topic(session, volume, str(TOPIC), inputs.one, columns=COLUMNS)
+    shuffled = measure(
+        "compact level-1, payloads in the shuffle",
+        size,
+        partial(by_payload_shuffle, every, inputs.directory / "out"),
     )
-    with spark_session(
-        replace(SessionSettings(name="scan", master=master), executor_memory_mib=2048)
-    ) as session:
-        register_source(session)
-        native = session.read.parquet(str(directory / "parquet"))
-        level0 = read_topic(session, volume, str(TOPIC), zero, columns=("entry", "payload"))
-        level1 = read_topic(session, volume, str(TOPIC), one, columns=("entry", "payload"))
-        every0 = read_topic(session, volume, str(TOPIC), zero, columns=COLUMNS)
-        every1 = read_topic(session, volume, str(TOPIC), one, columns=COLUMNS)
-        scan(native)
-        scan(level1)  # warm: code generation, Python workers, page cache
-        base = measure("scan, native Parquet (7 columns)", size, lambda: scan(native))
-        rates = {
-            "scan, level-1 (entry, payload)": measure(
-                "scan, level-1 (entry, payload)", size, lambda: scan(level1)
-            ),
-            "scan, level-1 (7 columns)": measure(
-                "scan, level-1 (7 columns)", size, lambda: scan(every1)
-            ),
-            "scan, level-0 (entry, payload)": measure(
-                "scan, level-0 (entry, payload)", size, lambda: scan(level0)
-            ),
-            "scan, level-0 (7 columns, metadata parsed)": measure(
-                "scan, level-0 (7 columns, metadata parsed)", size, lambda: scan(every0)
-            ),
-        }
-        for label, rate in rates.items():
-            print(f"  {label}: {rate / base:.2f} of native Parquet")
-        shuffled = measure(
-            "compact level-1, payloads in the shuffle",
-            size,
-            lambda: by_payload_shuffle(every1, directory / "out"),
+    for label, groups in (("level-1", inputs.one), ("level-0", inputs.zero)):
+        messages = read_topic(session, volume, str(TOPIC), groups, view=MESSAGES)
+        first = measure(f"compact {label}, phase 1 alone", size, partial(phase_one, messages))
+        work = partial(compact, session, volume, groups, inputs.count - 1)
+        whole = measure(f"compact {label}, whole", size, work)
+        print(
+            f"  {label}: phase 1 is {whole / first:.0%} of the time; {whole / shuffled:.2f} "
+            "times the payload shuffle"
         )
-        for label, groups in (("level-1", one), ("level-0", zero)):
-            messages = read_topic(session, volume, str(TOPIC), groups, view=MESSAGES)
-            first = measure(f"compact {label}, phase 1 alone", size, partial(phase_one, messages))
-            whole = measure(
-                f"compact {label}, whole",
-                size,
-                partial(compact, session, volume, groups, count - 1),
-            )
-            print(
-                f"  {label}: phase 1 is {whole / first:.0%} of the time; {whole / shuffled:.2f} "
-                "times the payload shuffle"
-            )
+
+
+def run(directory: Path, count: int, keys: int, master: str) -> None:
+    inputs = write_inputs(directory, count, keys)
+    print(
+        f"{inputs.size / 1e6:.0f} MB, {count} entries, {keys} keys, {master}; level-0 "
+        f"{len(inputs.zero)} groups, level-1 {len(inputs.one)} groups"
+    )
+    settings = replace(SessionSettings(name="scan", master=master), executor_memory_mib=2048)
+    with spark_session(settings) as session:
+        register_source(session)
+        scans(session, inputs)
+        compactions(session, inputs)
 
 
 if __name__ == "__main__":

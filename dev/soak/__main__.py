@@ -10,16 +10,11 @@ seed, when it is another; everything that was started is stopped.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import structlog
 
 from dev.soak import life_traffic
 from dev.soak.foreign import ForeignTraffic
@@ -28,6 +23,7 @@ from dev.soak.life_traffic import LifeTraffic
 from dev.soak.namespaces import create_namespace
 from dev.soak.nemesis import Nemesis
 from dev.soak.report import fault_table, progress_line, summary
+from dev.soak.run_directory import parser_of, run_in_directory
 from dev.soak.traffic import NAMESPACES, OfficialTraffic, OwnTraffic, plan_topics
 from dev.testbed.cluster import LEASE_S, Cluster
 from dev.testbed.rest import Admin
@@ -241,17 +237,10 @@ class Soak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Hurt a cluster at random under load, then check its history."
-    )
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="draws the faults; the time of day if not given"
+    parser = parser_of(
+        "Hurt a cluster at random under load, then check its history.", 10.0, "the faults"
     )
     parser.add_argument("--rate", type=float, default=RATE, help="messages a second per topic")
-    parser.add_argument(
-        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
-    )
     parser.add_argument(
         "--languages", default="java,go", help="more official clients that publish; empty for none"
     )
@@ -262,35 +251,20 @@ def main() -> None:
         metavar="FAULT",
         help="draw from these kinds of faults only",
     )
-    arguments = parser.parse_args()
-    seed = arguments.seed if arguments.seed is not None else int(time.time())
-    languages = [language for language in arguments.languages.split(",") if language]
-    directory = Path(tempfile.mkdtemp(prefix="magnetar-soak-"))
-    print(f"soak of {arguments.minutes:g} minutes, seed {seed}", flush=True)
-    own_log = (directory / "own-client.log").open("w")  # its reconnects are expected: kept apart
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory(own_log))
-    soak = Soak(directory, arguments.minutes, seed, arguments.rate, languages, arguments.only)
-    code = 1
-    try:
-        code = soak.run()
-    finally:
-        soak.cluster.stop()
-        own_log.flush()
-        if code != 0:
-            kept = arguments.keep / f"soak-{seed}"
-            kept.mkdir(parents=True, exist_ok=True)
-            for log in (
-                *directory.glob("*.log"),
-                *(directory / "cluster").glob("*.log"),
-                *(directory / "cluster").glob("*/etcd.log"),
-            ):
-                shutil.copy(log, kept)
-            print(
-                f"logs kept in {kept}; repeat with: make soak MINUTES={arguments.minutes:g} "
-                f"SEED={seed}"
-            )
-        shutil.rmtree(directory, ignore_errors=True)
-    sys.exit(code)
+    chosen = parser.parse_args()
+    languages = [language for language in chosen.languages.split(",") if language]
+
+    def run(directory: Path) -> int:
+        soak = Soak(
+            directory, chosen.minutes, int(chosen.seed), chosen.rate, languages, chosen.only
+        )
+        try:
+            return soak.run()
+        finally:
+            soak.cluster.stop()
+
+    repeat = f"make soak MINUTES={chosen.minutes:g} SEED={chosen.seed}"
+    sys.exit(run_in_directory("soak", chosen, run, repeat, "own-client.log"))
 
 
 if __name__ == "__main__":

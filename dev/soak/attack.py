@@ -11,23 +11,18 @@ only; everything that was started is stopped.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import signal
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from dev.secured_server import INTERNAL_KEY, KEY, SecuredServer, token
 from dev.server_process import READY_TIMEOUT_S
@@ -37,6 +32,7 @@ from dev.soak.hostile_report import Phase, attack_table, json_lines, logged_erro
 from dev.soak.paced import OPERATION_TIMEOUT_S, PARTITIONS, PacedTraffic, Sample
 from dev.soak.probes import Probes
 from dev.soak.report import percentile
+from dev.soak.run_directory import parser_of, run_in_directory
 from magnetar.client import Client
 from magnetar.security.authorization import INTERNAL_METHOD, INTERNAL_ROLE
 from magnetar.security.keys import SecretKey
@@ -410,13 +406,10 @@ class AttackRun:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Attacks on the resources of a server with TLS and tokens, beside an ordinary "
-        "client."
-    )
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument(
-        "--seed", default=None, help="draws what attacks choose; the time of day if not given"
+    parser = parser_of(
+        "Attacks on the resources of a server with TLS and tokens, beside an ordinary client.",
+        10.0,
+        "what attacks choose",
     )
     parser.add_argument(
         "--plain",
@@ -428,42 +421,25 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="ATTACK", choices=list(RESOURCE_ATTACKS)
     )
-    parser.add_argument(
-        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
-    )
     chosen = parser.parse_args()
-    seed = chosen.seed if chosen.seed is not None else str(int(time.time()))
-    directory = Path(tempfile.mkdtemp(prefix="magnetar-attack-"))
-    print(
-        f"attacks, {chosen.minutes:g} minutes, seed {seed}, plain {chosen.plain}; logs in "
-        f"{directory}",
-        flush=True,
-    )
-    structlog.configure(
-        logger_factory=structlog.WriteLoggerFactory((directory / "ordinary-client.log").open("w"))
-    )
-    run = AttackRun(
-        directory, chosen.minutes, seed, plain=chosen.plain, scale=chosen.scale, only=chosen.only
-    )
     # everything that was started ends with this process
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
-    code = 1
-    try:
-        code = run.run()
-    finally:
-        run.stop()
-        if code != 0:
-            kept = chosen.keep / f"attack-{seed}"
-            kept.mkdir(parents=True, exist_ok=True)
-            for file in (
-                *directory.glob("*.log"),
-                *directory.glob("*.json*"),
-                *directory.glob("server/*.log"),
-            ):
-                shutil.copy(file, kept)
-            print(f"logs kept in {kept}")
-        shutil.rmtree(directory, ignore_errors=True)
-    sys.exit(code)
+
+    def run(directory: Path) -> int:
+        attack = AttackRun(
+            directory,
+            chosen.minutes,
+            chosen.seed,
+            plain=chosen.plain,
+            scale=chosen.scale,
+            only=chosen.only,
+        )
+        try:
+            return attack.run()
+        finally:
+            attack.stop()
+
+    sys.exit(run_in_directory("attack", chosen, run))
 
 
 if __name__ == "__main__":

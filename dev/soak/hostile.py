@@ -11,21 +11,16 @@ the loopback only; everything that was started is stopped.
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from dev.server_process import HOST, ServerProcess
 from dev.soak.hostile_peer import CPU_SHARE, NICE, Plan
@@ -38,6 +33,7 @@ from dev.soak.hostile_report import (
     stop_lines,
 )
 from dev.soak.paced import OPERATION_TIMEOUT_S, PacedTraffic
+from dev.soak.run_directory import parser_of, run_in_directory
 from dev.testbed.cluster import SETTINGS, Cluster, request, wait_for
 from dev.testbed.rest import Admin
 from magnetar.client import Client
@@ -361,12 +357,8 @@ class HostileSoak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="An ordinary workload with and without a hostile client beside it."
-    )
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument(
-        "--seed", default=None, help="draws the attacks; the time of day if not given"
+    parser = parser_of(
+        "An ordinary workload with and without a hostile client beside it.", 60.0, "the attacks"
     )
     parser.add_argument(
         "--rate", type=float, default=RATE, help="messages a second per ordinary topic"
@@ -384,51 +376,28 @@ def main() -> None:
         "--only", action="append", default=[], metavar="ATTACK", help="draw from these attacks only"
     )
     parser.add_argument("--true-clocks", action="store_true", help="leave the wall clocks alone")
-    parser.add_argument(
-        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
-    )
     chosen = parser.parse_args()
-    seed = chosen.seed if chosen.seed is not None else str(int(time.time()))
-    directory = Path(tempfile.mkdtemp(prefix="magnetar-hostile-"))
-    print(
-        f"hostile client, {chosen.minutes:g} minutes, seed {seed}; logs in {directory}", flush=True
-    )
-    client_log = (directory / "ordinary-client.log").open("w")
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory(client_log))
-    soak = HostileSoak(
-        directory,
-        chosen.minutes,
-        seed,
-        rate=chosen.rate,
-        entries=chosen.entries,
-        phase_minutes=chosen.phase_minutes,
-        only=chosen.only,
-        clocks=not chosen.true_clocks,
-    )
-    # whoever ends this ends everything that it started
+    # everything that was started ends with this process
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
-    code = 1
-    try:
-        code = soak.run()
-    finally:
-        soak.stop()
-        client_log.flush()
-        if code != 0:
-            kept = chosen.keep / f"hostile-{seed}"
-            kept.mkdir(parents=True, exist_ok=True)
-            for file in (
-                *directory.glob("*.log"),
-                *directory.glob("*.json*"),
-                *directory.glob("cluster/*.log"),
-                *directory.glob("skew/*"),
-            ):
-                shutil.copy(file, kept)
-            print(
-                f"logs kept in {kept}; repeat with: make soak-hostile MINUTES={chosen.minutes:g} "
-                f"SEED={seed}"
-            )
-        shutil.rmtree(directory, ignore_errors=True)
-    sys.exit(code)
+
+    def run(directory: Path) -> int:
+        soak = HostileSoak(
+            directory,
+            chosen.minutes,
+            chosen.seed,
+            rate=chosen.rate,
+            entries=chosen.entries,
+            phase_minutes=chosen.phase_minutes,
+            only=chosen.only,
+            clocks=not chosen.true_clocks,
+        )
+        try:
+            return soak.run()
+        finally:
+            soak.stop()
+
+    repeat = f"make soak-hostile MINUTES={chosen.minutes:g} SEED={chosen.seed}"
+    sys.exit(run_in_directory("hostile", chosen, run, repeat))
 
 
 if __name__ == "__main__":

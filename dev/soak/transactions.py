@@ -12,21 +12,17 @@ another; everything that was started is stopped.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-
-import structlog
 
 from dev.bench.pulsar_distribution import ensure
 from dev.bench.pulsar_peer import TRANSACTIONS, PulsarPeer
 from dev.soak.killing import KilledCluster
 from dev.soak.namespaces import create_namespace
 from dev.soak.report import fault_table
+from dev.soak.run_directory import parser_of, run_in_directory
 from dev.soak.transaction_nemesis import TransactionNemesis
 from dev.soak.transaction_traffic import TransactionTraffic
 
@@ -158,21 +154,16 @@ def run_calmly(traffic: TransactionTraffic, *, transactions: int, minutes: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Hurt a cluster under exactly-once applications, then check their history."
+    parser = parser_of(
+        "Hurt a cluster under exactly-once applications, then check their history.",
+        60.0,
+        "the faults",
     )
     parser.add_argument("--transactions", type=int, default=2000, help="begin at least so many")
     parser.add_argument(
         "--kills", type=int, default=20, help="at least so many processes killed with SIGKILL"
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
-    parser.add_argument(
-        "--seed", type=int, default=None, help="draws the faults; the time of day if not given"
-    )
     parser.add_argument("--rate", type=float, default=40.0, help="messages a second per source")
-    parser.add_argument(
-        "--keep", type=Path, default=Path("build"), help="where logs go if it fails"
-    )
     parser.add_argument(
         "--only",
         action="append",
@@ -185,39 +176,21 @@ def main() -> None:
         "--languages", default="java,go", help="official clients beside our own; empty for none"
     )
     chosen = parser.parse_args()
-    seed = chosen.seed if chosen.seed is not None else int(time.time())
-    directory = Path(tempfile.mkdtemp(prefix="magnetar-transactions-"))
-    client_log = (directory / "client.log").open("w")
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory(client_log))
-    print(f"transactions, seed {seed}; logs in {directory}", flush=True)
-    languages = [language for language in chosen.languages.split(",") if language]
     common = {
         "transactions": chosen.transactions,
         "minutes": chosen.minutes,
-        "seed": seed,
+        "seed": int(chosen.seed),
         "rate": chosen.rate,
+        "languages": [language for language in chosen.languages.split(",") if language],
     }
-    code = 1
-    try:
+
+    def run(directory: Path) -> int:
         if chosen.peer:
-            code = run_on_peer(directory, languages=languages, **common)
-        else:
-            code = run_with_faults(
-                directory, kills=chosen.kills, languages=languages, only=chosen.only, **common
-            )
-    finally:
-        client_log.flush()
-        if code != 0:
-            kept = chosen.keep / f"transactions-{seed}"
-            kept.mkdir(parents=True, exist_ok=True)
-            for log in (
-                *directory.glob("*.log"),
-                *directory.glob("*/*.log"),
-                *directory.glob("cluster/*/etcd.log"),
-            ):
-                shutil.copy(log, kept)
-            print(f"logs kept in {kept}; repeat with: --seed {seed}")
-        shutil.rmtree(directory, ignore_errors=True)
+            return run_on_peer(directory, **common)
+        return run_with_faults(directory, kills=chosen.kills, only=chosen.only, **common)
+
+    repeat = f"--seed {chosen.seed}"
+    code = run_in_directory("transactions", chosen, run, repeat, "client.log")
     print("No anomaly." if code == 0 else "FAILED", flush=True)
     sys.exit(code)
 

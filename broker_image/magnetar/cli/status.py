@@ -17,6 +17,9 @@ from magnetar.cli.session import Session
 
 SETTLED = ("Owned", "Deleted")
 BUNDLES_SHOWN_MAX = 40
+_BROKER_COLUMNS = (
+    "broker", "state", "service URL", "up", "bundles", "topics", "in msg/s", "out msg/s", "cpu", "memory",
+)  # fmt: skip
 
 
 def run_status(session: Session, bundles: bool, namespace: str = "", context: str = "") -> int:
@@ -89,18 +92,7 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
     )
     screen.line()
     screen.table(
-        (
-            "broker",
-            "state",
-            "service URL",
-            "up",
-            "bundles",
-            "topics",
-            "in msg/s",
-            "out msg/s",
-            "cpu",
-            "memory",
-        ),
+        _BROKER_COLUMNS,
         [
             (
                 row["broker"],
@@ -118,9 +110,21 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
         ],
     )
     screen.line()
-    rows = [row for row in value["bundles"] if row["state"] != "Deleted"]
+    _render_bundles(screen, value["bundles"], bundles)
+    _render_damage(screen, value["damage"])
+    _render_conditions(screen, value["resources"])
+    screen.line()
+    screen.line(
+        "healthy"
+        if value["healthy"]
+        else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])])
+    )
+
+
+def _render_bundles(screen: Screen, found: Sequence[Mapping[str, Any]], every: bool) -> None:
+    rows = [row for row in found if row["state"] != "Deleted"]
     troubled = [row for row in rows if row["state"] != "Owned"]
-    shown = rows if bundles or len(rows) <= BUNDLES_SHOWN_MAX else troubled
+    shown = rows if every or len(rows) <= BUNDLES_SHOWN_MAX else troubled
     if shown:
         screen.table(
             ("bundle", "state", "epoch", "owner", "reason"),
@@ -140,29 +144,26 @@ def _render(screen: Screen, value: Mapping[str, Any], bundles: bool) -> None:
             f"{len(rows) - len(troubled)} of {len(rows)} bundles are Owned; --bundles lists them "
             "all"
         )
-    if value["damage"]:
-        screen.line()
-        screen.table(
-            ("damage at", "what", "topic or bundle", "file", "offset", "since", "error"),
-            [
-                (
-                    row.get("broker"),
-                    row["what"],
-                    row["topic"] or row["bundle"],
-                    row["file"],
-                    row["offset"],
-                    since_text(row["since_ms"]),
-                    row["error"],
-                )
-                for row in value["damage"]
-            ],
-        )
-    _render_conditions(screen, value["resources"])
+
+
+def _render_damage(screen: Screen, found: Sequence[Mapping[str, Any]]) -> None:
+    if not found:
+        return
     screen.line()
-    screen.line(
-        "healthy"
-        if value["healthy"]
-        else "\n".join(["unhealthy:", *(f"  {problem}" for problem in value["problems"])])
+    screen.table(
+        ("damage at", "what", "topic or bundle", "file", "offset", "since", "error"),
+        [
+            (
+                row.get("broker"),
+                row["what"],
+                row["topic"] or row["bundle"],
+                row["file"],
+                row["offset"],
+                since_text(row["since_ms"]),
+                row["error"],
+            )
+            for row in found
+        ],
     )
 
 
