@@ -13,6 +13,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import getproxies_environment
 
 import aiohttp
 import kopf
@@ -86,8 +87,13 @@ async def login(**_: Any) -> kopf.ConnectionInfo:
         certificate_path=found.cert_file,
         private_key_path=found.key_file,
         proxy_url=found.proxy,
-        trust_env=True,
+        trust_env=_has_proxy(),
     )
+
+
+def _has_proxy() -> bool:
+    """Whether the environment names a proxy."""
+    return bool(getproxies_environment().keys() - {"no"})
 
 
 class Connection:
@@ -95,6 +101,11 @@ class Connection:
 
     def __init__(self, configuration: Any) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS_MAX
+        configuration.client_session_kwargs = {
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            # aiohttp looks for proxies and .netrc in a thread, once a request, if it may.
+            "trust_env": _has_proxy(),
+        }
         self._configuration, self._client = configuration, ApiClient(configuration)
 
     async def exchange(
