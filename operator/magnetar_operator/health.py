@@ -3,7 +3,7 @@
 Owns: the sentinel ConfigMap, the verdicts behind /live and /ready, and the HTTP listener. Imports:
 asyncio, aiohttp, clock, kubernetes_api, metrics. Invariants: /live says ok only while the event
 loop turns, no pass hangs, and what the leader writes comes back through the watches; a standby is
-alive as long as its loop turns, because nobody may be leading.
+alive as long as its loop turns, because no process may be leading.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def application(health: Health, metrics: OperatorMetrics) -> web.Application:
         return web.Response(text=problem or "ok", status=503 if problem else 200)
 
     async def exposition(_: web.Request) -> web.Response:
-        # Tens of milliseconds of text: nobody's reconciliation waits for it.
+        # Tens of milliseconds of text: no reconciliation waits for it.
         return web.Response(
             body=await asyncio.to_thread(metrics.render),
             content_type=PROMETHEUS_TYPE,

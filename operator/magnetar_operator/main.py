@@ -46,11 +46,11 @@ SWITCH_INTERVAL_S = 0.0005
 turns for an event; at the interpreter's own 5 ms each, a resync of ten thousand objects held
 every edit up."""
 QUIET_PASSES = 5
-"""Passes in some seconds beside which a full collection of garbage disturbs nobody."""
+"""Passes in some seconds beside which a full garbage collection delays nothing."""
 
 
 class Operator:
-    """One operator process: all parts, and their life."""
+    """One operator process: all parts, their start and end."""
 
     def __init__(self, settings: OperatorSettings, connection: Connection, clock: Clock) -> None:
         self.settings, self.metrics = settings, OperatorMetrics()
@@ -202,7 +202,7 @@ class Operator:
             self.queue.add(key)
 
     def _owned_changed(self, owner: str) -> None:
-        """Somebody changed a record that a resource owns."""
+        """Another writer changed a record that a resource owns."""
         namespace, _, name = owner.partition("/")
         if self.cache.get("TopicNamespace", namespace, name) is not None:
             self.queue.add(Key("TopicNamespace", namespace, name))

@@ -112,7 +112,7 @@ class OperatorMetrics:
         )
         self.terminal_errors = one(
             "controller_runtime_terminal_reconcile_errors_total",
-            "Reconciliations that only a change of the object can mend",
+            "Reconciliations that only a change of the object can repair",
             "controller",
         )
         self.panics = one(
@@ -203,7 +203,7 @@ class OperatorMetrics:
         )
         self.watch_age = self._gauge(
             "magnetar_operator_watch_last_event_age_seconds",
-            "Time since the watch last told something",
+            "Time since the watch last delivered an event",
             "kind",
         )
         self.watch_lag = self._histogram(
@@ -224,7 +224,7 @@ class OperatorMetrics:
         )
         self.list_news = one(
             "magnetar_operator_list_news_total",
-            "Objects that a periodic list told of before the watch",
+            "Objects that a periodic list showed before the watch",
             "kind",
         )
         self.refused_namespaces = self._gauge(

@@ -1,7 +1,7 @@
 """Names, labels and annotations of what the operator makes.
 
-Owns: their spelling. Imports: models.base (the group). Pure. Nobody else writes one of them as a
-literal. Invariants: a child's name follows from its owner's name alone; selectors never change,
+Owns: their spelling. Imports: models.base (the group). Pure. No other module writes one of them as
+a literal. Invariants: a child's name follows from its owner's name alone; selectors never change,
 because a StatefulSet's cannot.
 """
 
@@ -53,7 +53,7 @@ REPLACE = f"{GROUP}/replace"
 several with commas between them."""
 BEGIN_ETCD = f"{GROUP}/begin-etcd"
 """Annotation of a cluster whose etcd is lost: its value is the lost one's status.etcd.clusterId,
-and permits an empty one in its place."""
+and permits to begin an empty one."""
 ROTATE_ETCD = f"{GROUP}/rotate-etcd-authority"
 """Annotation of a cluster: its value is status.etcdAuthority.id, and asks for another authority
 in the place of that one."""

@@ -19,7 +19,7 @@ DEFAULT_ETCD_IMAGE = "gcr.io/etcd-development/etcd:v3.6.5"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """Everything the operator may be told."""
+    """Every setting of the operator."""
 
     image: str
     spark_image: str

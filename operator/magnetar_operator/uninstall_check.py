@@ -35,7 +35,7 @@ def objection(clusters: Iterable[Manifest], namespaces: Iterable[Manifest]) -> s
     sentences = []
     if left:
         sentences.append(
-            f"BrokerClusters exist ({_shown(left)}): without an operator nobody scales, repairs or "
+            f"BrokerClusters exist ({_shown(left)}): without an operator nothing scales, repairs or "
             "restarts their brokers."
         )
     if held:

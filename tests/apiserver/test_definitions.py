@@ -114,14 +114,14 @@ REFUSED = [
     (
         "BrokerCluster",
         {"tls": {"secretName": "a", "plain": "Closed"}, "listeners": [{"name": "p"}]},
-        "would let nobody in",
+        "would admit no client",
     ),
-    ("BrokerCluster", {"auth": {}}, "nobody could come in"),
+    ("BrokerCluster", {"auth": {}}, "no client would be admitted"),
     ("BrokerCluster", {"auth": {"tokens": {}}}, "set exactly one of secretKey and publicKey"),
     (
         "BrokerCluster",
         {"auth": {"anonymousRole": "a", "superUserRoles": ["a"]}},
-        "which lets everybody do everything",
+        "which lets every client do everything",
     ),
     (
         "BrokerCluster",

@@ -120,7 +120,7 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(
                 lambda: secret(scene, "coordinator")["data"]["tls.key"] != data["tls.key"],  # type: ignore[index]
             )
             await until("an Event", lambda: scene.events("CertificateRenewed"))
-            assert "two thirds of its life are over" in scene.events("CertificateRenewed")[0]
+            assert "two thirds of its lifetime are over" in scene.events("CertificateRenewed")[0]
             await until("an Event", lambda: scene.events("DriftCorrected"))
             assert scene.events("DriftCorrected") == [
                 "Secret main-etcd-broker: data.ca.crt had been changed"

@@ -160,7 +160,7 @@ def test_describe_tells_the_whole_story_of_a_scale_down(
                 "Settled",
             ]
             assert [word for word in chapters if word in story] == story
-            assert "handed 4 bundles over in" in shown.stdout
+            assert "transferred 4 bundles in" in shown.stdout
             await until(
                 "nothing is under way", lambda: "action" not in play.status().get("scaling", {})
             )

@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-Answers = Callable[[str, str, Any], tuple[int, Any]]
-"""Method, path with query and body -> status and document (or text)."""
+Answers = Callable[..., tuple[int, Any]]
+"""Method, path with query, body (and the Authorization, if asked for) -> status and document, or
+text."""
 
 
 @contextmanager
-def api_server(answers: Answers) -> Iterator[tuple[str, list[tuple[str, str, Any]]]]:
+def api_server(
+    answers: Answers, *, with_token: bool = False
+) -> Iterator[tuple[str, list[tuple[str, str, Any]]]]:
     """Its URL, and all requests so far."""
     asked: list[tuple[str, str, Any]] = []
 
@@ -29,14 +32,16 @@ def api_server(answers: Answers) -> Iterator[tuple[str, list[tuple[str, str, Any
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             asked.append((self.command, self.path, body))
-            status, found = answers(self.command, self.path, body)
+            token = (self.headers.get("Authorization", ""),) if with_token else ()
+            status, found = answers(self.command, self.path, body, *token)
             data = (found if isinstance(found, str) else json.dumps(found)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(OSError):  # the client may have given up
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
 
-        do_GET = do_POST = do_PATCH = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
         def log_message(self, *_: Any) -> None:
             pass

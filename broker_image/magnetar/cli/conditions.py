@@ -1,9 +1,9 @@
 """What Kubernetes says of the cluster that the brokers are.
 
 Owns: finding a cluster's custom resources by its storage, their conditions as rows and sentences.
-Imports: kubernetes, failures. Invariants: resources of another cluster are never taken for this one's,
-whatever the kubeconfig points to; without the `kubernetes` package, an API server or rights there is
-nothing to show and no error, unless a namespace or context was asked for.
+Imports: kubernetes, failures. Invariants: resources of another cluster are never taken for this
+one's, whatever the kubeconfig points to; without the `kubernetes` package, an API server or rights
+there is nothing to show and no error, unless a namespace or context was asked for.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def rows_of(resources: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, ...
                 "type": "Ready",
                 "status": "Unknown",
                 "reason": "",
-                "message": "no operator has looked at it yet",
+                "message": "the operator has not reconciled it yet",
             },
         )
         if resource["kind"] in MANY and first["status"] == "True":

@@ -141,15 +141,18 @@ class Trouble(StatusModel):
     )
 
 
+def keyed_by(field: str) -> dict[str, Any]:
+    """A list whose items are merged by that field."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
 TROUBLES: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 TROUBLES_DESCRIPTION = (
     "Everything that is wrong, the most serious first: at most 20, and 5 of one reason. Degraded names "
     "the first and counts them."
 )
-CONDITIONS: dict[str, Any] = {
-    "x-kubernetes-list-type": "map",
-    "x-kubernetes-list-map-keys": ["type"],
-}
+CONDITIONS = keyed_by("type")
+BY_NAME = keyed_by("name")
 
 
 class Metadata(BaseModel):
@@ -179,7 +182,7 @@ class CustomResource(BaseModel):
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     NEVER_DEFAULTED: ClassVar[frozenset[tuple[str, ...]]] = frozenset({("spec", "clusterRef")})
-    """Parts of the resource where the API server adds nothing: an unknown field is what somebody
+    """Parts of the resource where the API server adds nothing: an unknown field is what the user
     wants, and nothing is done without it. One of a reference may say which cluster is meant."""
 
     api_version: str

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from magnetar.resources.base import (
+    BY_NAME,
     CONDITIONS,
     NAME_LENGTH_MAX,
     TROUBLES,
@@ -27,7 +28,6 @@ from magnetar.resources.base import (
 )
 from magnetar.resources.broker_config import BrokerConfig
 from magnetar.resources.etcd import (
-    BY_NAME,
     Etcd,
     EtcdAuthorityStatus,
     EtcdStatus,
@@ -83,7 +83,7 @@ class Image(Model):
         "differ.",
     )
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
-        default="", description="When nodes pull the image; empty = as the operator was told."
+        default="", description="When nodes pull the image; empty = as the operator is configured."
     )
     pull_secrets: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = Field(
         default=(),
@@ -148,7 +148,7 @@ class BrokerClusterSpec(Model):
         Rule(
             "!has(self.tls) || self.tls.plain == 'Open' || self.listeners.all(listener, "
             "listener.tls)",
-            "tls.plain: a listener without tls would let nobody in; set its tls to true, or plain "
+            "tls.plain: a listener without tls would admit no client; set its tls to true, or plain "
             "to Open",
             lambda spec: (
                 spec.tls is None
@@ -199,7 +199,7 @@ class BrokerClusterSpec(Model):
     )
     auth: Auth | None = Field(
         default=None,
-        description="Who clients are and what they may do; without it everybody may do everything. "
+        description="Who clients are and what they may do; without it every client may do everything. "
         "Switching it on or off, or another "
         "secret, rolls the brokers and coordinators; other roles and another content do not.",
     )
@@ -225,7 +225,7 @@ class BrokerClusterSpec(Model):
         default=120,
         ge=1,
         le=3600,
-        description="How long a stopping broker may take to hand its bundles over.",
+        description="How long a stopping broker may take to transfer its bundles.",
     )
     autoscaling: Autoscaling = Field(
         default_factory=Autoscaling, description="Number of brokers by their own load reports."
@@ -244,11 +244,11 @@ class Endpoints(StatusModel):
 
     service_url: str = Field(
         default="",
-        description="For Pulsar clients; empty unless everybody may use the plain ports.",
+        description="For Pulsar clients; empty unless every client may use the plain ports.",
     )
     http_url: str = Field(
         default="",
-        description="For REST, pulsar-admin and metrics; empty unless everybody may use the plain "
+        description="For REST, pulsar-admin and metrics; empty unless every client may use the plain "
         "ports.",
     )
     service_url_tls: str = Field(
@@ -264,7 +264,7 @@ class BrokerStatus(StatusModel):
 
     name: str = Field(description="Its pod.")
     incarnation: str = Field(
-        default="", description="Its current life; empty while it is not registered."
+        default="", description="Its current incarnation; empty while it is not registered."
     )
     bundles: int = Field(default=0, description="Bundles that it owns or is about to own.")
     phase: str = Field(

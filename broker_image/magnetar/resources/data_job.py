@@ -23,6 +23,7 @@ from magnetar.resources.base import (
     Quantity,
     Rule,
     StatusModel,
+    keyed_by,
 )
 
 EXECUTORS_MAX = 100
@@ -170,7 +171,7 @@ class DataJobStatus(StatusModel):
     history: tuple[Run, ...] = Field(
         default=(),
         description="Runs, the latest first.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["run"]},
+        json_schema_extra=keyed_by("run"),
     )
     conditions: tuple[Condition, ...] = Field(
         default=(), description="Progressing, Degraded, Ready.", json_schema_extra=CONDITIONS

@@ -5,14 +5,12 @@ Owns: their fields, defaults, limits and rules. Imports: resources.base, resourc
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from magnetar.resources.base import Model, Quantity, Rule, StatusModel, immutable
+from magnetar.resources.base import BY_NAME, Model, Quantity, Rule, StatusModel, immutable
 from magnetar.resources.storage import SecretReference
-
-BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 
 class MetadataRestore(Model):
@@ -87,8 +85,8 @@ class ManagedEtcd(Model):
     image: str = Field(
         default="",
         max_length=500,
-        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator was "
-        "told. Minor versions go up one by one.",
+        description="Image with /usr/local/bin/etcd, 3.5.13 or later; empty = as the operator is "
+        "configured. Minor versions go up one by one.",
     )
     restore: MetadataRestore | None = Field(
         default=None,
@@ -107,7 +105,7 @@ class ExternalEtcdTls(Model):
 
 
 class ExternalEtcd(Model):
-    """An etcd that somebody else runs."""
+    """An etcd that the operator does not run."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -224,7 +222,7 @@ class EtcdStatus(StatusModel):
 
     cluster_id: str = Field(
         default="",
-        description="Identity of this etcd; another one is never begun in its place unasked.",
+        description="Identity of this etcd; another one is never begun unasked.",
     )
     members: tuple[EtcdMemberStatus, ...] = Field(
         default=(), description="Every member.", json_schema_extra=BY_NAME

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from magnetar.resources.base import Model, Rule, StatusModel
+from magnetar.resources.base import BY_NAME, Model, Rule, StatusModel
 
 LISTENERS_MAX = 4
 ORDINAL = "{ordinal}"
@@ -48,7 +48,7 @@ class WayIn(Model):
         Rule(
             "self.advertisedHost == '' || self.type == 'NodePort' || "
             "self.advertisedHost.contains('{ordinal}')",
-            "listeners: advertisedHost must tell brokers apart; write {ordinal} in it, as in "
+            "listeners: advertisedHost must distinguish brokers; write {ordinal} in it, as in "
             "broker-{ordinal}.example.com",
             lambda listener: (
                 not listener.advertised_host
@@ -82,7 +82,7 @@ class WayIn(Model):
         default="",
         max_length=253,
         pattern=r"^([A-Za-z0-9.:_-]|\{ordinal\})*$",
-        description="Host that clients are told, {ordinal} being the pod's number. Empty = the "
+        description="Host that clients get, {ordinal} being the pod's number. Empty = the "
         "load balancer's address, the node's "
         "(NodePort) or the service's name (ClusterIP).",
     )
@@ -116,8 +116,8 @@ class Listener(WayIn):
 
     tls: bool = Field(
         default=False,
-        description="Its clients come by pulsar+ssl; needs spec.tls, whose certificate is for the "
-        "hosts that they are told, too.",
+        description="Its clients use pulsar+ssl; needs spec.tls, whose certificate is for the "
+        "hosts that they get, too.",
     )
 
 
@@ -129,7 +129,7 @@ Listeners = Annotated[
         description="Ways in for clients outside. One more, less, renamed, in another place or "
         "with another tls rolls the brokers; nothing else "
         "does.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=BY_NAME,
     ),
 ]
 
@@ -143,7 +143,7 @@ CoordinatorListeners = Annotated[
         "also say whether they use tls: clients of a "
         "listener that is not here find no coordinator. One more, less, renamed or in another "
         "place rolls the coordinators.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=BY_NAME,
     ),
 ]
 
@@ -152,7 +152,7 @@ class CoordinatorAddress(StatusModel):
     """Where clients of one listener reach a coordinator."""
 
     listener: str = Field(description="Name of the listener.")
-    url: str = Field(description="What its clients are told.")
+    url: str = Field(description="The URL that its clients get.")
 
 
 class BrokerAddress(StatusModel):
@@ -171,6 +171,6 @@ class ListenerStatus(StatusModel):
     )
     brokers: tuple[BrokerAddress, ...] = Field(
         default=(),
-        description="Addresses that its clients are told.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="Addresses that its clients get.",
+        json_schema_extra=BY_NAME,
     )

@@ -20,7 +20,7 @@ PARTITIONS_MAX = 10_000
 ROLE_LENGTH_MAX = PROPERTY_NAME_LENGTH_MAX = 200
 ACTIONS_MAX, NAMES_MAX = 6, 64
 CHECKED = (
-    "Brokers check it where the cluster has spec.auth with authorization; elsewhere everybody may "
+    "Brokers check it where the cluster has spec.auth with authorization; elsewhere every client may "
     "do everything."
 )
 
@@ -166,7 +166,7 @@ class AutoSubscriptionCreation(PolicyModel):
 
 
 class InactiveTopicPolicies(PolicyModel):
-    """When topics that nobody uses are deleted."""
+    """When unused topics are deleted."""
 
     deleteWhileInactive: bool = Field(description="Whether unused topics are deleted at all.")
     inactiveTopicDeleteMode: Literal[
@@ -219,7 +219,7 @@ class Policies(PolicyModel):
     )
     inactive_topic_policies: InactiveTopicPolicies | None = Field(
         default=None,
-        description="When topics that nobody uses are deleted. Absent: not owned here.",
+        description="When unused topics are deleted. Absent: not owned here.",
     )
     autoTopicCreationOverride: AutoTopicCreation | None = Field(
         default=None,

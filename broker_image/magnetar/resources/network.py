@@ -2,7 +2,7 @@
 
 Owns: its fields and limits, in the shape that they have in a NetworkPolicy. Imports: models.base,
 models.pod_template. Invariant: the cluster's own pods and the operator are always admitted; what is
-said here is about everybody else.
+said here is about all other clients.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Peers = Annotated[tuple[NetworkPeer, ...], Field(max_length=PEERS_MAX)]
 
 class NetworkPolicy(Model):
     """Who may reach brokers and coordinators, beside the cluster's own pods and the operator.
-    Ports that are for these alone are open to nobody else. It takes a network plugin that
+    Ports that are for these alone are closed to all others. It takes a network plugin that
     enforces NetworkPolicies."""
 
     enabled: bool = Field(
@@ -70,7 +70,7 @@ class NetworkPolicy(Model):
     clients_from: Peers = Field(
         default=(),
         description="Who may reach the ports of the Pulsar protocol, those of listeners among "
-        "them; empty = everybody.",
+        "them; empty = every client.",
         json_schema_extra=ATOMIC,
     )
     rest_from: Peers = Field(

@@ -2,7 +2,7 @@
 
 Owns: their fields, limits and rules. Imports: models.base. Invariants: a spec holds no key: it
 names secrets of the resource's own namespace; what cannot let anybody in is refused, because a
-cluster that nobody reaches is never meant.
+cluster that no client reaches is never meant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tokens(Model):
     )
     public_key: SecretEntry | None = Field(
         default=None,
-        description="Public key of RS or ES algorithms, PEM or DER; whoever issues tokens keeps "
+        description="Public key of RS or ES algorithms, PEM or DER; the issuer of tokens keeps "
         "the private one.",
     )
     role_claim: str = Field(
@@ -61,19 +61,19 @@ class Tokens(Model):
 
 
 class Auth(Model):
-    """Who clients are and what they may do. Without it everybody may do everything."""
+    """Who clients are and what they may do. Without it every client may do everything."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.tokens) || self.clientCertificates || self.anonymousRole != ''",
-            "auth: nobody could come in: set tokens, clientCertificates or anonymousRole",
+            "auth: no client would be admitted: set tokens, clientCertificates or anonymousRole",
             lambda auth: (
                 auth.tokens is not None or auth.client_certificates or auth.anonymous_role != ""
             ),
         ),
         Rule(
             "!(self.anonymousRole in self.superUserRoles)",
-            "auth: anonymousRole is one of superUserRoles, which lets everybody do everything; "
+            "auth: anonymousRole is one of superUserRoles, which lets every client do everything; "
             "choose another role",
             lambda auth: auth.anonymous_role not in auth.super_user_roles,
         ),
@@ -99,7 +99,7 @@ class Auth(Model):
     authorization: bool = Field(
         default=True,
         description="Roles need permissions (tenants' admins, permissions of namespaces and "
-        "topics); false: whoever is known may do everything.",
+        "topics); false: every known role may do everything.",
     )
     super_user_roles: Roles = Field(
         default=(),
@@ -113,7 +113,7 @@ class Auth(Model):
     )
     open_metrics: bool = Field(
         default=True,
-        description="Whoever reaches the port may read metrics; false: a super user's token is "
+        description="Every client that reaches the port may read metrics; false: a super user's token is "
         "needed for them, too.",
     )
 
@@ -131,7 +131,7 @@ class Tls(Model):
     )
     plain: Literal["Open", "Internal", "Closed"] = Field(
         default="Open",
-        description="The ports without TLS: Open for everybody; Internal for probes, metrics and "
+        description="The ports without TLS: Open for every client; Internal for probes, metrics and "
         "the cluster's own processes; Closed. "
         "A cluster that exists gets TLS with Open first.",
     )

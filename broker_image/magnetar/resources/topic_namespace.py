@@ -2,7 +2,7 @@
 
 Owns: its fields, defaults, limits and rules. Imports: models.base, models.namespace_policies,
 magnetar.names, magnetar.metadata.owned_fields. Invariant: the resource owns only the fields it
-sets; absent ones belong to whoever sets them by REST.
+sets; absent ones belong to the administrators who set them by REST.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from magnetar.metadata.records import COORDINATORS_MAX
 from magnetar.resources.base import (
+    BY_NAME,
     CONDITIONS,
     NAME_LENGTH_MAX,
     TROUBLES,
@@ -25,6 +26,7 @@ from magnetar.resources.base import (
     Rule,
     StatusModel,
     Trouble,
+    keyed_by,
 )
 from magnetar.resources.broker_cluster import PendingRestart, Resources
 from magnetar.resources.broker_config import CoordinatorConfig
@@ -92,7 +94,7 @@ class CoordinatorStatus(StatusModel):
         default=0, description="Its number, which the ids of its transactions begin with."
     )
     incarnation: str = Field(
-        default="", description="Its current life; empty while nobody holds its number."
+        default="", description="Its current incarnation; empty while no process holds its number."
     )
     open_transactions: int = Field(
         default=0, description="Transactions that it has not decided yet, as it last reported."
@@ -102,11 +104,8 @@ class CoordinatorStatus(StatusModel):
     )
     addresses: tuple[CoordinatorAddress, ...] = Field(
         default=(),
-        description="Addresses that clients of its listeners are told, as far as they are known.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["listener"],
-        },
+        description="Addresses that clients of its listeners get, as far as they are known.",
+        json_schema_extra=keyed_by("listener"),
     )
 
 
@@ -119,7 +118,7 @@ class TransactionCoordinatorStatus(StatusModel):
     replicas: int = Field(default=0, description="Coordinator pods that exist.")
     ready_replicas: int = Field(default=0, description="Coordinator pods that answer.")
     announced: int = Field(
-        default=0, description="Number of coordinators that clients are told of."
+        default=0, description="Number of coordinators that are announced to clients."
     )
     selector: str = Field(
         default="", description="Label selector of the coordinators' pods, for autoscalers."
@@ -127,12 +126,12 @@ class TransactionCoordinatorStatus(StatusModel):
     coordinators: tuple[CoordinatorStatus, ...] = Field(
         default=(),
         description="Every coordinator.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=BY_NAME,
     )
     pending_restarts: tuple[PendingRestart, ...] = Field(
         default=(),
         description="Pods to be restarted, and why.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=BY_NAME,
     )
     troubles: tuple[Trouble, ...] = Field(
         default=(), description=TROUBLES_DESCRIPTION, json_schema_extra=TROUBLES

@@ -133,10 +133,10 @@ def _sight(
 
 
 def owner_of_replicas(found: Manifest, written: bool) -> str:
-    """Who else keeps writing `spec.replicas`, "" if nobody does. `written`: whether the autoscaler
-    has ever written it.
+    """Which other writer keeps setting `spec.replicas`, "" = none. `written`: whether the
+    autoscaler has ever written it.
 
-    Whoever applies the field server-side will apply it again; whoever writes `/scale` is an
+    A client that applies the field server-side will apply it again; one that writes `/scale` is an
     autoscaler, unless it is kubectl. Any other program that owns the field counts once we have
     written it, because then it has taken it back; before, it merely made the object. A person's
     kubectl says once what is wanted, and the autoscaler goes on from there.

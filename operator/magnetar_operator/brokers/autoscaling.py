@@ -9,7 +9,7 @@ steady state writes none.
 
 Arithmetic. For each target: weighed = (mean of all brokers + hottest broker) / 2, because a mean
 hides a broker that suffers and a maximum calls for brokers when bundles only need to move. Brokers
-with a single bundle are never the hottest: nobody can relieve them of that one. n brokers at
+with a single bundle are never the hottest: no transfer relieves them of that one. n brokers at
 `weighed` carry the same as k brokers at n x weighed / k.
 """
 
@@ -147,7 +147,7 @@ def reports_that_count(sight: Sight) -> list[Report]:
 
 
 def window_ends_ms(spec: Autoscaling, status: AutoscalingStatus) -> int:
-    """When the wish that `status` tells of becomes a decision if it lasts (milliseconds since
+    """When the wish in `status` becomes a decision if it lasts (milliseconds since
     the epoch); 0 if none waits."""
     if status.decision not in (UP_SOON, DOWN_SOON) or not status.since:
         return 0

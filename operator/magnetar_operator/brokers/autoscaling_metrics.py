@@ -1,7 +1,7 @@
 """What the autoscaler sees and decides, as metrics.
 
 Owns: the series of every cluster that is autoscaled. Imports: autoscaling, prometheus_client.
-Invariants: a series tells of the last look of this process while it leads, and vanishes with its
+Invariants: a series shows the last look of this process while it leads, and vanishes with its
 cluster, with `spec.autoscaling.enabled`, and with the lead; the only names of objects among the
 labels are those of BrokerClusters, which are few.
 """
@@ -24,7 +24,7 @@ PREFIX = "magnetar_operator_autoscaling"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at one cluster; `window_ends_ms` is when a wish that lasts becomes a decision, 0
+    """One look at one cluster; `window_ends_ms` is when a target that lasts becomes a decision, 0
     while nothing waits."""
 
     status: AutoscalingStatus

@@ -2,10 +2,10 @@
 
 Owns: reading the secrets that the spec names, the cluster's own key, and what follows for
 conditions and rolls. Imports: world, builders, conditions. Invariants: secrets are read by name,
-never listed or watched; the cluster's own key is kept as long as it will do and nobody asks for
-another one; the key is written only as it was read; while a secret is missing or unusable no pod is
-restarted, and none gets a new template, because it could not start; no Event, status or log holds
-what is in a secret.
+never listed or watched; the cluster's own key is kept as long as it is usable and no annotation
+asks for another one; the key is written only as it was read; while a secret is missing or unusable
+no pod is restarted, and none gets a new template, because it could not start; no Event, status or
+log holds what is in a secret.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SeenSecurity:
 
 
 async def secure_clients(world: World, cluster: BrokerCluster) -> SeenSecurity:
-    """Look at the secrets, see to the cluster's own key, and tell what is wrong. Raises
+    """Look at the secrets, keep the cluster's own key, and report what is wrong. Raises
     KubernetesError."""
     seen = await see_security(world, cluster, broker_hosts(cluster))
     seen = replace(seen, blocking=(*seen.blocking, *await _ensure_internal_key(world, cluster)))
@@ -151,7 +151,7 @@ async def tell(world: World, owner: CustomResource, seen: SeenSecurity) -> None:
 
 
 async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """Make the cluster's own key, make it again if it will not do, or take the next step of its
+    """Make the cluster's own key, make it again if it is unusable, or take the next step of its
     rotation. Raises KubernetesError."""
     if not is_secured(cluster):
         return []
@@ -171,7 +171,7 @@ async def _ensure_internal_key(world: World, cluster: BrokerCluster) -> list[Pro
             return []
         somebody = taken(wanted, found, cluster.metadata.uid)
         if isinstance(somebody, Taken):
-            owner = somebody.owner or "somebody else"
+            owner = somebody.owner or "another owner"
             return [
                 Problem(
                     Reason.NAME_TAKEN,

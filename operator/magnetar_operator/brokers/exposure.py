@@ -27,7 +27,9 @@ def protection(cluster: BrokerCluster) -> Finding:
             Reason.NO_AUTHORIZATION,
             f"every client with a known role may administer this cluster. {reach}",
         )
-    super_users = ", ".join(auth.super_user_roles) or "nobody, as spec.auth.superUserRoles is empty"
+    super_users = (
+        ", ".join(auth.super_user_roles) or "no role, as spec.auth.superUserRoles is empty"
+    )
     said = [
         "roles with the right may administer parts of this cluster, and everything: "
         f"{super_users}. {reach}"

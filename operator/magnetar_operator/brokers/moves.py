@@ -2,7 +2,7 @@
 
 Owns: putting the plans for scaling, replacement and their story together. Imports: scaling,
 replacing, scale_story, broker_pods. Pure. Invariants: scaling comes before a replacement, a
-replacement before a roll; a drain that takes too long is a problem that names what holds it up, and
+replacement before a roll; a drain that takes too long is a problem that names what delays it, and
 removes nothing.
 """
 
@@ -28,7 +28,7 @@ CHAPTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What to do with the fleet now, and what to tell of it."""
+    """What to do with the fleet now, and what to report of it."""
 
     scale: ScalePlan
     replacement: ReplacePlan

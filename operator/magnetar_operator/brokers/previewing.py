@@ -104,7 +104,7 @@ def _objects(wanted: list[Manifest], have: dict[Identity, Manifest]) -> Iterator
         if identity not in have:
             yield ObjectChange("create", kind, name)
             continue
-        # The replicas of the brokers' set are told as brokers that join or leave.
+        # The replicas of the brokers' set are shown as brokers that join or leave.
         brokers = manifest["metadata"]["labels"].get(names.COMPONENT) == names.BROKER
         changes = field_changes(have[identity], manifest, "")
         shown = tuple(

@@ -19,7 +19,7 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar_operator import names
 from magnetar_operator.brokers.autoscaler import Autoscaled, autoscale, busy_with
 from magnetar_operator.brokers.client_security import SeenSecurity, authority_known, secure_clients
-from magnetar_operator.brokers.desired import Identity, desired, identity_of
+from magnetar_operator.brokers.desired import Identity, desired
 from magnetar_operator.brokers.exposure import protection
 from magnetar_operator.brokers.moves import CHAPTERS, LAST_CHAPTERS, Moves, plan_moves
 from magnetar_operator.brokers.scale_story import Reported
@@ -31,7 +31,7 @@ from magnetar_operator.brokers.storage_expansion import hold_claim, missing_clas
 from magnetar_operator.builders.listeners import brokers_of, listener_services
 from magnetar_operator.builders.object import Manifest, etcd_endpoints
 from magnetar_operator.conditions import Finding, Problem, Reason, Type
-from magnetar_operator.engine.children import apply_children, read_children
+from magnetar_operator.engine.children import apply_children, create_missing, read_children
 from magnetar_operator.engine.planning import deferred
 from magnetar_operator.engine.troubles import listed
 from magnetar_operator.engine.work_queue import Key
@@ -150,13 +150,13 @@ async def observe(world: World, cluster: BrokerCluster, live: bool = False) -> O
     Raises KubernetesError."""
     children, pods = await _read_children(world, cluster, live)
     mine = [pod for pod in pods if names.is_broker_pod(cluster.name, broker_pods.name_of(pod))]
-    state, problem, away = await _read_state(world, cluster, children)
+    state, problem, outage = await _read_state(world, cluster, children)
     etcd = await etcd_lifecycle.look(world, cluster, children, live)
     copies = (
         copies_problem(cluster, state.copies, world.clock.wall_ms()) if state is not None else None
     )
     lost = await lost_nodes(world, mine)
-    return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_outage=away)
+    return Observed(children, tuple(mine), state, problem, lost, etcd, copies, store_outage=outage)
 
 
 async def _with_listener_services(
@@ -165,15 +165,9 @@ async def _with_listener_services(
     """Make services that are missing before anything else: they say which addresses a broker
     finds when it starts. A kubelet brings it those that are known later within a minute or two
     only, and until then its listeners' clients are refused. Raises KubernetesError."""
-    missing = [
-        service
-        for service in listener_services(brokers_of(cluster), replicas)
-        if identity_of(service) not in observed.children
-    ]
-    if not missing:
+    services = listener_services(brokers_of(cluster), replicas)
+    if not await create_missing(world, cluster, services, observed.children):
         return observed
-    # what is refused is refused, and told, once more below
-    await apply_children(world, cluster, missing, {})
     children, _ = await _read_children(world, cluster, live=False)
     return replace(observed, children=children)
 
@@ -238,7 +232,7 @@ def _plan_roll(cluster: BrokerCluster, observed: Observed, moves: Moves) -> Roll
 
 
 def _present(cluster: BrokerCluster, observed: Observed) -> int:
-    """How many brokers the set has; what a store that is being restored says of them is worth
+    """How many brokers the set has; what a store that is being restored says of them means
     nothing."""
     brokers = observed.child("StatefulSet", names.broker_set(cluster.name))
     return int(brokers["spec"]["replicas"]) if brokers is not None else cluster.spec.replicas
@@ -280,7 +274,7 @@ async def _apply_cordons(world: World, cluster: BrokerCluster, moves: Moves) -> 
             if broker:
                 await (await world.store_of(cluster)).cordon(broker, reason)
                 await world.events.normal(
-                    cluster, "Cordoned", f"{broker} hands its bundles over before {why}"
+                    cluster, "Cordoned", f"{broker} transfers its bundles before {why}"
                 )
     except (StoreError, TimeoutError) as error:
         return [
@@ -351,18 +345,14 @@ async def _write_status(
     findings = findings_of(cluster, observed, moves.shown, roll, problems)
     more = (*autoscaled.findings, *security.findings, protection(cluster))
     conditions = world.conditions(cluster, cluster.status.conditions, [*findings, *more])
-    was_ready = any(
-        condition.type == "Ready" and condition.status == "True"
-        for condition in cluster.status.conditions
-    )
     status = derive(cluster, observed, roll, conditions)
     troubles = listed(
         cluster.status.troubles, troubles_of(cluster, observed, problems), world.clock.wall_ms()
     )
     update = {"scaling": moves.story.status, "autoscaling": autoscaled.status, "troubles": troubles}
-    await world.write_status(stored, status.model_copy(update=update))
-    if findings[-1].holds and not was_ready:
-        await world.events.normal(cluster, "Ready", findings[-1].message)
+    await world.write_outcome(
+        stored, status.model_copy(update=update), cluster.status.conditions, findings[-1]
+    )
 
 
 def _again_after_s(observed: Observed, moves: Moves) -> float:

@@ -4,8 +4,8 @@ Owns: what the annotation means, and the next step of a replacement. Imports: na
 rolling, conditions. Pure. Invariants: a request names a pod and its uid, so that it is over when
 that pod is gone and never hits the successor; one broker at a time, and only while every other one
 is ready; a pod goes when no bundle's record names its broker any more, except the only broker's,
-whose bundles nobody could take; the cordon is lifted when the successor is ready; a change of the
-number of brokers comes first.
+whose bundles no broker could take; the cordon is lifted when the successor is ready; a change of
+the number of brokers comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReplacePlan:
     """The next step. `reason` is None when nothing is to be replaced; `active` while a broker
     drains or goes for it.
 
-    Waiting is not active, so that a roll can mend what is waited for.
+    Waiting is not active, so that a roll can repair what is waited for.
     """
 
     cordon: str = ""

@@ -1,10 +1,10 @@
-"""The story of a change of the number of brokers, as `kubectl describe` tells it.
+"""The story of a change of the number of brokers, as `kubectl describe` shows it.
 
 Owns: `status.scaling`, which remembers when a change and its drain began, and the Events of each
 chapter, in order. Imports: models, scaling, replacing, conditions. Pure. Invariants: each chapter
-is told once, also when the operator restarts in between (what was told follows from the status); a
-long drain is told again only when its rest has halved; the status changes with the chapter, never
-with the time.
+is reported once, also when the operator restarts in between (the status says what was reported); a
+long drain is reported again only when its rest has halved; the status changes with the chapter,
+never with the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """`before` is told before the effects of the pass, `after` after them."""
+    """`before` is reported before the effects of the pass, `after` after them."""
 
     status: ScalingStatus
     before: tuple[Reported, ...] = ()
@@ -45,7 +45,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """What the story is told from, beside the last status. `last_left`: bundles that the leaving
+    """What the story is made from, beside the last status. `last_left`: bundles that the leaving
     broker had at the last look."""
 
     wanted: int
@@ -170,7 +170,7 @@ def _drain(
         if left and not goes:
             after.append(
                 Reported(
-                    "Draining", f"{broker} hands {left} bundles over to {_takers(chapter.takers)}"
+                    "Draining", f"{broker} transfers {left} bundles to {_takers(chapter.takers)}"
                 )
             )
     elif left and left.bit_length() < chapter.last_left.bit_length():
@@ -183,7 +183,7 @@ def _drain(
         if left == 0:
             seconds = max(0, wall_ms - wall_ms_of(status.drain_started_at)) / 1000
             count = (
-                f"handed {status.bundles} bundles over in {age_text(seconds)}"
+                f"transferred {status.bundles} bundles in {age_text(seconds)}"
                 if status.bundles
                 else "had no bundle to transfer"
             )
@@ -198,7 +198,7 @@ def _takers(count: int) -> str:
         if count > 1
         else "the other broker"
         if count
-        else "nobody: no other broker takes bundles yet"
+        else "no broker: no other one takes bundles yet"
     )
 
 
@@ -228,7 +228,7 @@ def overdue(status: ScalingStatus, left: int, limit_s: int, wall_ms: int) -> boo
 
 
 def stuck_message(broker: str, held: Sequence[str], takers: Sequence[str], limit_s: int) -> str:
-    """What holds a drain up. Without the time that passes, so that the status stays the same
+    """What delays a drain. Without the time that passes, so that the status stays the same
     while it lasts."""
     shown = ", ".join(held[:BUNDLES_NAMED_MAX]) + (
         f" and {len(held) - BUNDLES_NAMED_MAX} more" if len(held) > BUNDLES_NAMED_MAX else ""

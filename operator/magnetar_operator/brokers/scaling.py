@@ -41,7 +41,7 @@ class Cordon:
 
     @property
     def before(self) -> Cordon | None:
-        """A person's cordon without drain that was in its place: it comes back when ours is
+        """A person's cordon without drain that ours replaced: it comes back when ours is
         lifted."""
         _, instead, reason = self.reason.partition(_INSTEAD_OF)
         return Cordon(drain=False, reason=reason) if instead else None
@@ -111,7 +111,7 @@ def plan_scale(wanted: int, fleet: Fleet) -> ScalePlan:
         message = f"{leaving[-1]} is going; {current} brokers stay so far, {wanted} are wanted"
         return ScalePlan(current, reason=Reason.REMOVING, message=message, broker=leaving[-1])
     if wanted == 0 and current == 1:
-        # There is nobody to take the last broker's bundles: it seals its log and leaves them free
+        # No broker can take the last broker's bundles: it seals its log and leaves them free
         # for the next broker.
         last = names.broker_pod(fleet.cluster, 0)
         left = (fleet.bundles or {}).get(last, 0)
@@ -144,7 +144,7 @@ def _shrink(wanted: int, current: int, fleet: Fleet) -> ScalePlan:
         return replace(
             plan,
             cordon=victim,
-            message=f"{victim} is cordoned and hands {left} bundles over",
+            message=f"{victim} is cordoned and transfers {left} bundles",
             left=left,
         )
     if left:

@@ -12,8 +12,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from magnetar.metadata import keys
+from magnetar.metadata.codec import Record
 from magnetar.metadata.records import (
     BackupReportRecord,
     BundleRecord,
@@ -27,6 +29,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.store import MetadataStore
 from magnetar_operator.brokers.scaling import Cordon
 
+R = TypeVar("R", bound=Record)
 READ_TIMEOUT_S = 5.0
 
 
@@ -56,27 +59,20 @@ class ClusterState:
         return tuple(sorted(set(self.incarnations) - set(self.cordons) - self.stopping - {leaving}))
 
 
+async def records_below(store: MetadataStore, prefix: str, kind: type[R]) -> dict[str, R]:
+    """All records below a prefix, by the rest of their keys. Raises StoreError."""
+    items = (await store.range(prefix)).items
+    return {item.key.removeprefix(prefix): kind.decode(item.value) for item in items}
+
+
 async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> ClusterState:
     """Raises StoreError (also for a record that this version cannot read: then nothing may be
     concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
-        cordons = {
-            item.key.removeprefix(keys.CORDONS): CordonRecord.decode(item.value)
-            for item in (await store.range(keys.CORDONS)).items
-        }
-        incarnations = {
-            item.key.removeprefix(keys.INCARNATIONS): IncarnationRecord.decode(item.value)
-            for item in (await store.range(keys.INCARNATIONS)).items
-        }
-        bundles = {
-            item.key.removeprefix(keys.BUNDLES): BundleRecord.decode(item.value)
-            for item in (await store.range(keys.BUNDLES)).items
-        }
-        loads = (
-            [LoadRecord.decode(item.value) for item in (await store.range(keys.LOAD)).items]
-            if with_loads
-            else []
-        )
+        cordons = await records_below(store, keys.CORDONS, CordonRecord)
+        incarnations = await records_below(store, keys.INCARNATIONS, IncarnationRecord)
+        bundles = await records_below(store, keys.BUNDLES, BundleRecord)
+        loads = await records_below(store, keys.LOAD, LoadRecord) if with_loads else {}
         cluster = await store.get(keys.CLUSTER)
         copies = await store.get(keys.BACKUP_REPORT)
         restored = await store.get(keys.RESTORE_REQUEST)
@@ -88,7 +84,8 @@ async def read_cluster_state(store: MetadataStore, with_loads: bool = False) -> 
         held=held_bundles(bundles, incarnations, cordons),
         stopping=frozenset(record.broker for record in incarnations.values() if record.draining),
         loads={
-            record.broker: record for record in sorted(loads, key=lambda record: record.updated_ms)
+            record.broker: record
+            for record in sorted(loads.values(), key=lambda record: record.updated_ms)
         },
         restored_for=RestoreRequestRecord.decode(restored.value).request
         if restored is not None
@@ -130,7 +127,7 @@ def bundle_counts(
 
 
 def broker_of(incarnation: str, incarnations: Mapping[str, IncarnationRecord]) -> str:
-    """The broker behind an incarnation; of a dead one its id tells (<broker>.<16 hexadecimal
+    """The broker behind an incarnation; of a dead one its id names it (<broker>.<16 hexadecimal
     digits>)."""
     record = incarnations.get(incarnation)
     return record.broker if record is not None else incarnation.rpartition(".")[0] or incarnation

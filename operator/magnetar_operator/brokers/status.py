@@ -27,8 +27,8 @@ from magnetar_operator.brokers.state import ClusterState
 from magnetar_operator.builders.etcd_set import EtcdShape
 from magnetar_operator.builders.listeners import brokers_of, listener_statuses, pending_listener
 from magnetar_operator.builders.object import Manifest, claim_name
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted
-from magnetar_operator.engine.troubles import ranked, standing
+from magnetar_operator.conditions import Finding, Problem, Reason, counted
+from magnetar_operator.engine.troubles import availability, ranked, standing
 from magnetar_operator.etcd.rotation import Phase
 from magnetar_operator.etcd.view import EtcdLifecycle
 from magnetar_operator.pods.pods import (
@@ -97,14 +97,9 @@ def findings_of(
         or (etcd.progress if etcd is not None else None)
         or _rotation(cluster)
     )
-    if wanted == 0 and not observed.pods:
-        available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
-    elif ready:
-        available = Finding(
-            Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} brokers take traffic"
-        )
-    else:
-        available = Finding(Type.AVAILABLE, False, Reason.NO_BROKER)
+    available = availability(
+        wanted, len(observed.pods), ready, "brokers take traffic", Reason.NO_BROKER
+    )
     complete = (
         counted(wanted, "broker is ready", "brokers are ready")
         if wanted
@@ -116,10 +111,10 @@ def findings_of(
 def _rotation(cluster: BrokerCluster) -> Problem | None:
     """The rotation of etcd's authority."""
     texts = {
-        Phase.TRUSTING.value: "etcd's next authority is made known to everybody; it issues nothing "
+        Phase.TRUSTING.value: "etcd's next authority is distributed to every process; it issues nothing "
         "yet",
         Phase.ISSUING.value: "etcd's new authority has issued all certificates; the former one is "
-        "trusted until everybody has them",
+        "trusted until every process has them",
     }
     text = texts.get(cluster.status.etcd_authority.rotation)
     return Problem(Reason.ETCD_AUTHORITY_ROTATING, text) if text is not None else None
@@ -190,7 +185,7 @@ def _storage_problem(cluster: BrokerCluster, observed: Observed) -> Problem | No
         return None
     trouble = first_trouble(observed.pods)
     if not trouble:
-        return None  # nobody has asked for it yet, or it has only just been asked for
+        return None  # no pod has asked for it yet, or only just
     return Problem(
         Reason.STORAGE_PENDING,
         f"claim {claim_name(cluster)} is not bound; {trouble}. {Reason.STORAGE_PENDING.remedy}",

@@ -1,8 +1,8 @@
 """Looking at the credentials of a cluster's storage.
 
 Owns: reading their secret, by name, and what follows for the template of brokers or coordinators.
-Imports: world, builders, conditions. Invariants: a secret that is away, or lacks something, rolls
-nobody: running pods have what they need, and their successors would not start.
+Imports: world, builders, conditions. Invariants: a secret that is missing or incomplete rolls
+no pod: running pods have what they need, and their successors would not start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from magnetar_operator.engine.world import World
 from magnetar_operator.kube.kinds import SECRET
 
 LOOK_AGAIN_S = 5.0
-"""Secrets are not watched: what mends them is seen by looking only."""
+"""Secrets are not watched: a repair is seen by looking only."""
 
 
 def secrets_again_s(*problems: Sequence[Problem]) -> float:

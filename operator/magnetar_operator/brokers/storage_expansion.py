@@ -76,7 +76,7 @@ def _infeasible(claim: Manifest) -> list[Problem]:
 
 
 async def _obstacle(world: World, claim: Manifest) -> str:
-    """Why a bound claim cannot grow; "" = it can, or the operator cannot tell. Raises
+    """Why a bound claim cannot grow; "" = it can, or the operator does not know. Raises
     KubernetesError."""
     name = claim["spec"].get("storageClassName", "")
     if not name:

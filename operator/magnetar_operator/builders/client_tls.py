@@ -1,8 +1,8 @@
 """TLS between clients and the processes of a cluster.
 
-Owns: ports, the mounted certificate, what a process is told of it, and the judgement on a secret
-that somebody else made. Imports: builders.object, names, models, cryptography. Pure. Invariants: a
-template names the secret and nothing that it holds, so that a renewed certificate restarts nobody;
+Owns: ports, the mounted certificate, the process' settings about it, and the judgement on a secret
+that the user made. Imports: builders.object, names, models, cryptography. Pure. Invariants: a
+template names the secret and nothing that it holds, so that a renewed certificate restarts no pod;
 with TLS every process is known by the name that its service gives it, because a certificate cannot
 name pods' addresses; nothing that is said of a pair holds key material.
 """
@@ -31,7 +31,7 @@ TLS_PORTS = (("pulsar-ssl", names.BROKER_TLS_PORT), ("https", names.HTTPS_PORT))
 TYPES = ("kubernetes.io/tls", "Opaque")
 WARN_BEFORE = timedelta(days=14)
 WARN_SHARE = 0.25
-"""Of a certificate that lives shorter, this share of its life: cert-manager renews when a third
+"""Of a certificate with a shorter lifetime, this share of it: cert-manager renews when a third
 is left."""
 
 

@@ -18,14 +18,9 @@ from magnetar_operator.builders.listeners import (
     Children,
     Fleet,
     listener_addresses,
-    listener_arguments,
-    listener_environment,
-    listener_mounts,
-    listener_ports,
     listener_services,
-    listener_volumes,
 )
-from magnetar_operator.builders.magnetar_pod import PodParts, pod_template
+from magnetar_operator.builders.magnetar_pod import PodParts, set_spec
 from magnetar_operator.builders.network_policy import served
 from magnetar_operator.builders.object import Defaults, Manifest, owner_of
 from magnetar_operator.builders.service_account import without_rights
@@ -76,7 +71,7 @@ def coordinators_of(resource: TransactionCoordinator, cluster: BrokerCluster) ->
 
 
 def unknown_listener(resource: TransactionCoordinator, cluster: BrokerCluster) -> Problem | None:
-    """A listener that no client can come by."""
+    """A listener that no client can use."""
     known = {listener.name for listener in cluster.spec.listeners}
     unknown = [way.name for way in resource.spec.listeners if way.name not in known]
     if not unknown:
@@ -173,7 +168,7 @@ def _stateful_set(
     replicas: int,
     credentials: str,
 ) -> Manifest:
-    name, fleet = names.coordinator_set(resource.name), coordinators_of(resource, cluster)
+    name = names.coordinator_set(resource.name)
     parts = PodParts(
         component=names.COORDINATOR,
         account=name,
@@ -184,22 +179,9 @@ def _stateful_set(
         resources=resource.spec.resources,
         additions=resource.spec.pod_template,
         drain_timeout_s=resource.spec.drain_timeout_seconds,
-        arguments=listener_arguments(fleet),
-        environment=listener_environment(fleet),
-        ports=listener_ports(fleet),
-        volumes=listener_volumes(fleet),
-        mounts=listener_mounts(fleet),
-        annotations={names.CREDENTIALS_HASH: credentials} if credentials else {},
+        fleet=coordinators_of(resource, cluster),
+        credentials=credentials,
     )
     return _object("apps/v1", "StatefulSet", resource, name) | {
-        "spec": {
-            "replicas": replicas,
-            "serviceName": names.coordinators_service(resource.name),
-            # Coordinators need no order among themselves: numbers are announced in order, whoever
-            # comes first.
-            "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "OnDelete"},
-            "selector": {"matchLabels": _selector(resource)},
-            "template": pod_template(cluster, defaults, parts),
-        }
+        "spec": set_spec(cluster, defaults, parts, replicas)
     }

@@ -2,7 +2,7 @@
 
 Owns: the ConfigMap that becomes their environment. Imports: builders.object, etcd_members,
 etcd_start, names. Pure. Invariants: it is read when a container starts, so that it changes without
-restarting anybody; a pod with data ignores it; it stays the same while nobody joins.
+restarting pods; a pod with data ignores it; it stays the same while no member joins.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _container(
             f"--data-dir={DATA_PATH}/{etcd_start.DATA}",
             f"--listen-client-urls=https://$(POD_IP):{port},https://127.0.0.1:{port}",
             f"--listen-peer-urls=https://$(POD_IP):{names.ETCD_PEER_PORT}",
-            # Plain, and outside authentication: probes and metrics, which tell nothing of the
+            # Plain, and outside authentication: probes and metrics, which reveal nothing of the
             # content.
             f"--listen-metrics-urls=http://$(POD_IP):{names.ETCD_HEALTH_PORT}",
             f"--advertise-client-urls={client}",
@@ -206,7 +206,7 @@ def _container(
 
 
 def _tls_flags() -> list[str]:
-    """Whoever comes shows a certificate of the cluster's own authority, and a member that of a
+    """A client shows a certificate of the cluster's own authority, and a member that of a
     member. etcd reads renewed files by itself."""
     authority, certificate, key = (
         f"{TLS_PATH}/{file}" for file in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)

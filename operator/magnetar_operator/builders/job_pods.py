@@ -109,7 +109,7 @@ def job_secret(job: DataJob, cluster: BrokerCluster, key: bytes) -> Manifest:
 
 
 def job_policy(job: DataJob, cluster: BrokerCluster) -> Manifest:
-    """Nobody but the job's own pods reaches them."""
+    """Only the job's own pods reach them."""
     own = {"podSelector": {"matchLabels": {names.JOB: job.name}}}
     ports = [
         {"protocol": "TCP", "port": port}

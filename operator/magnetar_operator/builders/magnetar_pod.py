@@ -10,7 +10,7 @@ the same template, byte for byte, because a template that differs restarts every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from magnetar.resources.broker_cluster import BrokerCluster, Resources
@@ -26,6 +26,14 @@ from magnetar_operator.builders.client_tls import (
     tls_volumes,
 )
 from magnetar_operator.builders.etcd_tls import client_arguments, client_mounts, client_volumes
+from magnetar_operator.builders.listeners import (
+    Fleet,
+    listener_arguments,
+    listener_environment,
+    listener_mounts,
+    listener_ports,
+    listener_volumes,
+)
 from magnetar_operator.builders.message_storage import (
     location,
     storage_environment,
@@ -64,9 +72,8 @@ class PodParts:
 
     `component` names the container, the command (`magnetar <component>`) and the user of etcd;
     `account` is the service account and the ConfigMap with `settings`; `service` the headless one
-    that names the pods; `arguments` follow those that every component takes; `labels` are all
-    labels of the pod and `selector` those that choose it; `environment`, `ports`, `volumes` and
-    `mounts` come after those of every component.
+    that names the pods; `labels` are all labels of the pod and `selector` those that choose it;
+    `fleet` has its listeners; `credentials` is the digest of the storage's ("" = it has none).
     """
 
     component: str
@@ -78,12 +85,23 @@ class PodParts:
     resources: Resources
     additions: PodTemplate
     drain_timeout_s: int
-    arguments: tuple[str, ...] = ()
-    environment: tuple[Manifest, ...] = ()
-    ports: tuple[tuple[str, int], ...] = ()
-    volumes: tuple[Manifest, ...] = ()
-    mounts: tuple[Manifest, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    fleet: Fleet
+    credentials: str
+
+
+def set_spec(
+    cluster: BrokerCluster, defaults: Defaults, parts: PodParts, replicas: int
+) -> Manifest:
+    """The spec of the component's StatefulSet."""
+    return {
+        "replicas": replicas,
+        "serviceName": parts.service,
+        # Pods need no order among themselves, and one that is stuck must not hold up the others.
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": "OnDelete"},
+        "selector": {"matchLabels": parts.selector},
+        "template": pod_template(cluster, defaults, parts),
+    }
 
 
 def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> Manifest:
@@ -108,15 +126,13 @@ def pod_template(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) ->
             *client_volumes(cluster, parts.component),
             *tls_volumes(cluster),
             *security_volumes(cluster),
-            *parts.volumes,
+            *listener_volumes(parts.fleet),
         ],
     }
     pod |= pull_secrets(cluster) | _placement(chosen)
-    annotations = (
-        chosen.annotations
-        | dict(parts.annotations)
-        | {names.CONFIG_HASH: digest(dict(parts.settings))}
-    )
+    annotations = chosen.annotations | {names.CONFIG_HASH: digest(dict(parts.settings))}
+    if parts.credentials:
+        annotations |= {names.CREDENTIALS_HASH: parts.credentials}
     labels = chosen.labels | dict(parts.labels) | tls_labels(cluster)
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
@@ -166,13 +182,14 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
             "--broker-port", str(names.BROKER_PORT),
             "--http-port", str(names.HTTP_PORT),
             *tls_arguments(cluster), *security_arguments(cluster),
-            *parts.arguments,
+            *listener_arguments(parts.fleet),
         ],
         "env": [
-            field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"), *storage_environment(cluster), *parts.environment,
+            field_variable("POD_NAME", "metadata.name"), field_variable("POD_IP", "status.podIP"),
+            *storage_environment(cluster), *listener_environment(parts.fleet),
         ],
         "envFrom": [{"configMapRef": {"name": parts.account}}],
-        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*ports_of(cluster), *parts.ports)],
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in (*ports_of(cluster), *listener_ports(parts.fleet))],
         "resources": {key: dict(value) for key, value in parts.resources.model_dump().items() if value},
         "securityContext": container_security(),
         # Conditions repeat the last words of a process that ended by an error.
@@ -185,7 +202,7 @@ def _container(cluster: BrokerCluster, defaults: Defaults, parts: PodParts) -> M
         "volumeMounts": [
             *storage_mounts(cluster), {"name": "tmp", "mountPath": "/tmp"},
             *client_mounts(cluster, parts.component), *tls_mounts(cluster), *security_mounts(cluster),
-            *parts.mounts,
+            *listener_mounts(parts.fleet),
         ],
     }  # fmt: skip
 

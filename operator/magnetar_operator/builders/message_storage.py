@@ -85,7 +85,7 @@ def credentials_problem(chosen: S3Credentials, secret: Manifest | None) -> str:
 
 
 def credentials_digest(cluster: BrokerCluster, chosen: S3Credentials, secret: Manifest) -> str:
-    """Changes with the credentials, and tells nothing about them."""
+    """Changes with the credentials, and reveals nothing about them."""
     content = "\n".join(secret.get("data", {}).get(key, "") for key in _entries(chosen).values())
     return hmac.new(cluster.metadata.uid.encode(), content.encode(), hashlib.sha256).hexdigest()[
         :16

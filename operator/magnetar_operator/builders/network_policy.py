@@ -64,7 +64,7 @@ def served(cluster: BrokerCluster, fleet: Fleet, selector: dict[str, str]) -> Ma
     """The content of a policy of brokers or coordinators."""
     wanted, tls = cluster.spec.network_policy, cluster.spec.tls
     own = [number for _, number in (*ports_of(cluster), *listener_ports(fleet))]
-    # What answers the cluster's own processes only is for nobody else; probes and metrics are on
+    # What answers the cluster's own processes only is for no other client; probes and metrics are on
     # the port of REST.
     internal = {names.BROKER_PORT} if tls is not None and tls.plain == "Internal" else set()
     clients = [number for number in own if number not in {*REST_PORTS, *internal}]
@@ -98,7 +98,7 @@ def _own(cluster: BrokerCluster) -> list[Manifest]:
 
 
 def _admitted(peers: Iterable[NetworkPeer]) -> Manifest:
-    """Without `from` everybody is."""
+    """Without `from` every client is admitted."""
     found = [_peer(peer) for peer in peers]
     return {"from": found} if found else {}
 

@@ -23,7 +23,7 @@ SPARK_SUFFIX = "-spark"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the operator was told about images; specs with empty fields take it from here."""
+    """The operator's settings of images; specs with empty fields take it from here."""
 
     image: str
     image_pull_policy: str
@@ -141,7 +141,7 @@ def member_endpoints(cluster: BrokerCluster, members: int) -> tuple[str, ...]:
     """host:port of a managed etcd of so many members."""
     if members == 1:
         return (names.etcd_endpoint(cluster.name, cluster.namespace),)
-    # Every member by its name: one that hangs is left for another at once, not when its connection
+    # Every member by its name: one that hangs is left for another immediately, not when its connection
     # is found dead.
     hosts = (
         names.etcd_member_host(cluster.name, cluster.namespace, ordinal)

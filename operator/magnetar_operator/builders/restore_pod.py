@@ -56,7 +56,7 @@ def restore_pod(cluster: BrokerCluster, defaults: Defaults, asked: MetadataResto
         "env": storage_environment(cluster),
         # Its last words are the pod's message, which status.restore repeats.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        # Brokers serve concurrently: it has to find room beside them.
+        # Brokers serve at the same time: it has to find room beside them.
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": container_security(),
         "volumeMounts": [

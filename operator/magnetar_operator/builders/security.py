@@ -31,7 +31,7 @@ VOLUME = "security"
 DOCUMENT, INTERNAL_KEY, TOKEN_KEY = "security.yaml", "internal.key", "token.key"
 ROTATION = "rotation"
 ANYBODY = "anonymous"
-"""Role of every client of a cluster that asks nobody."""
+"""Role of every client of a cluster without authentication."""
 
 
 def is_secured(cluster: BrokerCluster) -> bool:
@@ -71,7 +71,7 @@ def security_document(cluster: BrokerCluster, *, authority: bool) -> dict[str, A
 
 
 def security_config(cluster: BrokerCluster, *, authority: bool) -> list[Manifest]:
-    """The ConfigMap with the document; none for a cluster that is open to everybody."""
+    """The ConfigMap with the document; none for a cluster that is without authentication."""
     if not is_secured(cluster):
         return []
     config = cluster_object("v1", "ConfigMap", cluster, names.security(cluster.name), names.BROKER)
@@ -106,7 +106,7 @@ def internal_secret(cluster: BrokerCluster, keys: InternalKeys) -> Manifest:
 
 
 def internal_keys(secret: Manifest) -> InternalKeys | None:
-    """None if the secret holds none that will do."""
+    """None if the secret holds no usable one."""
     try:
         keys = tuple(key.secret for key in secret_keys(INTERNAL_KEY, content(secret, INTERNAL_KEY)))
     except InvalidRequest:
@@ -124,7 +124,7 @@ def token_entry(cluster: BrokerCluster) -> SecretEntry | None:
 
 
 def token_key_problem(cluster: BrokerCluster, secret: Manifest) -> str:
-    """Why an existing secret will not do; "" if it will, or nobody shows tokens."""
+    """Why an existing secret will not do; "" if it will, or tokens are not used."""
     entry = token_entry(cluster)
     if entry is None:
         return ""

@@ -22,7 +22,7 @@ from magnetar.resources.broker_cluster import BrokerCluster
 from magnetar.resources.transaction_coordinator import TransactionCoordinator
 from magnetar_operator import names
 from magnetar_operator.brokers.client_security import see_security, tell
-from magnetar_operator.brokers.desired import Identity, identity_of
+from magnetar_operator.brokers.desired import Identity
 from magnetar_operator.brokers.storage_credentials import secrets_again_s, see_credentials
 from magnetar_operator.builders.client_tls import coordinator_hosts
 from magnetar_operator.builders.coordinator_set import (
@@ -46,7 +46,7 @@ from magnetar_operator.coordinators.status import (
     troubles_of,
 )
 from magnetar_operator.coordinators.withdrawing import withdraw, withdraw_elsewhere
-from magnetar_operator.engine.children import apply_children, read_children
+from magnetar_operator.engine.children import apply_children, create_missing, read_children
 from magnetar_operator.engine.planning import deferred
 from magnetar_operator.engine.troubles import listed, obstructed
 from magnetar_operator.engine.work_queue import Key
@@ -198,9 +198,9 @@ async def observe(
         for pod in pods
         if broker_pods.name_of(pod).startswith(f"{names.coordinator_set(resource.name)}-")
     ]
-    state, problem, away = await _read_state(world, cluster)
+    state, problem, outage = await _read_state(world, cluster)
     return ObservedCoordinators(
-        children, tuple(mine), state, problem, await lost_nodes(world, mine), away
+        children, tuple(mine), state, problem, await lost_nodes(world, mine), outage
     )
 
 
@@ -214,11 +214,8 @@ async def _with_listener_services(
     """Make services that are missing before anything else: a new coordinator finds its addresses
     when it starts. Raises KubernetesError."""
     services = listener_services(coordinators_of(resource, cluster), replicas)
-    missing = [service for service in services if identity_of(service) not in observed.children]
-    if not missing:
+    if not await create_missing(world, resource, services, observed.children):
         return observed
-    # what is refused is refused, and told, once more below
-    await apply_children(world, resource, missing, {})
     children, _ = await _read_children(world, resource, cluster, live=False)
     return replace(observed, children=children)
 
@@ -300,7 +297,7 @@ async def _write_record(
     observed: ObservedCoordinators,
     scale: CoordinatorPlan,
 ) -> list[Problem]:
-    """Tell the coordinators how many of them there should be. Raises NotLeading."""
+    """Write how many coordinators there should be. Raises NotLeading."""
     if scale.record is None or observed.state is None:
         return []
     unchanged = Compare(keys.COORDINATOR_SET, "mod", "=", observed.state.set_revision)
@@ -351,19 +348,14 @@ async def _write_status(
 ) -> None:
     findings = findings_of(resource, cluster, observed, scale, roll, problems)
     conditions = world.conditions(resource, resource.status.conditions, [*findings, *certificate])
-    was_ready = any(
-        condition.type == "Ready" and condition.status == "True"
-        for condition in resource.status.conditions
-    )
     troubles = listed(
         resource.status.troubles, troubles_of(resource, observed, problems), world.clock.wall_ms()
     )
     status = derive(resource, cluster, observed, roll, conditions)
-    await world.write_status(resource, status.model_copy(update={"troubles": troubles}))
+    outcome = status.model_copy(update={"troubles": troubles})
+    await world.write_outcome(resource, outcome, resource.status.conditions, findings[-1])
     if scale.reason is Reason.TRANSACTIONS_OPEN:
         await world.events.once(resource, "Normal", scale.reason.value, scale.message)
-    if findings[-1].holds and not was_ready:
-        await world.events.normal(resource, "Ready", findings[-1].message)
 
 
 def _again_after_s(

@@ -85,9 +85,9 @@ def _may_go(state: CoordinatorsState, tcid: int, pod: str) -> Problem | None:
     record decides, not its pod."""
     record: CoordinatorRecord | None = state.records.get(tcid)
     if state.known is None or state.known.limit > tcid:
-        return Problem(Reason.COORDINATOR_RETIRING, f"{pod} is told to begin no more transactions")
+        return Problem(Reason.COORDINATOR_RETIRING, f"{pod} is asked to begin no more transactions")
     if record is None:
-        return None  # nobody has ever held this number
+        return None  # no coordinator has ever held this number
     if record.state not in _BEGIN_NOTHING:
         return Problem(
             Reason.COORDINATOR_RETIRING,

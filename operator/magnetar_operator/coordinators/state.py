@@ -18,6 +18,7 @@ from magnetar.metadata.records import (
     CoordinatorSetRecord,
 )
 from magnetar.metadata.store import MetadataStore
+from magnetar_operator.brokers.state import records_below
 
 READ_TIMEOUT_S = 5.0
 
@@ -25,7 +26,7 @@ READ_TIMEOUT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class CoordinatorsState:
     """One look at the store. `records` and `holders` are by number; `holders` are the pods'
-    names with their lives."""
+    names with their incarnations."""
 
     known: CoordinatorSetRecord | None
     set_revision: int
@@ -42,19 +43,11 @@ async def read_coordinators(store: MetadataStore) -> CoordinatorsState:
     concluded) and TimeoutError."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         item = await store.get(keys.COORDINATOR_SET)
-        records = await store.range(keys.COORDINATORS)
-        claims = await store.range(keys.COORDINATOR_CLAIMS)
+        records = await records_below(store, keys.COORDINATORS, CoordinatorRecord)
+        claims = await records_below(store, keys.COORDINATOR_CLAIMS, CoordinatorClaimRecord)
     return CoordinatorsState(
         known=CoordinatorSetRecord.decode(item.value) if item is not None else None,
         set_revision=item.mod_revision if item is not None else 0,
-        records={
-            int(found.key.removeprefix(keys.COORDINATORS)): CoordinatorRecord.decode(found.value)
-            for found in records.items
-        },
-        holders={
-            int(found.key.removeprefix(keys.COORDINATOR_CLAIMS)): CoordinatorClaimRecord.decode(
-                found.value
-            )
-            for found in claims.items
-        },
+        records={int(tcid): record for tcid, record in records.items()},
+        holders={int(tcid): claim for tcid, claim in claims.items()},
     )

@@ -24,10 +24,10 @@ from magnetar_operator.brokers.desired import Identity
 from magnetar_operator.builders.coordinator_set import coordinators_of
 from magnetar_operator.builders.listeners import addresses_of, pending_listener
 from magnetar_operator.builders.object import Manifest
-from magnetar_operator.conditions import Finding, Problem, Reason, Type, counted
+from magnetar_operator.conditions import Finding, Problem, Reason, counted
 from magnetar_operator.coordinators.scaling import CoordinatorPlan
 from magnetar_operator.coordinators.state import CoordinatorsState
-from magnetar_operator.engine.troubles import ranked, standing
+from magnetar_operator.engine.troubles import availability, ranked, standing
 from magnetar_operator.pods.pods import (
     LostNodes,
     first_leaving,
@@ -69,14 +69,9 @@ def findings_of(
     wanted = resource.spec.replicas
     ready = sum(map(is_ready, observed.pods))
     progress = _progress(resource, cluster, observed, scale, roll, ready)
-    if wanted == 0 and not observed.pods:
-        available = Finding(Type.AVAILABLE, False, Reason.STOPPED)
-    elif ready:
-        available = Finding(
-            Type.AVAILABLE, True, Reason.AS_DESIRED, f"{ready} of {wanted} coordinators answer"
-        )
-    else:
-        available = Finding(Type.AVAILABLE, False, Reason.NO_COORDINATOR)
+    available = availability(
+        wanted, len(observed.pods), ready, "coordinators answer", Reason.NO_COORDINATOR
+    )
     complete = (
         counted(wanted, "coordinator answers", "coordinators answer")
         if wanted
@@ -109,7 +104,7 @@ def _progress(
             return pending
         return Problem(
             Reason.COORDINATORS_STARTING,
-            f"clients are told of {announced} of {wanted} coordinators so far",
+            f"{announced} of {wanted} coordinators are announced to clients",
         )
     leaving = first_leaving(observed.pods)
     if leaving:

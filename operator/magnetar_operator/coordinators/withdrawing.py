@@ -1,11 +1,11 @@
 """What is left of a `TransactionCoordinator` that is gone, or was made again for another cluster:
-clients are still told of its coordinators.
+clients still learn of its coordinators.
 
 Owns: finding such announcements, and taking them back. Imports: world, coordinators_state,
-magnetar.metadata. Invariants: the set's record goes only in a transaction that finds nobody holding
-a number: clients that know of a coordinator are led to it for as long as it lives (to end their
-transactions), and one that only restarts, or was left running on purpose, is never forgotten; the
-records and logs of numbers stay, so that a resource that is made again goes on.
+magnetar.metadata. Invariants: the set's record goes only in a transaction that finds no coordinator
+holding a number: clients that know of a coordinator are led to it for as long as it runs (to end
+their transactions), and one that only restarts, or was left running on purpose, is never forgotten;
+the records and logs of numbers stay, so that a resource that is made again goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STORE_RETRY_S = 30.0
 
 
 async def withdraw(world: World, gone: Key) -> float | None:
-    """Have clients be told of no coordinators of a resource that is gone; the seconds after
+    """Withdraw the coordinators of a resource that is gone from discovery; the seconds after
     which to look again. Raises KubernetesError."""
     world.leftovers.pop(gone, None)  # all clusters are looked at here
     again: list[float] = []
@@ -57,7 +57,7 @@ async def withdraw(world: World, gone: Key) -> float | None:
 
 
 async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
-    """The same of a resource that lives, by every cluster but the one `named` in it, if something
+    """The same of a resource that exists, by every cluster but the one `named` in it, if something
     may be left there (`World.leftovers`).
 
     The seconds after which to look again, infinite once every cluster was looked at and nothing is
@@ -95,8 +95,8 @@ async def withdraw_elsewhere(world: World, key: Key, named: str) -> float:
 
 
 async def _is_held(world: World, cluster: BrokerCluster, gone: Key) -> bool:
-    """Take the announcement back, if the record is that of the resource; whether somebody still
-    holds a number. Raises StoreError, TimeoutError."""
+    """Take the announcement back, if the record is that of the resource; whether a coordinator
+    still holds a number. Raises StoreError, TimeoutError."""
     store = await world.store_of(cluster)
     state = await read_coordinators(store.reader)
     if state.known is None or state.known.owner != f"{gone.namespace}/{gone.name}":
@@ -113,8 +113,8 @@ async def _is_held(world: World, cluster: BrokerCluster, gone: Key) -> bool:
 
 
 async def _delete(store: ClusterStore, state: CoordinatorsState) -> bool:
-    """False if the record has changed or somebody holds a number. Raises NotLeading, StoreError,
-    TimeoutError."""
+    """False if the record has changed or a coordinator holds a number. Raises NotLeading,
+    StoreError, TimeoutError."""
     nobody = [
         Compare(keys.coordinator_claim(tcid), "create", "=", 0) for tcid in range(COORDINATORS_MAX)
     ]

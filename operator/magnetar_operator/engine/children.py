@@ -1,6 +1,6 @@
 """Making children what they should be.
 
-Owns: reading what is there, carrying out a plan of objects, and what is told of it. Imports: world,
+Owns: reading what is there, carrying out a plan of objects, and its Events. Imports: world,
 planning, desired, resources, conditions. Invariants: what the API server refuses becomes a problem,
 and the other objects are still applied (unless the namespace is going: then none is); another
 owner's object is never touched.
@@ -55,7 +55,7 @@ async def apply_children(
     for manifest in wanted:
         kind, name = identity_of(manifest)
         if (kind, name) not in have:
-            # Somebody else's object of that name carries none of our labels, so that the list did
+            # Another owner's object of that name carries none of our labels, so that the list did
             # not show it.
             found = await world.api.get(BY_KIND[kind], owner.namespace, name)
             if found is not None:
@@ -76,6 +76,20 @@ async def apply_children(
     return problems
 
 
+async def create_missing(
+    world: World,
+    owner: CustomResource,
+    wanted: Sequence[Manifest],
+    observed: Mapping[Identity, Manifest],
+) -> bool:
+    """Make what is missing, ahead of the other children; whether something was. A refusal is
+    repeated, and reported, when all children are applied. Raises KubernetesError."""
+    missing = [manifest for manifest in wanted if identity_of(manifest) not in observed]
+    if missing:
+        await apply_children(world, owner, missing, {})
+    return bool(missing)
+
+
 def _part(step: Step) -> str:
     """Which of the owner's objects an Event about `step` is about."""
     kind, name = (
@@ -90,7 +104,7 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
     """One step of the plan. Raises KubernetesError."""
     part = _part(step)
     if isinstance(step, Taken):
-        message = f"{part} exists and belongs to {step.owner or 'somebody else'}"
+        message = f"{part} exists and belongs to {step.owner or 'another owner'}"
         await world.events.once(
             owner,
             "Warning",
@@ -110,7 +124,7 @@ async def _perform(world: World, owner: CustomResource, step: Step) -> Problem |
         await world.events.warning(
             owner,
             "DriftCorrected",
-            f"{part} was changed by somebody else: {describe(step.changes)}",
+            f"{part} was changed by another writer: {describe(step.changes)}",
         )
     else:
         await world.events.normal(owner, "Updated", f"{part}: {describe(step.changes)}")

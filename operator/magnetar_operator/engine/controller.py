@@ -151,7 +151,7 @@ class Controller:
             measured.seconds.observe(self._world.clock.monotonic() - started)
 
     async def _failed(self, key: Key, error: MagnetarError | TimeoutError) -> None:
-        """Back off; say on the object what only a person can mend."""
+        """Back off; write on the object what only a person can repair."""
         if isinstance(error, NamespaceTerminating):
             await self._leave(key, error)
             return
@@ -184,7 +184,7 @@ class Controller:
         )
 
     async def _broken(self, key: Key, error: BaseException) -> None:
-        """An error that nobody foresaw: the log has all of it, the object its name."""
+        """An unforeseen error: the log has all of it, the object its name."""
         delay_s = self._queue.add_failed(key)
         self._metrics.reconcile_errors.labels(key.kind).inc()
         self._metrics.panics.labels(key.kind).inc()
@@ -207,7 +207,7 @@ class Controller:
             log.warning("status.failed", error=str(error))
 
     async def _resync(self, resync_s: float) -> None:
-        """Look at everything that exists, now and then; also where no event told of it."""
+        """Look at everything that exists, periodically; also where no event showed it."""
         while True:
             await self._promoted.wait()
             try:

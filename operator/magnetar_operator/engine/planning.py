@@ -46,7 +46,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The object exists and differs. `drift` is true when somebody else changed it, false when
+    """The object exists and differs. `drift` is true when another writer changed it, false when
     what we want has changed."""
 
     manifest: Manifest

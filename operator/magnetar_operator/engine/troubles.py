@@ -84,6 +84,17 @@ def standing(
     ]
 
 
+def availability(wanted: int, pods: int, ready: int, serving: str, none_serves: Reason) -> Finding:
+    """Available of `wanted` pods of which some exist and are ready; `serving` says what they
+    do."""
+    if wanted == 0 and not pods:
+        return Finding(Type.AVAILABLE, False, Reason.STOPPED)
+    if ready:
+        message = f"{ready} of {wanted} {serving}"
+        return Finding(Type.AVAILABLE, True, Reason.AS_DESIRED, message)
+    return Finding(Type.AVAILABLE, False, none_serves)
+
+
 def obstructed(problem: Problem) -> list[Finding]:
     """For a resource that cannot act at all."""
     return [

@@ -3,9 +3,9 @@
 Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports:
 kubernetes_api, object_cache, stores, events, models, conditions. Invariants: a resource that cannot
 be understood gets a condition, never a crash; a field that only newer definitions have is skipped,
-and told once; a status is written only when it differs; what is read comes from the caches, which
-hold at least what this process wrote; what cannot be taken back is decided on a look at the API
-server itself.
+and reported once; a status is written only when it differs; what is read comes from the caches,
+which hold at least what this process wrote; what cannot be taken back is decided on a look at the
+API server itself.
 """
 
 from __future__ import annotations
@@ -152,6 +152,20 @@ class World:
             "status",
         )
         return True
+
+    async def write_outcome(
+        self,
+        stored: CustomResource,
+        status: StatusModel,
+        previous: Iterable[Condition],
+        ready: Finding,
+    ) -> None:
+        """Write the status if it differs from that of `stored`, and an Event if the resource has
+        become Ready. Raises KubernetesError."""
+        await self.write_status(stored, status)
+        was_ready = any(found.type == "Ready" and found.status == "True" for found in previous)
+        if ready.holds and not was_ready:
+            await self.events.normal(stored, "Ready", ready.message)
 
     def conditions(
         self, resource: CustomResource, previous: Iterable[Condition], findings: Iterable[Finding]

@@ -1,4 +1,4 @@
-"""Keeping a cluster's etcd accessible to whom it should be, and to nobody else.
+"""Keeping a cluster's etcd accessible to the clients it should serve, and to no other.
 
 Owns: the order: secrets, then users. Imports: world, secrets, credentials. Invariants: secrets
 exist before the pods that mount them; no Event, status or log holds what is in a secret.
@@ -57,7 +57,7 @@ async def secure(world: World, cluster: BrokerCluster) -> Secured:
 
 
 async def _read_external(world: World, cluster: BrokerCluster) -> list[Problem]:
-    """Take a secret that somebody has changed."""
+    """Use a secret that another writer has changed."""
     try:
         await world.credentials.refresh(cluster)
     except CredentialsMissing as error:
@@ -167,7 +167,7 @@ async def _trusted_by_members(world: World, cluster: BrokerCluster) -> str | Non
 
 async def _ending(world: World, cluster: BrokerCluster, ends: Mapping[str, int]) -> list[Problem]:
     """Note when certificates end (milliseconds since the epoch, by what they are for); those
-    that somebody should have renewed."""
+    that its owner should have renewed."""
     world.credentials.ends[cluster.namespace, cluster.name] = dict(ends)
     late = sorted(
         part for part, ends_ms in ends.items() if ends_ms - world.clock.wall_ms() < LATE_MS
@@ -183,12 +183,12 @@ async def _ending(world: World, cluster: BrokerCluster, ends: Mapping[str, int])
 def _taken(step: Taken) -> Problem:
     kind, name = step.identity
     return Problem(
-        Reason.NAME_TAKEN, f"{kind} {name} exists and belongs to {step.owner or 'somebody else'}"
+        Reason.NAME_TAKEN, f"{kind} {name} exists and belongs to {step.owner or 'another owner'}"
     )
 
 
 async def _write(world: World, cluster: BrokerCluster, step: Write) -> Manifest | None:
-    """The secret as it is then; None = somebody else made it at the same moment. Raises
+    """The secret as it is then; None = another writer made it at the same moment. Raises
     KubernetesError."""
     kind, name = identity_of(step.manifest)
     if not step.why:

@@ -131,7 +131,7 @@ class EtcdAdmin:
         return tuple(self._member(item) for item in answer.members)
 
     def _member(self, item: Any) -> Member:
-        """An entry of the list; whose it is, its host and port tell."""
+        """An entry of the list; its host and port say which pod's."""
         hosts = {_host(url): number for number, url in self._peers.items()}
         ordinal = next((hosts[_host(url)] for url in item.peerURLs if _host(url) in hosts), None)
         moved = ordinal is not None and list(item.peerURLs) != [self._peers[ordinal]]
@@ -153,7 +153,7 @@ class EtcdAdmin:
         )
 
     async def figures(self, ordinal: int) -> Figures:
-        """What one member says of itself. Raises StoreError."""
+        """What one member reports. Raises StoreError."""
         return await self._figures(ordinal)
 
     # --- members ----------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ class EtcdAdmin:
                 at, lambda seen: seen.keys.Compact(request, timeout=DEFRAGMENT_TIMEOUT_S)
             )
         except StoreError as error:
-            if "compacted" not in str(error):  # somebody did it before us: as good
+            if "compacted" not in str(error):  # another client did it before us: as good
                 raise
 
     async def defragment(self, ordinal: int) -> None:
-        """Give one member's free space back to its volume; it serves nobody concurrently. Raises
+        """Give one member's free space back to its volume; it serves no request until then. Raises
         StoreError."""
         await self._ask(
             ordinal,

@@ -132,9 +132,7 @@ def leaf_problem(leaf: Pair, authority: Pair, subject: Subject, now_ms: int) -> 
     if _time(now_ms) < certificate.not_valid_before_utc:
         return "it is not valid yet"
     if now_ms >= renewal_ms(certificate):
-        return (
-            f"two thirds of its life are over (it ends {certificate.not_valid_after_utc:%Y-%m-%d})"
-        )
+        return f"two thirds of its lifetime are over (it ends {certificate.not_valid_after_utc:%Y-%m-%d})"
     return ""
 
 
@@ -150,8 +148,8 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def material_problem(authority: bytes, certificate: bytes, key: bytes) -> str:
-    """Why PEM that somebody else made cannot be used for mutual TLS; "" if it can, as far as it
-    alone tells."""
+    """Why PEM of another issuer cannot be used for mutual TLS; "" if it can, as far as it
+    alone shows."""
     try:
         if not x509.load_pem_x509_certificates(authority):
             return "ca.crt holds no certificate"

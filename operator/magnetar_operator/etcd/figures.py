@@ -1,4 +1,4 @@
-"""What a member of etcd says of itself.
+"""What a member of etcd reports.
 
 Owns: `Figures` and `Sighting`. Imports: members. Pure.
 """
@@ -13,7 +13,7 @@ from magnetar_operator.etcd.membership import Member, Voice
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one member says of itself. Sizes in bytes; `used` is what a defragmentation would
+    """What one member reports. Sizes in bytes; `used` is what a defragmentation would
     leave of `size`."""
 
     voice: Voice

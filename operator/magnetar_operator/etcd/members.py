@@ -74,7 +74,7 @@ class _Found:
 
 
 def _sick_outdated(view: EtcdView) -> _Found | None:
-    """A pod that is sick and has an old template: its restart costs nobody anything, and may be
+    """A pod that is sick and has an old template: its restart costs nothing, and may be
     what heals it."""
     if any(pod.terminating for pod in view.pods.values()):
         return None
@@ -108,7 +108,7 @@ def _without_list(view: EtcdView) -> EtcdPlan:
     if not view.known:
         admission = _begin(view)
         if admission.bootstrap and view.admission == 0 and 0 in empty:
-            # It was refused before the door was opened.
+            # It was refused before it was admitted.
             return EtcdPlan(
                 replicas,
                 admission,
@@ -132,7 +132,7 @@ def _without_list(view: EtcdView) -> EtcdPlan:
     if empty and len(empty) >= quorum(max(replicas, 1)):
         message = (
             f"the volumes of etcd pods {', '.join(map(str, empty))} hold no data any more: etcd "
-            "has lost its quorum for good"
+            "has lost its quorum permanently"
         )
         return EtcdPlan(replicas, Admission(), None, Reason.ETCD_DATA_LOST, message)
     up = sum(pod.ready for pod in view.pods.values())
@@ -222,7 +222,7 @@ class _Table:
     # --- repairs ----------------------------------------------------------------------------------
 
     def strange(self) -> _Found | None:
-        """Members that somebody else added are theirs to explain: nothing is changed around
+        """Members that another writer added: nothing is changed around
         them."""
         foreign = next(
             (
@@ -324,7 +324,7 @@ class _Table:
         if learner.id not in self._healthy:
             return _Found(Reason.ETCD_SCALING, f"learner {ordinal} of etcd does not answer")
         if self._view.admission is not None:
-            # first the door is closed behind it
+            # first the admission ends
             return _Found(Reason.ETCD_SCALING, f"learner {ordinal} of etcd has joined")
         if not self._caught_up(learner):
             return _Found(Reason.ETCD_SCALING, f"learner {ordinal} of etcd is catching up")
@@ -341,7 +341,7 @@ class _Table:
 
     def shrinking(self) -> _Found | None:
         """Remove what is beyond the wanted number: the sick first, then the highest; every
-        wanted member is healthy by then, or nobody goes."""
+        wanted member is healthy by then, or none is removed."""
         beyond = [
             member
             for member in self._voters
@@ -353,7 +353,8 @@ class _Table:
         sick = next((member for member in staying if member.id not in self._healthy), None)
         if sick is not None:
             return _Found(
-                Reason.ETCD_NO_QUORUM, f"nobody leaves etcd before member {sick.ordinal} is healthy"
+                Reason.ETCD_NO_QUORUM,
+                f"no member is removed from etcd before member {sick.ordinal} is healthy",
             )
         victim = min(
             beyond, key=lambda member: (member.id in self._healthy, -(member.ordinal or 0))
@@ -380,8 +381,8 @@ class _Table:
     # --- restarts ---------------------------------------------------------------------------------
 
     def rolling(self) -> _Found | None:
-        """Restart outdated pods one by one, followers first, while everybody else is healthy and
-        caught up."""
+        """Restart outdated pods one by one, followers first, while every other member is healthy
+        and caught up."""
         outdated = [
             member
             for ordinal, member in sorted(self._by_ordinal.items(), reverse=True)

@@ -19,7 +19,7 @@ MEMBERS_MAX = 3
 @dataclass(frozen=True, slots=True)
 class Member:
     """One entry of etcd's own list. `ordinal` is None for an address that is none of ours;
-    `started` is false until it has joined once; `moved`: others are told an address that it had
+    `started` is false until it has joined once; `moved`: others know an address that it had
     before (its host is right, the scheme is not)."""
 
     id: int
@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What a member that answers says of itself. `leader` is 0 while it knows none."""
+    """What a member that answers reports. `leader` is 0 while it knows none."""
 
     member: int
     leader: int
@@ -84,7 +84,7 @@ class AddLearner:
 
 @dataclass(frozen=True, slots=True)
 class CorrectAddress:
-    """Tell the other members where a member is reached now."""
+    """Give the other members the address of a member."""
 
     member: int
     ordinal: int
@@ -129,7 +129,7 @@ Step = MemberStep | Restart
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may start without data: nobody, or `ordinal`, as the first member of a new cluster
+    """Which pod may start without data: none, or `ordinal`, as the first member of a new cluster
     (`bootstrap`) or as the expected `member` among those of `ordinals`."""
 
     ordinal: int | None = None

@@ -1,7 +1,7 @@
 """Who may do what in a managed etcd.
 
 Owns: users and roles, and what must change to reach them. Imports: names, magnetar.metadata (keys).
-Pure. Invariants: nobody but the operator writes its term, so no broker can end its lead; a job
+Pure. Invariants: only the operator writes its term, so no broker can end its lead; a job
 writes its records, its intents and manifests, nothing else; a user has no password and comes only
 with its certificate.
 """
@@ -17,7 +17,7 @@ from magnetar_operator import names
 READ, WRITE = 0, 1
 """As etcd counts kinds of permission; 2 is both."""
 ROOT = "root"
-"""etcd's own role of administrators, and the user that it wants to exist; nobody can be that
+"""etcd's own role of administrators, and the user that it wants to exist; no client can be that
 user, because it has no certificate."""
 OPERATOR_KEYS = keys.OPERATOR_TERM.rpartition("/")[0] + "/"
 

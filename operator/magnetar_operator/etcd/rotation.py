@@ -1,11 +1,11 @@
 """Replacing the certificate authority of a managed etcd while it serves.
 
 Owns: what the authority's secret says of a rotation, and the step from one phase to the next.
-Imports: certificates. Pure but for the keys that are made. Invariants: everybody trusts an
+Imports: certificates. Pure but for the keys that are made. Invariants: every process trusts an
 authority for a while before it issues anything, and the former one for a while after it has issued
 its last; so two parties whose files are a phase apart always trust each other. A phase ends only
-when every member runs with its files and everybody has had time to see them. All that is known is
-in the secret: an operator may end at any point, and another one goes on.
+when every member runs with its files and every process has had time to see them. All that is known
+is in the secret: an operator may end at any point, and another one goes on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Authorities:
 
     @property
     def bundle(self) -> bytes:
-        """The certificates that everybody trusts, as PEM; in an order of their own, so that it
+        """The certificates that every process trusts, as PEM; in an order of their own, so that it
         stays when the second begins to issue."""
         upcoming = self.upcoming.certificate if self.upcoming is not None else b""
         return b"".join(sorted((self.current.certificate, upcoming, self.former)))
@@ -87,7 +87,8 @@ def understood(found: Authorities, now_ms: int) -> Authorities:
 
 
 def touched(found: Authorities, now_ms: int) -> Authorities:
-    """Files of this phase are written now: everybody gets time to see them, counted from here."""
+    """Files of this phase are written now: every process gets time to see them, counted from
+    here."""
     return replace(found, since_ms=now_ms)
 
 

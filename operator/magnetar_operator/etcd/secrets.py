@@ -41,7 +41,7 @@ _IDENTITY = ("metadata", "type")
 @dataclass(frozen=True, slots=True)
 class Write:
     """Make the secret (`why` is empty), or correct it; `renews`: its certificate has come of
-    age, nobody did anything wrong; `rotates`: it is part of a rotation."""
+    age, it is due; `rotates`: it is part of a rotation."""
 
     manifest: Manifest
     why: str = ""
@@ -177,7 +177,7 @@ def _is_usable(secret: Manifest | None) -> bool:
 
 
 def _difference(wanted: Manifest, observed: Manifest) -> str:
-    """What differs, by field; the values of data are nobody's business."""
+    """What differs, by field; the values of data are secret."""
     changes = [
         change.path
         for field in _IDENTITY

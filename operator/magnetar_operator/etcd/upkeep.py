@@ -2,7 +2,7 @@
 
 Owns: the decision about compaction, defragmentation and alarms. Imports: conditions, etcd_admin
 (figures). Pure. Invariants: one member is defragmented at a time, the leader last, because it
-serves nobody concurrently; without an alarm only while every member is healthy and only when it
+serves no request until then; without an alarm only while every member is healthy and only when it
 gives back much; the space alarm is ended only when every member has room again.
 """
 
@@ -18,7 +18,7 @@ FREE_BYTES_MIN = 64 << 20
 """Less is not worth a member's pause."""
 FREE_SHARE_MIN = 0.5
 FREE_SHARE_MIN_ALARMED = 0.02
-"""Of the quota: with the alarm on nobody writes anyway, and little may suffice."""
+"""Of the quota: with the alarm on no write is accepted anyway, and little may suffice."""
 ROOM_SHARE = 0.9
 """Of the quota: below it the alarm is ended."""
 NO_SPACE, CORRUPT = "NOSPACE", "CORRUPT"

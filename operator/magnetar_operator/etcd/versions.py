@@ -2,7 +2,7 @@
 
 Owns: the decision about its image. Imports: the standard library. Pure. Invariants: minor versions
 are taken one at a time and never backwards, as etcd's storage demands; a patch version may change
-either way; an image whose tag tells no version is the user's own responsibility.
+either way; an image whose tag names no version is the user's own responsibility.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def version_of(image: str) -> Version | None:
-    """The version that an image's tag tells."""
+    """The version that an image's tag names."""
     name = image.partition("@")[0].rpartition("/")[2]
     return parse_version(name.partition(":")[2])
 

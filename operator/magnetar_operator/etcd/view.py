@@ -146,7 +146,7 @@ def view_of(
 
 
 def is_known(cluster: BrokerCluster) -> bool:
-    """Whether its etcd has been up, and nobody has said that this one is lost and an empty one
+    """Whether its etcd has been up, and no restore says that this one is lost and an empty one
     may be begun."""
     identity = cluster.status.etcd.cluster_id
     if identity and identity in (

@@ -34,7 +34,7 @@ LOOK_AGAIN_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One driver pod of the run. `exit_code` is None while it has none; `finished_ms` is 0 while
-    it is unknown; `stopped`: it was told to go."""
+    it is unknown; `stopped`: it was asked to stop."""
 
     number: int
     phase: str
@@ -130,7 +130,7 @@ def plan_job(view: JobView) -> JobPlan:
 
 
 def _under_way(view: JobView, alive: Attempt, last: int) -> JobPlan:
-    """A driver lives. Its work goes on with a single executor, and not without one."""
+    """A driver runs. Its work goes on with a single executor, and not without one."""
     running, waits = alive.phase == "Running", view.not_started
     state, reason = (RUNNING, Reason.RUNNING) if running else (PENDING, Reason.PENDING)
     if waits is not None and not view.executors_run:

@@ -223,11 +223,11 @@ async def _stop(
 
 
 async def _let_go(world: World, job: DataJob, pods: list[Manifest]) -> None:
-    """End the wait for pods that were told to go and whose node cannot say that they have. Raises
+    """End the wait for pods that were deleted and whose node cannot confirm it. Raises
     KubernetesError.
 
     A driver that runs on all the same does no harm: of two commits the second fails, and a success
-    stays recorded. Nobody waits for one, so that Kubernetes' own eviction decides when the pods of
+    stays recorded. No run waits for one, so that Kubernetes' own eviction decides when the pods of
     a silent node are to go: each costs an attempt.
     """
     going = [pod for pod in pods if broker_pods.is_terminating(pod)]

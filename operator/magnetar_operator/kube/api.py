@@ -30,7 +30,7 @@ WRITE_TIMEOUT_S = 1.5
 PAGE_OBJECTS = 500
 PAUSING = (429, 503)
 PAUSE_MAX_S = 30.0
-"""Whoever asks for a longer pause is asked again after this."""
+"""A longer pause is cut to this."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
@@ -104,7 +104,7 @@ class KubernetesApi:
     # --- writes -----------------------------------------------------------------------------------
 
     async def apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        """Server-side apply: we get the fields we name, also those that somebody else took.
+        """Server-side apply: we get the fields we name, also those of another manager.
         Raises KubernetesError."""
         metadata = manifest["metadata"]
         path = BY_KIND[manifest["kind"]].path(metadata["namespace"], metadata["name"], subresource)

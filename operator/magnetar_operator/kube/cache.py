@@ -1,11 +1,11 @@
 """Warm copies of the objects that the operator watches.
 
 Owns: the newest known version of each object, the order of versions, what counts as news, and two
-indexes. Imports: json, names, resources, work_queue. Pure: whoever learns of an object puts it
+indexes. Imports: json, names, resources, work_queue. Pure: every feed puts an object
 here, in any order and as often as it likes. Invariants: a version never replaces a newer one, and a
 deleted object does not come back from an older list, so that a decision sees at least what this
 process wrote before it; an object is kept as the bytes of its JSON without `managedFields`, so that
-ten thousand cost little and nobody can change one in place; every change that is news is reported
+ten thousand cost little and no code can change one in place; every change that is news is reported
 exactly once, whichever way it was learned of.
 """
 
@@ -44,7 +44,7 @@ Standing = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One version of one object, as somebody showed it."""
+    """One version of one object, as a feed showed it."""
 
     kind: str
     name: Name
@@ -63,7 +63,7 @@ class Shown:
 
 
 def shown(manifest: Manifest) -> Shown:
-    """The cache's form of an object as the API server tells it."""
+    """The cache's form of an object as the API server shows it."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     kept = {
         field_name: value for field_name, value in metadata.items() if field_name != "managedFields"
@@ -143,7 +143,7 @@ class Listing:
     version: int = 0
     seen: set[Name] = field(default_factory=set)
     missed: int = 0
-    """Objects that no watch had told of, or told otherwise, though they are older than the list."""
+    """Objects that no watch had shown, or shown otherwise, though they are older than the list."""
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ class Events:
         await self.once(about, "Normal", Reason.PAUSED.value, text)
 
     def forget(self, about_uid: str, reason: str) -> None:
-        """The state that `once` told of the whole has ended; telling of it again is news."""
+        """The state that `once` reported has ended; the same report is news again."""
         self._last.pop((about_uid, reason, ""), None)
 
     async def _write(self, about: CustomResource, kind: str, reason: str, message: str) -> None:

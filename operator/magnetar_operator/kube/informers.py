@@ -4,7 +4,7 @@ Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to 
 their supervision and their age; which of the watched namespaces may not be read. Imports: asyncio,
 kopf's watching, kubernetes_api, object_cache, metrics. Invariants: nothing is decided before every
 kind was listed once; a watch that ended is opened again with back-off, and everything is listed
-again then; a watch begins with a list, which does not tell what has gone since ours: after it the
+again then; a watch begins with a list, which does not show what has gone since ours: after it the
 kind is listed again; a lost event costs at most one interval between lists, never convergence; a
 standby's caches are as warm as the leader's; a namespace that may not be read (its roles went with
 it) costs the others nothing, and nothing is decided in it until every kind was listed there.
@@ -36,7 +36,7 @@ from magnetar_operator.metrics import OperatorMetrics
 log = structlog.get_logger(__name__)
 
 LIST_PAGE_OBJECTS = 100
-"""Small pages: decoding one holds the loop up for a millisecond or two only."""
+"""Small pages: decoding one delays the loop by a millisecond or two only."""
 LONG_LIST_OBJECTS = 1000
 """After a list of so many it is worth some milliseconds to give back what its pages took: 5 of
 178 MiB with ten thousand objects."""
@@ -69,7 +69,7 @@ class WatchedKind:
         watched."""
         self.compare_at = math.inf
         """When to list the kind again because its watch has begun: what went between our last
-        list and its own, neither of them tells."""
+        list and its own, neither of them shows."""
 
 
 class Informers:
@@ -169,7 +169,7 @@ class Informers:
                 self._metrics.watch_events.labels(item.kind).inc()
             else:
                 state.compare_at = now + SHOWN_S
-            # A watch begins with a list of its own, and never tells again of what that has shown.
+            # A watch begins with a list of its own, and never repeats what that has shown.
             state.watched_version = max(state.watched_version, item.version)
             while state.awaited and state.awaited[0][0] <= state.watched_version:
                 self._metrics.watch_lag.labels(item.kind).observe(now - state.awaited.popleft()[1])
@@ -232,7 +232,7 @@ class Informers:
 
     def _watched_namespaces(self) -> list[str]:
         """Those that kopf watches; none = all."""
-        # The sentinel lives beside the Lease, whether or not clusters may.
+        # The sentinel is beside the Lease, whether or not clusters may.
         return (
             sorted({*(set(self._namespaces) - self._refused), self._own_namespace})
             if self._namespaces
@@ -354,7 +354,7 @@ class Informers:
             self._refused_changed.set()
 
     def _count(self, state: WatchedKind, listing: Listing) -> None:
-        """What a list told that no watch had is worth a number; the first list tells everything."""
+        """Count what a list showed and no watch had; the first list shows everything."""
         if state.synced.is_set() and listing.missed:
             self._metrics.list_news.labels(state.resource.kind).inc(listing.missed)
             log.info("list.news", kind=state.resource.kind, objects=listing.missed)

@@ -1,8 +1,8 @@
 """Leadership by a Kubernetes Lease.
 
 Owns: acquiring, renewing and releasing the Lease; the deadline after which nothing may be written.
-Imports: asyncio, clock, kubernetes_api, resources. Invariants: `may_write` is true only while
-nobody else can hold the Lease: the deadline counts from *sending* the renewal, by the clock that
+Imports: asyncio, clock, kubernetes_api, resources. Invariants: `may_write` is true only while no
+other process can hold the Lease: the deadline counts from *sending* the renewal, by the clock that
 also runs while the machine sleeps, and ends earlier than the Lease by more than a write may take;
 another holder's Lease is judged by how long it has not changed here, never by comparing wall
 clocks; a planned stop releases it, so that the successor need not wait.
@@ -27,8 +27,8 @@ from magnetar_operator.metrics import OperatorMetrics
 log = structlog.get_logger(__name__)
 
 LEASE_S = 4
-"""Whoever waits for a crashed leader's Lease looks every `RETRY_S` and begins `LEASE_S` after
-the last renewal it saw: within 5 s."""
+"""A standby that waits for a crashed leader's Lease looks every `RETRY_S` and begins `LEASE_S`
+after the last renewal it saw: within 5 s."""
 WRITABLE_S = 2.4
 """Writes are sent until then after a renewal was; with their own deadline they have ended before
 the Lease has."""
@@ -85,7 +85,7 @@ class Leadership:
             await self._release(api)
 
     def _pause_s(self, held: bool) -> float:
-        """Until the next renewal is due, or the next look at somebody else's Lease."""
+        """Until the next renewal is due, or the next look at another holder's Lease."""
         if not held:
             return RETRY_S * self._clock.uniform(0.7, 1.0)
         return max(RENEWAL_RETRY_S, self._deadline - WRITABLE_S + RENEW_S - self._clock.boottime())

@@ -1,6 +1,6 @@
 """Watching the API server through kopf.
 
-Owns: which objects are watched, with which server-side filters, and handing what is seen over to
+Owns: which objects are watched, with which server-side filters, and delivering what is seen to
 the operator's loop in batches. Imports: kopf, resources, names, object_cache. Invariants: handlers
 only pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches
 an object (event handlers alone cause none); objects that the operator did not make are filtered out
@@ -35,7 +35,7 @@ OWN_SOCKETS = 1
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One event: an object, whether it is gone, whether it is the operator's own sign of life,
-    and whether a watch told it (not a list)."""
+    and whether a watch showed it (not a list)."""
 
     object: Shown
     gone: bool
@@ -149,8 +149,8 @@ def watching_settings() -> kopf.OperatorSettings:
 async def watch(
     registry: kopf.OperatorRegistry, namespaces: Sequence[str], stop: threading.Event
 ) -> None:
-    """Deliver events until `stop` is set. Raises what kopf cannot mend (no rights, no API server, a
-    kind that has gone).
+    """Deliver events until `stop` is set. Raises what kopf cannot repair (no rights, no API server,
+    a kind that has gone).
 
     kopf gets a thread and an event loop of its own: it takes signals and, at its end, cancels every
     task of the loop that it does not know.
@@ -176,7 +176,7 @@ async def _connections_closed() -> None:
     """Wait, for a moment, until TLS has said goodbye on every watch: a loop that ends before
     leaves the sockets to the garbage collector."""
     loop = asyncio.get_running_loop()
-    selector = getattr(loop, "_selector", None)  # nothing public tells which connections are open
+    selector = getattr(loop, "_selector", None)  # nothing public shows which connections are open
     deadline = loop.time() + GOODBYE_S
     while selector is not None and len(selector.get_map()) > OWN_SOCKETS and loop.time() < deadline:
         await asyncio.sleep(GOODBYE_LOOK_S)

@@ -1,10 +1,10 @@
 """Deleting a `TopicNamespace` whose policy is Delete.
 
 Owns: when a namespace counts as empty, and the end of the finalizer. Imports: world, stores,
-namespace_record, magnetar.metadata. Invariants: a namespace that holds anything, or of which nobody
-can say so, is never deleted; the finalizer ends after a bounded time whatever happens, and at once
-where the cluster is gone or a person says so; that holds as well for a resource that cannot be
-read, or whose cluster cannot.
+namespace_record, magnetar.metadata. Invariants: a namespace that holds anything, or whose contents
+nobody can say so, is never deleted; the finalizer ends after a bounded time whatever happens, and
+at once where the cluster is gone or a person says so; that holds as well for a resource that cannot
+be read, or whose cluster cannot.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _is_overdue(world: World, metadata: Metadata) -> bool:
 
 def _until(metadata: Metadata) -> str:
     """How long the deletion waits, and what ends it earlier: the same words until then, so that
-    they are told once."""
+    they are reported once."""
     assert metadata.deletion_timestamp is not None
     end = timestamp(wall_ms_of(metadata.deletion_timestamp) + round(DELETION_TIMEOUT_S * 1000))
     return (
@@ -190,7 +190,7 @@ async def _delete_record(world: World, resource: TopicNamespace, store: ClusterS
             mark = await store.reader.get(changes)
             seen = mark.mod_revision if mark is not None else 0
             await _require_empty(world, store, name, seen)
-        # An entry that is made concurrently changes the mark; a bundle that is taken concurrently
+        # An entry that is made at the same time changes the mark; a bundle that is taken then
         # compares the namespace.
         unchanged = (
             Compare(key, "mod", "=", item.mod_revision),
@@ -226,7 +226,7 @@ async def _require_empty(world: World, store: ClusterStore, name: NamespaceName,
     if unknown := unknown_contents(bundles):
         text = (
             f"bundles of namespace {name} are not served now ({len(unknown)}, such as "
-            f"{unknown[0].range}): nobody knows whether they are empty"
+            f"{unknown[0].range}): it is not known whether they are empty"
         )
         raise Blocked(Reason.NOT_EMPTY, text)
     now_s = world.clock.monotonic()

@@ -123,7 +123,7 @@ async def reconcile(world: World, key: Key) -> float | None:
             owns_tenant=owns_tenant,
         )
     finally:
-        # Whoever waits for the condition does not wait for the Events as well, not even for their
+        # A client that waits for the condition does not wait for the Events as well, not even their
         # share of the API server.
         await _inform(world, resource, news)
     # Changes of the resource and of its records are watched, and a resync looks at everything.
@@ -215,7 +215,7 @@ def _admits(cluster: BrokerCluster | None, namespace: str) -> bool:
 
 
 async def _require_oldest(world: World, resource: TopicNamespace, exists: bool) -> None:
-    """Nobody owns the namespace: raises Blocked if an older resource, which the cluster admits,
+    """The namespace has no owner: raises Blocked if an older resource, which the cluster admits,
     speaks for it too. Raises InvalidResource.
 
     One that cannot be seen counts where the namespace `exists`: its messages would expire as the
@@ -249,7 +249,7 @@ def _conflict(resource: TopicNamespace, senior: TopicNamespace) -> Blocked:
 
 
 async def _senior(world: World, resource: TopicNamespace, owner: str) -> TopicNamespace | None:
-    """The resource that `owner` of a record names, if it lives, the same cluster admits it, and
+    """The resource that `owner` of a record names, if it exists, the same cluster admits it, and
     it is older than ours. Raises Blocked."""
     namespace, _, name = owner.partition("/")
     if (
@@ -378,7 +378,7 @@ async def _ensure_tenant(
 
 
 def _news_of(resource: TopicNamespace, changes: Sequence[Change]) -> list[News]:
-    """A change of the spec is an update; without one somebody else has changed what is ours."""
+    """A change of the spec is an update; without one another writer has changed what is ours."""
     if not changes:
         return []
     drift = resource.status.applied_generation == resource.metadata.generation

@@ -1,6 +1,6 @@
 """What a `TopicNamespace` wants of the records of its namespace and its tenant.
 
-Owns: the decision which fields are set, taken away and left alone, and how a change is told.
+Owns: the decision which fields are set, removed and left alone, and the text about a change.
 Imports: models, magnetar.metadata. Pure. Invariants: wanting is idempotent; only fields that the
 resource sets, or has set before, ever change; boundaries never change, and those of a record that
 was lost fit the bundles that still hold messages.
@@ -35,7 +35,7 @@ from magnetar.policies import KEPT_POLICIES
 from magnetar.resources.topic_namespace import TopicNamespace
 
 TENANT_FIELDS: Mapping[str, tuple[str, ...]] = {ADMIN_ROLES: (), ALLOWED_CLUSTERS: (CLUSTER_NAME,)}
-"""Fields of a tenant, and what they are where nobody has set them."""
+"""Fields of a tenant, and their defaults."""
 VALUE_LENGTH_MAX = 200
 NOTIFIED_MAX = 20
 
@@ -81,10 +81,10 @@ def desired_record(
     resource: TopicNamespace, current: NamespaceRecord | None, living: Sequence[BundleName] = ()
 ) -> NamespaceRecord:
     """The record as this resource wants it: its fields set, those that it has set before and sets
-    no longer taken away.
+    no longer removed.
 
     Without a record there is a new one; `living` are bundles that hold messages though the record
-    is gone: the boundaries fit them, and until somebody says otherwise nothing in them expires.
+    is gone: the boundaries fit them, and until policies are set nothing in them expires.
     """
     fields, owner = resource.spec.fields(), owner_text(resource)
     if current is None:
@@ -132,7 +132,7 @@ def cleared_record(current: NamespaceRecord) -> NamespaceRecord:
 
 def desired_tenant(resource: TopicNamespace, current: TenantRecord | None) -> TenantRecord:
     """The tenant as this resource wants it, which owns it if it sets a field. What it sets no
-    longer is as if nobody had set it."""
+    longer has its default again."""
     fields, owner = resource.spec.tenant_fields(), owner_text(resource)
     before = (
         current
@@ -197,7 +197,7 @@ def living_bundles(items: Iterable[KeyValue]) -> dict[BundleName, BundleRecord]:
 
 
 def unknown_contents(bundles: Mapping[BundleName, BundleRecord]) -> list[BundleName]:
-    """Bundles of which nobody can say now what they hold: the brokers that serve the others have
+    """Bundles whose contents are not known now: the brokers that serve the others have
     entered all their topics."""
 
     def has_held_nothing(record: BundleRecord) -> bool:

@@ -73,7 +73,7 @@ async def release_former(
     """Have the resource own nothing of what one of its name spoke for before it; `current` is its
     own store, if it has one. Raises NotLeading.
 
-    A store that does not answer holds nobody up: whatever is left there is found again.
+    A store that does not answer delays nothing: what is left there is found again.
     """
     stores = [(store, resource if store is current else None) for store in world.stores.opened()]
     for store, living in stores:
@@ -251,7 +251,7 @@ async def _owners_among(
             )
     for number, item in enumerate(namespaces):
         if number % DECODED_AT_ONCE == 0:
-            # of ten thousand records nobody's reconciliation waits for the last
+            # with ten thousand records no reconciliation waits for the last
             await asyncio.sleep(0)
         if owner := NamespaceRecord.decode(item.value).owner:
             owners.setdefault(owner, set()).add(

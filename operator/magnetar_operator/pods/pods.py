@@ -109,7 +109,7 @@ def _container_problem(container: Manifest) -> Problem | None:
         and (ended.get("exitCode") or reason == "CrashLoopBackOff")
         and not container.get("ready")
     ):
-        # The kubelet's own words tell how long it pauses, which is news again and again.
+        # The kubelet's own words say how long it pauses, which is news again and again.
         cause = f" ({ended['reason']})" if ended.get("reason") else ""
         last = _last_words(str(ended.get("message", "")))
         return Problem(

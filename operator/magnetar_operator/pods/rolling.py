@@ -2,10 +2,10 @@
 
 Owns: the decision, why a pod needs a restart, and what is said of it. Imports: names,
 builders.object, conditions. Pure. Invariants: at most one broker is restarted at a time; an
-outdated pod that is sick goes first, because restarting it costs nobody anything; a healthy one
+outdated pod that is sick goes first, because restarting it costs nothing; a healthy one
 goes only while every other broker is ready and the metadata store answers; nothing is restarted
 while the number of brokers changes. Deleting a pod is a drain: it gets SIGTERM and the grace period
-to hand its bundles over.
+to transfer its bundles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BrokerPod:
 @dataclass(frozen=True, slots=True)
 class RollPlan:
     """`restart` is the pod to delete now ("" = none); `pending` all outdated ones with the
-    reason; `waits_for` what holds the next restart up."""
+    reason; `waits_for` what the next restart waits for."""
 
     restart: str = ""
     pending: tuple[tuple[str, str], ...] = ()
@@ -96,7 +96,7 @@ def plan_roll(
 
 
 def held(plan: RollPlan, problems: Sequence[Problem]) -> RollPlan:
-    """The plan while `problems` would keep a pod that is made now from starting: nobody is
+    """The plan while `problems` would keep a pod that is made now from starting: no pod is
     restarted, whatever state he is in."""
     return (
         replace(plan, restart="", waits_for=f"the end of this: {problems[0].message}")

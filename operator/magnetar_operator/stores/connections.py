@@ -4,8 +4,8 @@ Owns: one store per set of endpoints, for as long as a cluster uses it; guarded 
 records that resources own; who asks a store that does not answer. Imports: magnetar.metadata,
 clock, metrics, outages, record_view. Invariants: every write compares `operator/term`, so an
 operator that lost its Lease without noticing changes nothing after its successor's first write; the
-term is taken lazily, so that a steady state writes nothing; many who ask a store that is away wait
-for it only once, and look again when it is back.
+term is taken lazily, so that a steady state writes nothing; many callers of a store that is
+unavailable wait for it only once, and look again when it is back.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ClusterStore:
         owned_changed: Callable[[str], None] = lambda _: None,
         tls: TlsMaterial | None = None,
     ) -> None:
-        """`owned_changed` gets the owner, as records name it, of every record that somebody else
+        """`owned_changed` gets the owner, as records name it, of every record that another writer
         changed, or that can be read at last."""
         self.reader = store
         self._owned_changed = owned_changed
@@ -100,7 +100,7 @@ class ClusterStore:
         """Whether nothing is written but by the pod that fills the store."""
 
     async def record(self, key: str) -> KeyValue | None:
-        """A record below one of `VIEWED`, from a warm copy; whoever writes compares its
+        """A record below one of `VIEWED`, from a warm copy; a writer compares its
         revision. Raises as `read`."""
         if self._closed:
             raise StoreUnavailable("no cluster uses this store any more")
@@ -117,8 +117,8 @@ class ClusterStore:
         return item
 
     async def read(self, key: str) -> KeyValue | None:
-        """What the store itself has under `key`. Raises StoreError, and at once StoreAway while
-        it does not answer; TimeoutError."""
+        """What the store itself has under `key`. Raises StoreError, and immediately StoreOutage
+        while it does not answer; TimeoutError."""
         with self._asking(self._reads):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await self.reader.get(key)
@@ -131,12 +131,12 @@ class ClusterStore:
 
     @contextmanager
     def _asking(self, breaker: CircuitBreaker) -> Iterator[None]:
-        """Around a request to the store. Raises StoreAway."""
+        """Around a request to the store. Raises StoreOutage."""
         breaker.admit(self._clock.monotonic())
         try:
             yield
         except (StoreError, TimeoutError) as error:
-            # A read that is refused is refused whoever asks; a write may be refused for what it
+            # A read that is refused is refused to every caller; a write may be refused for what it
             # says.
             if breaker is self._reads or isinstance(error, NO_ANSWER):
                 breaker.failed(self._clock.monotonic(), str(error) or "no answer in time")
@@ -163,7 +163,7 @@ class ClusterStore:
             self._owned_changed(f"{namespace}/{name}")
 
     def _changed(self, key: str, old: bytes | None, new: bytes | None) -> None:
-        """Somebody else changed a record: its owners look at it."""
+        """Another writer changed a record: its owners look at it."""
         for owner in {_owner_of(key, value) for value in (old, new) if value is not None} - {""}:
             self._owned_changed(owner)
 
@@ -201,7 +201,7 @@ class ClusterStore:
     async def write(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Apply `operations` if the compares hold and we still lead; False if they did not hold.
 
-        Raises NotLeading, StoreError, and at once StoreAway while the store takes nothing;
+        Raises NotLeading, StoreError, and immediately StoreOutage while the store takes nothing;
         TimeoutError.
         """
         self._require_leadership()
@@ -237,7 +237,7 @@ class ClusterStore:
         return False
 
     async def cordon(self, broker: str, reason: str) -> None:
-        """Have `broker` hand its bundles over and take no new ones. Raises as `write`."""
+        """Have `broker` transfer its bundles and take no new ones. Raises as `write`."""
         current, compare = await self._cordon_of(broker)
         cordon = draining_cordon(reason, current)
         if current is None or not current.drain:
@@ -315,7 +315,7 @@ class ClusterStore:
 
 
 def _owner_of(key: str, value: bytes) -> str:
-    """Whom a record names as its owner; "" = nobody, or it cannot be read."""
+    """Whom a record names as its owner; "" = none, or it cannot be read."""
     kind = VIEWED[next(prefix for prefix in VIEWED if key.startswith(prefix))]
     try:
         return str(getattr(kind.decode(value), "owner", ""))

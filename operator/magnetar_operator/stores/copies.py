@@ -19,7 +19,7 @@ def copies_problem(
     cluster: BrokerCluster, report: BackupReportRecord | None, now_ms: int
 ) -> Problem | None:
     """What is wrong when no copy was made, and none found current, for three intervals; None if
-    all is well, or nobody could have made one, or said so (brokers of earlier versions do not).
+    all is well, or no broker could have made or reported one (brokers of earlier versions do not).
     `now_ms`: milliseconds since the epoch."""
     serving_ms = _serving_since_ms(cluster)
     if serving_ms is None or report is None:

@@ -1,9 +1,9 @@
 """A metadata store that does not answer.
 
 Owns: which errors mean that, since when and why, when who waits for the end looks again, who may
-ask concurrently, and the error that says so. Imports: magnetar.errors. Pure: who asks the store
-tells the time. Invariants: who looks again does so ever more seldom, and only one now and then
-waits for an answer, so that thousands of resources of one store that is away leave the workers to
+ask concurrently, and the error that says so. Imports: magnetar.errors. Pure: the caller tells the
+time. Invariants: callers look again ever more seldom, and only one of them from time to time waits
+for an answer, so that thousands of resources of one store that is unavailable leave the workers to
 the others.
 """
 
@@ -18,7 +18,7 @@ LOOKS_PER_AGE = 2.0
 TRIAL_MAX_S = 10.0
 """Between two requests that find out whether a store is back."""
 NO_ANSWER = (StoreUnavailable, TimeoutError)
-"""Errors after which nobody knows whether the store is there; after any other one it has
+"""Errors that leave open whether the store is there; after any other one it has
 answered."""
 
 
@@ -39,7 +39,7 @@ class Outage:
     words: str
 
     def error(self, now_s: float) -> StoreOutage:
-        """What to tell who would ask the store now."""
+        """The error for a caller that would ask the store now."""
         return StoreOutage(self.words, self.retry_s(now_s))
 
     def retry_s(self, now_s: float) -> float:
@@ -49,14 +49,14 @@ class Outage:
 
 class CircuitBreaker:
     """For one sort of requests to a store: while it does not answer these, one is let through
-    now and then and all others are refused."""
+    from time to time and all others are refused."""
 
     def __init__(self) -> None:
         self._outage: Outage | None = None
         self._trial_s = 0.0
 
     def admit(self, now_s: float) -> None:
-        """To be called before a request. Raises StoreAway."""
+        """To be called before a request. Raises StoreOutage."""
         if self._outage is None:
             return
         if now_s < self._trial_s:
@@ -77,7 +77,7 @@ class CircuitBreaker:
         return ended
 
     def try_now(self) -> None:
-        """There is reason to believe that the store is back: let the next request through."""
+        """The store may be reachable again: let the next request through."""
         self._trial_s = 0.0
 
     @staticmethod

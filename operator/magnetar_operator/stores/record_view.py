@@ -2,9 +2,9 @@
 
 Owns: the copy, its watch, and telling of changes that others made, and whether the store answered.
 Imports: asyncio, clock, magnetar.metadata. Invariants: a record is only ever replaced by a younger
-one; what this process has just written or read itself is known at once; a write is guarded by the
-revision that the view showed, so a view that lags behind costs another try, never a wrong write;
-what a watch might have missed is found by reading everything again now and then.
+one; what this process has just written or read itself is known immediately; a write is guarded by
+the revision that the view showed, so a view that lags behind costs another try, never a wrong
+write; what a watch might have missed is found by reading everything again now and then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RELOAD_S = 300.0
 RETRY_MIN_S, RETRY_MAX_S = 0.2, 2.0
 
 Changed = Callable[[str, bytes | None, bytes | None], None]
-"""Gets key, old and new value of what somebody else changed; None = absent."""
+"""Gets key, old and new value of what another writer changed; None = absent."""
 
 
 class RecordView:
@@ -69,8 +69,8 @@ class RecordView:
         return self._records.get(key)
 
     def doubt(self, keys: Iterable[str]) -> None:
-        """Somebody has seen these keys otherwise: have them read from the store until they are
-        known again."""
+        """Another reader has seen other values of these keys: have them read from the store
+        until they are known again."""
         for key in keys:
             if key.startswith(self._prefix):
                 self._doubtful.add(key)
@@ -87,7 +87,7 @@ class RecordView:
 
     def writing(self, operations: Iterable[Operation]) -> None:
         """This process sends these changes now: the watch may show them before the answer is
-        here, and they are nobody else's."""
+        here, and they are private to it."""
         for operation in operations:
             if operation.key.startswith(self._prefix):
                 self._own[operation.key] = operation.value if isinstance(operation, Put) else None
@@ -139,7 +139,7 @@ class RecordView:
                     self._take(event)
 
     def _load(self, found: RangeResult) -> None:
-        """Everything as of one revision. Younger records are our own writes concurrently, unless
+        """Everything as of one revision. Younger records are our own writes made since, unless
         the store itself has gone back in time."""
         before, self._records = self._records, {item.key: item for item in found.items}
         first, went_back = self._loaded_at == 0, found.revision < self._loaded_at

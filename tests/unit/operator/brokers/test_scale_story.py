@@ -111,7 +111,7 @@ def test_a_scale_down_is_told_from_the_wish_to_the_end() -> None:
     stage.wanted, stage.bundles = 2, {name(0): 4, name(1): 4, name(2): 12}
     assert stage.told() == [
         "ScalingDown: from 3 to 2 brokers, one at a time: main-broker-2",
-        "Draining: main-broker-2 hands 12 bundles over to 2 other brokers",
+        "Draining: main-broker-2 transfers 12 bundles to 2 other brokers",
     ]
     assert stage.told() == []
     stage.bundles = {name(0): 6, name(1): 7, name(2): 7}
@@ -121,7 +121,7 @@ def test_a_scale_down_is_told_from_the_wish_to_the_end() -> None:
     stage.bundles = {name(0): 10, name(1): 10}
     moves = stage.look()
     assert [told.message for told in moves.story.after] == [
-        "main-broker-2 handed 12 bundles over in 4 s",
+        "main-broker-2 transferred 12 bundles in 4 s",
         "main-broker-2 is drained and goes; 2 brokers stay, 2 are wanted",
     ]
     assert [told.reason for told in moves.story.after] == ["Drained", "Removing"]
@@ -217,7 +217,7 @@ def test_a_replacement_is_told_too() -> None:
     stage.bundles, stage.annotations = {name(0): 3, name(1): 3}, {names.REPLACE: f"{name(0)}@u0"}
     assert stage.told() == [
         "Replacing: main-broker-0: it is drained, then its pod is deleted and comes back",
-        "Draining: main-broker-0 hands 3 bundles over to the other broker",
+        "Draining: main-broker-0 transfers 3 bundles to the other broker",
     ]
     stage.bundles = {name(1): 6}
     moves = stage.look()

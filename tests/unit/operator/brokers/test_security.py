@@ -298,7 +298,7 @@ def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"auth": {}}, "nobody could come in"),
+        ({"auth": {}}, "no client would be admitted"),
         ({"auth": {"tokens": {}}}, "set exactly one of secretKey and publicKey"),
         (
             {
@@ -311,7 +311,7 @@ def test_what_is_said_of_a_key_holds_nothing_of_it() -> None:
             },
             "set exactly one of secretKey and publicKey",
         ),
-        ({"auth": {**AUTH, "anonymousRole": "admin"}}, "which lets everybody do everything"),
+        ({"auth": {**AUTH, "anonymousRole": "admin"}}, "which lets every client do everything"),
         ({"auth": {**AUTH, "proxyRoles": ["admin"]}}, "a proxy needs no rights of its own"),
         ({"auth": {**AUTH, "superUserRoles": [""]}}, "superUserRoles"),
     ],

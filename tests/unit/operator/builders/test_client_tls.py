@@ -391,7 +391,7 @@ def test_names_of_coordinators_are_looked_for_by_their_own_resource() -> None:
         ({"listeners": [{"name": "p", "tls": True}]}, "listeners: tls needs spec.tls"),
         (
             {"tls": {"secretName": "a", "plain": "Closed"}, "listeners": [{"name": "p"}]},
-            "would let nobody in",
+            "would admit no client",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over_and_not_b
     problem = leaf_problem(LEAF, AUTHORITY, MEMBERS, NOW_MS + age_ms)
     due = age_ms >= 365 * DAY_MS * 2 / 3 - 10 * 60_000 / 3
     assert bool(problem) == due
-    assert not due or problem.startswith("two thirds of its life are over")
+    assert not due or problem.startswith("two thirds of its lifetime are over")
 
 
 def test_whatever_is_wrong_with_a_certificate_is_noticed() -> None:
