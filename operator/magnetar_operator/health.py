@@ -1,9 +1,9 @@
 """Liveness that proves progress.
 
 Owns: the sentinel ConfigMap, the verdicts behind /live and /ready, and the HTTP listener. Imports:
-asyncio, aiohttp, clock, kubernetes_api, metrics. Invariants: /live says ok only while the event
-loop turns, no pass hangs, and what the leader writes comes back through the watches; a standby is
-alive as long as its loop turns, because no process may be leading.
+asyncio, aiohttp, clock, kube.api, metrics. Invariants: /live says ok only while the event loop
+turns, no pass hangs, and what the leader writes comes back through the watches; a standby is alive
+as long as its loop turns, because no process may be leading.
 """
 
 from __future__ import annotations

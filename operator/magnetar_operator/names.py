@@ -1,8 +1,8 @@
 """Names, labels and annotations of what the operator makes.
 
-Owns: their spelling. Imports: models.base (the group). Pure. No other module writes one of them as
-a literal. Invariants: a child's name follows from its owner's name alone; selectors never change,
-because a StatefulSet's cannot.
+Owns: their spelling. Imports: resources.base (the group). Pure. No other module writes one of them
+as a literal. Invariants: a child's name follows from its owner's name alone; selectors never
+change, because a StatefulSet's cannot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`python -m magnetar_operator.uninstall_check`: whether the operator may go.
 
-Owns: what `helm uninstall` asks first, and its sentence. Imports: kubernetes_api, resources,
-events. Invariants: it lists, and writes one Event when it objects, since its Job goes when it has
-failed; exit code 0 = nothing needs the operator, 1 = something does, 2 = it could not be found out
-(then the operator stays).
+Owns: what `helm uninstall` asks first, and its sentence. Imports: kube.api, resources, events.
+Invariants: it lists, and writes one Event when it objects, since its Job goes when it has failed;
+exit code 0 = nothing needs the operator, 1 = something does, 2 = it could not be found out (then
+the operator stays).
 """
 
 from __future__ import annotations

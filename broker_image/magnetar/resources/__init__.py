@@ -1,6 +1,6 @@
 """The custom resources as typed models, and the way from a manifest to one.
 
-Owns: which kinds there are and `parse_manifest`. Imports: the models, errors; neither kopf nor a
+Owns: which kinds there are and `parse_manifest`. Imports: the resources, errors; neither kopf nor a
 Kubernetes client, so that `magnetar apply` can check a file without them. Invariant: what
 `parse_manifest` refuses, the API server refuses too, with the same sentence (both come from the
 same rules).

@@ -1,7 +1,7 @@
 """`BrokerCluster`: a fleet of brokers over one storage and one metadata store.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, models.etcd. Invariants: every
-spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot
+Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.etcd. Invariants:
+every spec field has a default, so `spec: {}` is a working cluster of one broker; fields that cannot
 change without losing data are immutable.
 """
 

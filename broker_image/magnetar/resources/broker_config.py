@@ -2,7 +2,7 @@
 bounds.
 
 Owns: the fields, which are made from the list that the broker's own settings are written into
-(`make crds`). Imports: models.base, difflib. Invariants: a setting that is not given is absent,
+(`make crds`). Imports: resources.base, difflib. Invariants: a setting that is not given is absent,
 never defaulted here, so that a newer broker's defaults hold; a name that no broker knows, or means
 nothing to a coordinator, is refused with the nearest one that there is.
 """

@@ -1,6 +1,6 @@
 """`DataJob`: a Spark job over the messages of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, magnetar.names. Invariants: a
+Owns: its fields, defaults, limits and rules. Imports: resources.base, magnetar.names. Invariants: a
 job runs in its cluster's Kubernetes namespace, because it mounts the cluster's claim; what a user
 may override is what the fields say, and the service account is not among it.
 """

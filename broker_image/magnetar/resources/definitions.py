@@ -1,7 +1,7 @@
 """The CustomResourceDefinitions.
 
-Owns: names, short names, printer columns and subresources of every kind. Imports: the models,
-models.schema. Pure. Invariants: the definitions depend on the models alone (`python -m dev.crds`
+Owns: names, short names, printer columns and subresources of every kind. Imports: the resources,
+resources.schema. Pure. Invariants: the definitions depend on the models alone (`python -m dev.crds`
 writes them, a test fails when they differ); helm never deletes them.
 """
 

@@ -1,6 +1,6 @@
 """`spec.listeners`: ways in for clients outside the Kubernetes cluster.
 
-Owns: their fields, limits and rules, and what the status says of them. Imports: models.base.
+Owns: their fields, limits and rules, and what the status says of them. Imports: resources.base.
 Invariant: every listener gives each pod an address of its own, because a client must reach the very
 broker that serves its topic, and the very coordinator that holds its transaction.
 """

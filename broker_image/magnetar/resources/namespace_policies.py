@@ -1,8 +1,8 @@
 """Policies, permissions and the tenant's configuration in a `TopicNamespace`.
 
-Owns: their names, values and rules. Imports: models.base. Source: Pulsar's `Policies`, whose names
-and numbers (-1, 0) these are; only policies that brokers honour are here, all others stay with
-REST. Invariant: whatever these models accept, `magnetar.policies.check` accepts too.
+Owns: their names, values and rules. Imports: resources.base. Source: Pulsar's `Policies`, whose
+names and numbers (-1, 0) these are; only policies that brokers honour are here, all others stay
+with REST. Invariant: whatever these models accept, `magnetar.policies.check` accepts too.
 """
 
 from __future__ import annotations

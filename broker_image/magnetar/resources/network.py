@@ -1,8 +1,8 @@
 """`spec.networkPolicy`: who may reach the ports of brokers and coordinators.
 
-Owns: its fields and limits, in the shape that they have in a NetworkPolicy. Imports: models.base,
-models.pod_template. Invariant: the cluster's own pods and the operator are always admitted; what is
-said here is about all other clients.
+Owns: its fields and limits, in the shape that they have in a NetworkPolicy. Imports:
+resources.base, resources.pod_template. Invariant: the cluster's own pods and the operator are
+always admitted; what is said here is about all other clients.
 """
 
 from __future__ import annotations

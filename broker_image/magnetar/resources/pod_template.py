@@ -1,9 +1,9 @@
 """`spec.podTemplate`: what may be added to pods. An allow-list: the rest of the pod belongs to the
 operator.
 
-Owns: its fields and limits, in the shape that they have in a pod. Imports: models.base. Invariants:
-probes, the grace period, security and containers cannot be given, because drains, fencing and the
-pod security standard depend on them; whatever is left empty is absent from the pod.
+Owns: its fields and limits, in the shape that they have in a pod. Imports: resources.base.
+Invariants: probes, the grace period, security and containers cannot be given, because drains,
+fencing and the pod security standard depend on them; whatever is left empty is absent from the pod.
 """
 
 from __future__ import annotations

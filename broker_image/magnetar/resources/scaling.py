@@ -1,8 +1,8 @@
 """The parts of a `BrokerCluster` that speak of its number of brokers.
 
 Owns: the fields of `spec.autoscaling`, `status.autoscaling` and `status.scaling`, their defaults,
-limits and rules. Imports: models.base. Invariants: every field has a default; an empty part of the
-status means that nothing of the kind is under way.
+limits and rules. Imports: resources.base. Invariants: every field has a default; an empty part of
+the status means that nothing of the kind is under way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`spec.auth` and `spec.tls`: who clients are, what they may do, and how connections are protected.
 
-Owns: their fields, limits and rules. Imports: models.base. Invariants: a spec holds no key: it
+Owns: their fields, limits and rules. Imports: resources.base. Invariants: a spec holds no key: it
 names secrets of the resource's own namespace; what cannot let anybody in is refused, because a
 cluster that no client reaches is never meant.
 """

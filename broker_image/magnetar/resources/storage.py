@@ -1,6 +1,6 @@
 """`spec.storage`: where messages are kept.
 
-Owns: its fields, limits and rules. Imports: models.base. Invariant: what says where the messages
+Owns: its fields, limits and rules. Imports: resources.base. Invariant: what says where the messages
 are cannot change, because brokers would begin on empty storage.
 """
 

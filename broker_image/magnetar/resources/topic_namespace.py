@@ -1,6 +1,6 @@
 """`TopicNamespace`: a Pulsar namespace of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models.base, models.namespace_policies,
+Owns: its fields, defaults, limits and rules. Imports: resources.base, resources.namespace_policies,
 magnetar.names, magnetar.metadata.owned_fields. Invariant: the resource owns only the fields it
 sets; absent ones belong to the administrators who set them by REST.
 """

@@ -1,9 +1,9 @@
 """`TransactionCoordinator`: the transaction coordinators of a cluster.
 
-Owns: its fields, defaults, limits and rules. Imports: models siblings. Invariants: a coordinator's
-number (TCID) is its pod's ordinal; the cluster cannot change, because transaction ids carry the
-number and belong to that cluster's store; `spec.config` admits only settings that a coordinator
-has.
+Owns: its fields, defaults, limits and rules. Imports: resources siblings. Invariants: a
+coordinator's number (TCID) is its pod's ordinal; the cluster cannot change, because transaction ids
+carry the number and belong to that cluster's store; `spec.config` admits only settings that a
+coordinator has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many brokers the load asks for.
 
-Owns: the arithmetic, its words, and when a wish becomes a decision. Imports: models.scaling,
+Owns: the arithmetic, its words, and when a wish becomes a decision. Imports: resources.scaling,
 conditions. Pure. Invariants: the result is within minReplicas and maxReplicas; more load never asks
 for fewer brokers; brokers are removed only if the rest would stay below every target by the
 tolerance, so constant load settles; nothing is decided from a report that is missing or older than

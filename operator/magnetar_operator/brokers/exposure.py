@@ -1,7 +1,8 @@
 """Who may administer a cluster.
 
-Owns: the condition Protected. Imports: conditions, builders.client_tls, models. Pure. Invariant: it
-speaks of the spec alone; whether a network plugin enforces policies is not known here, and is said.
+Owns: the condition Protected. Imports: conditions, builders.client_tls, resources. Pure. Invariant:
+it speaks of the spec alone; whether a network plugin enforces policies is not known here, and is
+said.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replacing the key by which a cluster's processes know each other, while they serve.
 
 Owns: the key with what is beside it during a rotation, and the step from one phase to the next.
-Imports: etcd_rotation's phases. Pure. Invariants: a key is accepted by every process before it
+Imports: etcd.rotation's phases. Pure. Invariants: a key is accepted by every process before it
 signs anything, and the former one for a while after it has signed its last; so two processes whose
 files are a phase apart always know each other. All that is known is in the secret: an operator may
 end at any point, and another goes on.

@@ -1,7 +1,7 @@
 """Brokers that come, leave and are replaced: one decision from one look.
 
 Owns: putting the plans for scaling, replacement and their story together. Imports: scaling,
-replacing, scale_story, broker_pods. Pure. Invariants: scaling comes before a replacement, a
+replacing, scale_story, pods.pods. Pure. Invariants: scaling comes before a replacement, a
 replacement before a roll; a drain that takes too long is a problem that names what delays it, and
 removes nothing.
 """

@@ -1,7 +1,7 @@
 """Reconciling a `BrokerCluster`.
 
 Owns: the order of steps; cordons and the story of moves. Imports: world, desired, children,
-pod_care, moves, autoscaler, client_security, cluster_status. Invariants: decisions are pure
+pods.care, moves, autoscaler, client_security, brokers.status. Invariants: decisions are pure
 functions of one look at the world, effects follow them; children are applied even while the
 metadata store is unavailable; a broker leaves only as `plan_scale` allows; the status is written
 last and only when it differs.

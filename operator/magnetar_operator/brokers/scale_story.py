@@ -1,10 +1,10 @@
 """The story of a change of the number of brokers, as `kubectl describe` shows it.
 
 Owns: `status.scaling`, which remembers when a change and its drain began, and the Events of each
-chapter, in order. Imports: models, scaling, replacing, conditions. Pure. Invariants: each chapter
-is reported once, also when the operator restarts in between (the status says what was reported); a
-long drain is reported again only when its rest has halved; the status changes with the chapter,
-never with the time.
+chapter, in order. Imports: resources, scaling, replacing, conditions. Pure. Invariants: each
+chapter is reported once, also when the operator restarts in between (the status says what was
+reported); a long drain is reported again only when its rest has halved; the status changes with the
+chapter, never with the time.
 """
 
 from __future__ import annotations

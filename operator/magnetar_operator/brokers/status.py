@@ -1,7 +1,7 @@
 """The status of a `BrokerCluster`.
 
-Owns: its derivation from what was observed and planned. Imports: models, conditions, scaling,
-rolling, broker_pods. Pure. Invariants: the same observation gives the same status, so that a steady
+Owns: its derivation from what was observed and planned. Imports: resources, conditions, scaling,
+rolling, pods.pods. Pure. Invariants: the same observation gives the same status, so that a steady
 state writes none; every reason for not being Ready appears in Ready itself.
 """
 

@@ -1,7 +1,7 @@
 """TLS between clients and the processes of a cluster.
 
 Owns: ports, the mounted certificate, the process' settings about it, and the judgement on a secret
-that the user made. Imports: builders.object, names, models, cryptography. Pure. Invariants: a
+that the user made. Imports: builders.object, names, resources, cryptography. Pure. Invariants: a
 template names the secret and nothing that it holds, so that a renewed certificate restarts no pod;
 with TLS every process is known by the name that its service gives it, because a certificate cannot
 name pods' addresses; nothing that is said of a pair holds key material.

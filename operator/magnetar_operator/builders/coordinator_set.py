@@ -1,9 +1,9 @@
 """Everything that is made for a `TransactionCoordinator`.
 
 Owns: its StatefulSet, services, account, settings, disruption budget and network policy. Imports:
-builders siblings, names, models. Pure. Invariants: a coordinator's number is its pod's ordinal; the
-pods are restarted by the operator alone (OnDelete); deleting the resource removes these objects and
-nothing that holds data.
+builders siblings, names, resources. Pure. Invariants: a coordinator's number is its pod's ordinal;
+the pods are restarted by the operator alone (OnDelete); deleting the resource removes these objects
+and nothing that holds data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Services of listeners, and the settings of brokers and transaction coordinators about them.
 
 Owns: the services, the addresses that follow from them, the ConfigMap with each pod's own. Imports:
-builders.object, models.listeners, names. Pure. Invariants: a pod's address is announced only when
-it is known, so that no client is sent nowhere; a new address changes the ConfigMap, which pods
+builders.object, resources.listeners, names. Pure. Invariants: a pod's address is announced only
+when it is known, so that no client is sent nowhere; a new address changes the ConfigMap, which pods
 follow, and never their template; a service finds its port by name, so that pods of an older
 template are reached too.
 """

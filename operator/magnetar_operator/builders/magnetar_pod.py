@@ -2,8 +2,8 @@
 
 Owns: what the pods of every long-running component share: account, security, placement, probes,
 environment, volumes, the additions that users may make. Imports: builders.object,
-builders.etcd_tls, names, models. Pure. Invariants: the pods hold no rights and write nowhere but to
-the volume and /tmp; a user's additions never replace what is the operator's; the same parts give
+builders.etcd_tls, names, resources. Pure. Invariants: the pods hold no rights and write nowhere but
+to the volume and /tmp; a user's additions never replace what is the operator's; the same parts give
 the same template, byte for byte, because a template that differs restarts every pod.
 """
 

@@ -1,8 +1,8 @@
 """How pods reach the storage that holds a cluster's messages.
 
 Owns: the location, volumes and environment that follow from `spec.storage`, and what a secret of
-credentials must hold. Imports: builders.object, names, models. Pure. Invariants: a location holds
-no credentials; they reach a process as references to a secret alone, and of their content a
+credentials must hold. Imports: builders.object, names, resources. Pure. Invariants: a location
+holds no credentials; they reach a process as references to a secret alone, and of their content a
 template carries a keyed digest, from which nothing can be learnt.
 """
 

@@ -1,7 +1,7 @@
 """Who may reach the ports of a cluster's pods.
 
 Owns: the network policies of the managed etcd and of brokers, and the rules of coordinators'.
-Imports: builders.client_tls, names, models. Pure. Invariants: only pods of the same cluster (not
+Imports: builders.client_tls, names, resources. Pure. Invariants: only pods of the same cluster (not
 the executors of jobs) and the operator reach etcd's client port, only members the peer port; the
 cluster's own pods and the operator reach every port of brokers and coordinators; others reach the
 ports that are for them, and no more.

@@ -1,8 +1,8 @@
 """Parts that several child objects share.
 
-Owns: metadata with owner, pod and container security, the inputs of all builders. Imports: models,
-names. Pure. Invariants: every object is labelled for the operator's watches; objects that hold data
-have no owner, so that deleting the cluster keeps them.
+Owns: metadata with owner, pod and container security, the inputs of all builders. Imports:
+resources, names. Pure. Invariants: every object is labelled for the operator's watches; objects
+that hold data have no owner, so that deleting the cluster keeps them.
 """
 
 from __future__ import annotations

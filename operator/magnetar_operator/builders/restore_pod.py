@@ -1,7 +1,7 @@
 """The pod that fills a metadata store again.
 
-Owns: it. Imports: builders siblings, names, models. Pure. Invariants: its name is a function of the
-cluster and the request, so that it is made once; it shows the operator's certificate, because a
+Owns: it. Imports: builders siblings, names, resources. Pure. Invariants: its name is a function of
+the cluster and the request, so that it is made once; it shows the operator's certificate, because a
 copy holds what only the operator may write; it is never restarted in place, and the store, not its
 phase, says whether it has done its work.
 """

@@ -1,7 +1,7 @@
 """How pods know who their clients are, and each other.
 
 Owns: the document that says so, its ConfigMap, the secret of the cluster's own key, what a secret
-of a token key must hold, and how pods mount these. Imports: builders.object, models, names,
+of a token key must hold, and how pods mount these. Imports: builders.object, resources, names,
 magnetar.security. Pure. Invariants: no ConfigMap, argument or template holds a key or anything that
 follows from one; processes follow the mounted files, so that another role or key changes no
 template; everything is in one volume, whose content changes at once.

@@ -1,7 +1,7 @@
 """Reconciling a `TransactionCoordinator`.
 
-Owns: the order of steps, who may act, the set's record. Imports: world, coordinator_scaling,
-coordinators_state, children, pod_care, builders, withdrawing. Invariants: of several resources for
+Owns: the order of steps, who may act, the set's record. Imports: world, coordinators.scaling,
+coordinators.state, children, pods.care, builders, withdrawing. Invariants: of several resources for
 one cluster the oldest acts and the others say so; the record is written before the StatefulSet
 follows it; a coordinator leaves only as `plan_coordinators` allows; deleting the resource removes
 pods, and the announcement when the last one has gone, but no number's record or log; the status is

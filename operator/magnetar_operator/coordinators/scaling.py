@@ -1,7 +1,7 @@
 """When transaction coordinators are added and removed.
 
 Owns: the decision about replicas and about the set's record; whether a number may go. Imports:
-names, conditions, coordinators_state. Pure. Invariants: more coordinators are made at once; one is
+names, conditions, coordinators.state. Pure. Invariants: more coordinators are made at once; one is
 removed only after the limit was lowered below its number, its own record says that it begins
 nothing any more and that nothing is open, and no other removal is under way; only the highest goes;
 numbers above the limit are not announced.

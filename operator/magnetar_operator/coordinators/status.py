@@ -1,7 +1,7 @@
 """The status of a `TransactionCoordinator`.
 
-Owns: its derivation from what was observed and planned. Imports: models, conditions,
-coordinator_scaling, broker_pods. Pure. Invariants: the same observation gives the same status, so
+Owns: its derivation from what was observed and planned. Imports: resources, conditions,
+coordinators.scaling, pods.pods. Pure. Invariants: the same observation gives the same status, so
 that a steady state writes none; every reason for not being Ready appears in Ready itself.
 """
 

@@ -1,7 +1,7 @@
 """What is left of a `TransactionCoordinator` that is gone, or was made again for another cluster:
 clients still learn of its coordinators.
 
-Owns: finding such announcements, and taking them back. Imports: world, coordinators_state,
+Owns: finding such announcements, and taking them back. Imports: world, coordinators.state,
 magnetar.metadata. Invariants: the set's record goes only in a transaction that finds no coordinator
 holding a number: clients that know of a coordinator are led to it for as long as it runs (to end
 their transactions), and one that only restarts, or was left running on purpose, is never forgotten;

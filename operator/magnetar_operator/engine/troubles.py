@@ -1,7 +1,7 @@
 """What is wrong with an object: all of it.
 
 Owns: the order of problems by gravity, what the conditions say of them, the list in the status.
-Imports: conditions, models.base. Pure. Invariants: conditions name the most serious problem and
+Imports: conditions, resources.base. Pure. Invariants: conditions name the most serious problem and
 count the others; `since` of a trouble changes only when no trouble of its reason and object was
 there before; the list is bounded, and one reason with many objects leaves room for the others.
 """

@@ -1,11 +1,11 @@
 """What every reconciler works with.
 
 Owns: the bundle of ports, reading a custom resource, writing its status, pausing. Imports:
-kubernetes_api, object_cache, stores, events, models, conditions. Invariants: a resource that cannot
-be understood gets a condition, never a crash; a field that only newer definitions have is skipped,
-and reported once; a status is written only when it differs; what is read comes from the caches,
-which hold at least what this process wrote; what cannot be taken back is decided on a look at the
-API server itself.
+kube.api, kube.cache, stores, events, resources, conditions. Invariants: a resource that cannot be
+understood gets a condition, never a crash; a field that only newer definitions have is skipped, and
+reported once; a status is written only when it differs; what is read comes from the caches, which
+hold at least what this process wrote; what cannot be taken back is decided on a look at the API
+server itself.
 """
 
 from __future__ import annotations

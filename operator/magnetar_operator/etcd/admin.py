@@ -1,7 +1,7 @@
 """Asking an etcd about its members, and changing them.
 
 Owns: `EtcdAdmin`, one connection per member and the requests of etcd's Cluster and Maintenance
-services. Imports: asyncio, grpc, aetcd's stubs, magnetar.metadata, errors, etcd_members.
+services. Imports: asyncio, grpc, aetcd's stubs, magnetar.metadata, errors, etcd.members.
 Invariants: every request has a deadline and is sent at most once; who answers is decided by the
 ordinal asked, never by chance; a list of members counts only when a quorum has just confirmed it; a
 member that does not answer is missing from the picture, never an error.

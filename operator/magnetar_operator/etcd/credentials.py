@@ -1,6 +1,6 @@
 """What the operator itself shows to clusters' etcds.
 
-Owns: the material in memory, by secret, and reading it. Imports: kubernetes_api, certificates,
+Owns: the material in memory, by secret, and reading it. Imports: kube.api, certificates,
 magnetar.metadata. Invariants: a secret is read by name, never listed or watched, so that the
 operator sees no other; an open store takes new material without being opened again; errors name the
 secret and what is wrong with it, never what it holds.

@@ -1,7 +1,7 @@
 """Reading a managed etcd's pods and sizes, and saying what it is.
 
 Owns: `EtcdLifecycle`, the view that plans are made on, which image the pods get, and status.etcd.
-Imports: broker_pods, conditions, etcd siblings, builders, models. Pure. Invariants: fields that a
+Imports: pods.pods, conditions, etcd siblings, builders, resources. Pure. Invariants: fields that a
 kubelet has not written yet are absent, not errors; the same view gives the same status, and sizes
 in it change only with a tenth of themselves, so that a steady state writes none; clients are given
 other endpoints only while etcd is as wanted; a new image of the start container alone restarts

@@ -1,8 +1,8 @@
 """The Kubernetes API as the operator uses it.
 
 Owns: requests, their deadlines and metrics, the mapping of answers to errors, the leader's gate
-before every write. Imports: connection, resources, refusals, metrics. Invariants: every write asks
-`may_write` right before it is sent and has a deadline shorter than what the Lease leaves after
+before every write. Imports: connection, resources, kube.errors, metrics. Invariants: every write
+asks `may_write` right before it is sent and has a deadline shorter than what the Lease leaves after
 that; deletes carry the uid and resourceVersion that the decision was made on; applies use one field
 manager; a pause that the API server asks for holds for all requests.
 """

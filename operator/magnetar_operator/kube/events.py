@@ -1,6 +1,6 @@
 """Kubernetes Events.
 
-Owns: telling people what was done and why nothing was done. Imports: kubernetes_api, conditions,
+Owns: telling people what was done and why nothing was done. Imports: kube.api, conditions,
 builders.object, clock. Invariants: an effect has one Event; a state that lasts has one when it
 begins; a failure to write one never stops the work.
 """

@@ -2,12 +2,12 @@
 
 Owns: the feeds of the object cache (kopf's watches, periodic lists, answers to our own writes),
 their supervision and their age; which of the watched namespaces may not be read. Imports: asyncio,
-kopf's watching, kubernetes_api, object_cache, metrics. Invariants: nothing is decided before every
-kind was listed once; a watch that ended is opened again with back-off, and everything is listed
-again then; a watch begins with a list, which does not show what has gone since ours: after it the
-kind is listed again; a lost event costs at most one interval between lists, never convergence; a
-standby's caches are as warm as the leader's; a namespace that may not be read (its roles went with
-it) costs the others nothing, and nothing is decided in it until every kind was listed there.
+kopf's watching, kube.api, kube.cache, metrics. Invariants: nothing is decided before every kind was
+listed once; a watch that ended is opened again with back-off, and everything is listed again then;
+a watch begins with a list, which does not show what has gone since ours: after it the kind is
+listed again; a lost event costs at most one interval between lists, never convergence; a standby's
+caches are as warm as the leader's; a namespace that may not be read (its roles went with it) costs
+the others nothing, and nothing is decided in it until every kind was listed there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kinds of Kubernetes objects that the operator reads and writes.
 
-Owns: their API version and path. Imports: names, models. Pure.
+Owns: their API version and path. Imports: names, resources. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Leadership by a Kubernetes Lease.
 
 Owns: acquiring, renewing and releasing the Lease; the deadline after which nothing may be written.
-Imports: asyncio, clock, kubernetes_api, resources. Invariants: `may_write` is true only while no
-other process can hold the Lease: the deadline counts from *sending* the renewal, by the clock that
-also runs while the machine sleeps, and ends earlier than the Lease by more than a write may take;
+Imports: asyncio, clock, kube.api, resources. Invariants: `may_write` is true only while no other
+process can hold the Lease: the deadline counts from *sending* the renewal, by the clock that also
+runs while the machine sleeps, and ends earlier than the Lease by more than a write may take;
 another holder's Lease is judged by how long it has not changed here, never by comparing wall
 clocks; a planned stop releases it, so that the successor need not wait.
 """

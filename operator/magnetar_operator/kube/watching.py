@@ -1,10 +1,10 @@
 """Watching the API server through kopf.
 
-Owns: which objects are watched, with which server-side filters, and delivering what is seen to
-the operator's loop in batches. Imports: kopf, resources, names, object_cache. Invariants: handlers
-only pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches
-an object (event handlers alone cause none); objects that the operator did not make are filtered out
-by the API server; order is kept.
+Owns: which objects are watched, with which server-side filters, and delivering what is seen to the
+operator's loop in batches. Imports: kopf, resources, names, kube.cache. Invariants: handlers only
+pass on what they see: no state of ours, no finalizer and no annotation of kopf's ever reaches an
+object (event handlers alone cause none); objects that the operator did not make are filtered out by
+the API server; order is kept.
 """
 
 from __future__ import annotations

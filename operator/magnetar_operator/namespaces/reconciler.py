@@ -1,7 +1,7 @@
 """Reconciling a `TopicNamespace`.
 
 Owns: the order of steps, who may act, and writing the records of namespace and tenant. Imports:
-world, namespace_record, namespace_deletion, namespace_release, magnetar.metadata, models,
+world, namespaces.record, namespaces.deletion, namespaces.release, magnetar.metadata, resources,
 conditions. Invariants: of several resources for one tenant and namespace the oldest acts and the
 others say so: the record names the one that acts, so that a resource is compared with that one
 alone; fields that this resource does not set are never touched; what has changed between reading

@@ -1,7 +1,7 @@
 """What a `TopicNamespace` wants of the records of its namespace and its tenant.
 
 Owns: the decision which fields are set, removed and left alone, and the text about a change.
-Imports: models, magnetar.metadata. Pure. Invariants: wanting is idempotent; only fields that the
+Imports: resources, magnetar.metadata. Pure. Invariants: wanting is idempotent; only fields that the
 resource sets, or has set before, ever change; boundaries never change, and those of a record that
 was lost fit the bundles that still hold messages.
 """

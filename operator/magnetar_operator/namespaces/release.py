@@ -1,8 +1,8 @@
 """What TopicNamespaces own in clusters' stores after they are gone.
 
 Owns: releasing records whose owner is gone or speaks for something else, and finding them. Imports:
-world, stores, namespace_record, magnetar.metadata. Invariants: a resource that is gone, or was made
-again for something else, owns nothing for long of what it spoke for: what it set stays, and is
+world, stores, namespaces.record, magnetar.metadata. Invariants: a resource that is gone, or was
+made again for something else, owns nothing for long of what it spoke for: what it set stays, and is
 anybody's; the brokers' own namespace has no owner, and keeps nothing that one has set.
 """
 

@@ -1,9 +1,9 @@
 """What is done to the pods of a StatefulSet that the operator rolls.
 
 Owns: finding lost nodes, the restart whose turn it is, freeing the names of pods on lost nodes.
-Imports: world, broker_pods, rolling, resources. Invariants: a healthy pod is only ever deleted by
-the roll's plan; a pod is deleted by force only when its node has been silent for `NODE_LOST_S`,
-which is safe for processes that fence their predecessors.
+Imports: world, pods.pods, rolling, resources. Invariants: a healthy pod is only ever deleted by the
+roll's plan; a pod is deleted by force only when its node has been silent for `NODE_LOST_S`, which
+is safe for processes that fence their predecessors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether the copies of a cluster's metadata store keep up.
 
-Owns: that judgement, and what the status says of the newest copy. Imports: conditions, models.
+Owns: that judgement, and what the status says of the newest copy. Imports: conditions, resources.
 Pure. Invariants: brokers that do not serve, or have not served for long, are not blamed; the same
 report gives the same status and, while it stays, the same message, so that a steady state writes
 nothing.

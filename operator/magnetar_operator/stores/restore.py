@@ -1,10 +1,10 @@
 """Restoring a cluster's metadata store by request: what comes next.
 
-Owns: that decision. Imports: conditions, models. Pure. Invariants: a request is carried out once,
-whatever ends in between; nothing is begun for a request while etcd is intact or may come back,
-unless it is forced; what was refused, has failed or is done stays so until another request is made.
-Brokers and coordinators stay as they are: over an empty store they serve under their claims, the
-command that fills it fences them, and a store that it has not finished admits no client
+Owns: that decision. Imports: conditions, resources. Pure. Invariants: a request is carried out
+once, whatever ends in between; nothing is begun for a request while etcd is intact or may come
+back, unless it is forced; what was refused, has failed or is done stays so until another request is
+made. Brokers and coordinators stay as they are: over an empty store they serve under their claims,
+the command that fills it fences them, and a store that it has not finished admits no client
 (`magnetar.hosting.joining`). So the pause of their clients begins with that fence, and is announced
 before.
 """

@@ -1,8 +1,8 @@
 """Restoring a cluster's metadata store by request, within a pass.
 
-Owns: the look that the plan is made on, and its effects. Imports: world, metadata_restore,
-builders. Invariants: the status is written before what it says is done; a cluster without a
-request, or whose request has ended, costs no request to the API server.
+Owns: the look that the plan is made on, and its effects. Imports: world, stores.restore, builders.
+Invariants: the status is written before what it says is done; a cluster without a request, or whose
+request has ended, costs no request to the API server.
 """
 
 from __future__ import annotations
