@@ -1,7 +1,7 @@
 """The metadata store of a standalone broker, reached through the broker.
 
 Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by
-`magnetar.rest.store_routes`, on the loopback interface only, header `x-magnetar-internal: 1`).
+`magnetar.broker.routes.store_routes`, on the loopback interface only, header `x-magnetar-internal: 1`).
 Imports: errors, metadata.store, urllib.
 
 JSON shapes (values and operands of target `value` are base64):

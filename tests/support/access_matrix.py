@@ -21,9 +21,9 @@ from fastapi import FastAPI
 
 from magnetar.broker.incarnation import Broker
 from magnetar.broker.process import EMBEDDED, BrokerProcess, ProcessOptions
+from magnetar.broker.routes.application import create_application
 from magnetar.hosting.access import AccessOptions
 from magnetar.metadata import keys
-from magnetar.rest.application import create_application
 from magnetar.security.authorization import INTERNAL_METHOD, Right
 from magnetar.security.keys import SecretKey
 from tests.support.brokers import HOST, SETTINGS

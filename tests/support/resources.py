@@ -1,6 +1,6 @@
 """One fake for all resources of REST, for tests.
 
-Owns: `every_resource`. Imports: the ports of REST.
+Owns: `every_resource`. Imports: the broker's administration.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from magnetar.rest.ports import Resources
+from magnetar.broker.administration.administration import BrokerAdministration
 
-NAMES = [name for name, value in vars(Resources).items() if isinstance(value, property)]
+NAMES = list(vars(BrokerAdministration(SimpleNamespace(broker=None))))
 
 
 def every_resource(port: Any) -> Any:
-    """Resources whose every port is `port`."""
+    """An administration whose every part is `port`."""
     return SimpleNamespace(**dict.fromkeys(NAMES, port))

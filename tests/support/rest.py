@@ -15,7 +15,7 @@ import httpx
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
-from magnetar.rest.application import create_application
+from magnetar.broker.routes.application import create_application
 from magnetar.rest.rights import Gate
 from tests.support.brokers import Peer, open_peer, running_broker
 

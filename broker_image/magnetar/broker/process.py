@@ -21,6 +21,8 @@ import structlog
 
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.routes.application import create_application
+from magnetar.broker.routes.store_routes import store_router
 from magnetar.broker.standalone_coordinator import StandaloneCoordinator
 from magnetar.clock import Clock, SystemClock, back_off_s
 from magnetar.coordinator.discovery import withdraw
@@ -45,8 +47,6 @@ from magnetar.metadata.leases import LeaseKeeper
 from magnetar.metadata.store import MetadataStore
 from magnetar.network import AsyncioNetwork
 from magnetar.reserve import NO_SPACE
-from magnetar.rest.application import create_application
-from magnetar.rest.store_routes import store_router
 from magnetar.storage.volumes.opening import is_directory, open_volume
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
-"""REST routes.
+"""What brokers and coordinators share of REST.
 
-Owns: what HTTP sees: paths, bodies and statuses of Pulsar's admin API and Magnetar's own. Imports:
-FastAPI, names, errors, metadata; never server. The server hands in an object that satisfies
-`ports.AdminPort`.
+Owns: errors as answers, names and bodies of requests, the right that each route needs. Imports:
+FastAPI, names, errors, security.
 """

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import structlog
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
@@ -23,7 +23,7 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.requests import ClientDisconnect
 
 from magnetar.errors import BodyTooLarge, InvalidRequest, MagnetarError, NotOwner
-from magnetar.names import NamespaceName, TopicName
+from magnetar.names import PERSISTENT, NamespaceName, TopicName
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +40,7 @@ UNCOMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream")
 """Messages, too: their producers have compressed what is worth it, and a large one would take
 the loop for long."""
 NO_CONTENT = 204
+PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TEMPORARY_REDIRECT = 307
 
 
@@ -116,6 +117,24 @@ def topic_name(domain: str, tenant: str, namespace: str, topic: str) -> TopicNam
 def namespace_name(tenant: str, namespace: str) -> NamespaceName:
     """The namespace of a path. Raises InvalidTopicName."""
     return NamespaceName.parse(f"{tenant}/{namespace}")
+
+
+async def _topic(domain: Domain, tenant: str, namespace: str, topic: str) -> TopicName:
+    return topic_name(domain, tenant, namespace, topic)
+
+
+async def _persistent_topic(tenant: str, namespace: str, topic: str) -> TopicName:
+    return topic_name(PERSISTENT, tenant, namespace, topic)
+
+
+async def _namespace(tenant: str, namespace: str) -> NamespaceName:
+    return namespace_name(tenant, namespace)
+
+
+Topic = Annotated[TopicName, Depends(_topic)]
+PersistentTopic = Annotated[TopicName, Depends(_persistent_topic)]
+Namespace = Annotated[NamespaceName, Depends(_namespace)]
+"""What the path of a route names."""
 
 
 def body(what: str, schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:

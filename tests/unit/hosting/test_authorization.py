@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
+from magnetar.broker.routes.application import ROUTERS, create_application
+from magnetar.broker.routes.store_routes import store_router
 from magnetar.errors import NotAuthorized
 from magnetar.hosting.security.guard import NEEDS, OF_THE_CONNECTION
 from magnetar.hosting.security.rest import RestGate
-from magnetar.rest.application import ROUTERS, create_application
 from magnetar.rest.rights import OTHER_RIGHTS, READ_RIGHTS, RIGHTS, right_of, spelled
-from magnetar.rest.store_routes import store_router
 from magnetar.security.authorization import INTERNAL_METHOD
 from magnetar.wire import pulsar_api_pb2 as api
 from tests.support.brokers import TOPIC, Peer, Type

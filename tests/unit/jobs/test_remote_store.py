@@ -8,20 +8,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from magnetar.broker.routes.application import create_application
+from magnetar.broker.routes.store_routes import store_router
 from magnetar.clock import SystemClock
 from magnetar.errors import StoreError, StoreUnavailable
 from magnetar.hosting.http import HttpListener
 from magnetar.hosting.security.rest import RestGate
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.metadata.store import Compare, Delete, Put
-from magnetar.rest.application import create_application
-from magnetar.rest.ports import Resources
 from magnetar.rest.rights import Gate
-from magnetar.rest.store_routes import store_router
 from magnetar_jobs.remote_store import RemoteStore
 from tests.support.secured import authenticator, token
 
@@ -32,7 +31,7 @@ def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None
 
     async def run() -> None:
         store = MemoryStore(SystemClock())
-        application = create_application(cast(Resources, object()), gate)
+        application = create_application(cast(Any, object()), gate)
         application.include_router(store_router(store))
         listener = HttpListener(application, "127.0.0.1", 0)
         port = await listener.open()

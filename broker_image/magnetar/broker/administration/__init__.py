@@ -1,5 +1,4 @@
-"""The broker's side of the admin API.
+"""What each admin request does, by resource.
 
-Owns: what each admin request does, by resource; `port` puts the parts together. Imports: metadata,
-names, policies.
+Owns: one class a resource; `administration` composes them. Imports: metadata, names, policies.
 """

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from magnetar.broker.administration.site import Site
@@ -28,7 +29,6 @@ from magnetar.errors import (
     UnsupportedCommand,
 )
 from magnetar.names import TopicName
-from magnetar.rest.ports import FoundMessage
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire.checksum import Buffer
 from magnetar.wire.entries import Entry, readable_entry, uncompressed
@@ -53,6 +53,14 @@ _BYTES = (
     ("schema_version", "Base64-schema-version-b64encoded"),
 )
 _TIMES = ("publish_time", "event_time", "deliver_at_time")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """An entry as REST shows it: what its metadata says, and its payload, uncompressed."""
+
+    headers: Mapping[str, str]
+    payload: Buffer
 
 
 class Messages:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from magnetar.broker.administration.moves import Moves
 from magnetar.broker.administration.peers import ask_peer
@@ -31,9 +31,11 @@ from magnetar.errors import (
 from magnetar.metadata import keys
 from magnetar.metadata.records import TopicPoliciesRecord
 from magnetar.names import NamespaceName, TopicName
-from magnetar.rest.ports import ListMode
 from magnetar.topics.ledgers import Position
 from magnetar.wire.entries import readable_entry
+
+ListMode: TypeAlias = Literal["PERSISTENT", "NON_PERSISTENT", "ALL"]
+"""Which topics a list shows."""
 
 
 class Topics:

@@ -18,6 +18,7 @@ from magnetar.broker.administration.site import Site
 from magnetar.broker.connections.refusals import NO_COORDINATOR
 from magnetar.broker.topics.topic_host import TopicHost
 from magnetar.coordinator.discovery import FIRST
+from magnetar.coordinator.probes import INTERNAL
 from magnetar.errors import (
     InvalidRequest,
     MagnetarError,
@@ -33,7 +34,6 @@ from magnetar.metadata.records import (
     CoordinatorSetRecord,
 )
 from magnetar.names import TopicName
-from magnetar.rest.coordinators import INTERNAL
 from magnetar.transactions.ids import TxnId
 from magnetar.transactions.participant_records import Outcome
 from magnetar.transactions.topic.pending_acks import PendingAcks

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from magnetar.broker.routes.application import create_application
 from magnetar.errors import NamespaceNotFound
 from magnetar.names import BundleName, NamespaceName, TopicName
-from magnetar.rest.application import create_application
 from tests.support.resources import every_resource
 
 CORDON = "/magnetar/v1/brokers/broker-1/cordon"

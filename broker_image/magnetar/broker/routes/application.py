@@ -14,25 +14,24 @@ from fastapi import Depends, FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar import __version__
-from magnetar.rest.answers import Domain, add_refusals, topic_name
-from magnetar.rest.brokers import broker_router
-from magnetar.rest.clusters import cluster_router
-from magnetar.rest.documents import document_router
-from magnetar.rest.explain import explain_router
-from magnetar.rest.messages import message_router
-from magnetar.rest.namespaces import namespace_router
-from magnetar.rest.operations import operation_router
-from magnetar.rest.pages import add_docs
-from magnetar.rest.permissions import permission_router
-from magnetar.rest.policy_routes import policy_router
-from magnetar.rest.ports import Resources
-from magnetar.rest.refused import refused_router
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.routes.brokers import broker_router
+from magnetar.broker.routes.clusters import cluster_router
+from magnetar.broker.routes.documents import document_router
+from magnetar.broker.routes.explain import explain_router
+from magnetar.broker.routes.messages import message_router
+from magnetar.broker.routes.namespaces import namespace_router
+from magnetar.broker.routes.operations import operation_router
+from magnetar.broker.routes.pages import add_docs
+from magnetar.broker.routes.permissions import permission_router
+from magnetar.broker.routes.policies import policy_router
+from magnetar.broker.routes.refused import refused_router
+from magnetar.broker.routes.subscriptions import subscription_router
+from magnetar.broker.routes.topics import topic_router
+from magnetar.broker.routes.transactions import transaction_router
+from magnetar.rest.answers import PROMETHEUS_TYPE, Topic, add_refusals
 from magnetar.rest.rights import Gate, gate_of
-from magnetar.rest.subscriptions import subscription_router
-from magnetar.rest.topics import topic_router
-from magnetar.rest.transactions import transaction_router
 
-PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LISTENER_LENGTH_MAX = 200
 LOOKUP = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:path}"
 ROUTERS = (
@@ -52,7 +51,7 @@ ROUTERS = (
 )
 
 
-def create_application(admin: Resources, gate: Gate | None = None) -> FastAPI:
+def create_application(admin: BrokerAdministration, gate: Gate | None = None) -> FastAPI:
     """All routes over `admin`; `gate` is asked before each of them (None: nobody is)."""
     dependencies = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
@@ -71,7 +70,7 @@ def create_application(admin: Resources, gate: Gate | None = None) -> FastAPI:
     return application
 
 
-def _add_probes(application: FastAPI, admin: Resources) -> None:
+def _add_probes(application: FastAPI, admin: BrokerAdministration) -> None:
     def answer(good: bool) -> PlainTextResponse:
         return PlainTextResponse("ok" if good else "not ready", status_code=200 if good else 503)
 
@@ -97,18 +96,15 @@ def _add_probes(application: FastAPI, admin: Resources) -> None:
         return await admin.health.status()
 
 
-def _add_lookup(application: FastAPI, admin: Resources) -> None:
+def _add_lookup(application: FastAPI, admin: BrokerAdministration) -> None:
     @application.get(f"{LOOKUP}/bundle", response_class=PlainTextResponse, tags=["lookup"])
-    async def bundle(domain: Domain, tenant: str, namespace: str, topic: str) -> str:
+    async def bundle(topic: Topic) -> str:
         """Tell the bundle that a topic falls into."""
-        return await admin.health.bundle_range(topic_name(domain, tenant, namespace, topic))
+        return await admin.health.bundle_range(topic)
 
     @application.get(LOOKUP, tags=["lookup"])
     async def lookup(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         listener: Annotated[str, Query(alias="listenerName", max_length=LISTENER_LENGTH_MAX)] = "",
         listener_header: Annotated[
             str, Header(alias="X-Pulsar-ListenerName", max_length=LISTENER_LENGTH_MAX)
@@ -116,6 +112,4 @@ def _add_lookup(application: FastAPI, admin: Resources) -> None:
     ) -> dict[str, str]:
         """Tell which broker serves a topic, and its address on a listener; the query wins over
         the header."""
-        return await admin.health.lookup(
-            topic_name(domain, tenant, namespace, topic), (listener or listener_header).strip()
-        )
+        return await admin.health.lookup(topic, (listener or listener_header).strip())

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
+from magnetar.broker.administration.messages import FoundMessage
+from magnetar.broker.routes.application import create_application
+from magnetar.broker.routes.messages import ANSWERS_BYTES_MAX, LOOKS_MAX, PART_BYTES
 from magnetar.names import TopicName
-from magnetar.rest.application import create_application
-from magnetar.rest.messages import ANSWERS_BYTES_MAX, LOOKS_MAX, PART_BYTES
-from magnetar.rest.ports import FoundMessage
 from tests.support.resources import every_resource
 
 PATH = "/admin/v2/persistent/public/default/t/examinemessage"

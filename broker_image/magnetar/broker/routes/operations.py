@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest
-from magnetar.rest.answers import NO_CONTENT, namespace_name, object_of
-from magnetar.rest.ports import Resources
+from magnetar.rest.answers import NO_CONTENT, Namespace, object_of
 
 REASON_CHARACTERS_MAX = 500
 PIN_S_MAX = 1 << 31
 
 
-def operation_router(admin: Resources) -> APIRouter:
+def operation_router(admin: BrokerAdministration) -> APIRouter:
     """The routes over `admin`."""
     router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 
@@ -42,7 +42,7 @@ def operation_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_cordons(router: APIRouter, admin: Resources) -> None:
+def _add_cordons(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.put("/brokers/{broker}/cordon", status_code=NO_CONTENT)
     async def cordon(broker: str, request: Request) -> None:
         """Have a broker take no new bundles and, with `drain`, transfer those it has."""
@@ -68,44 +68,41 @@ def _add_cordons(router: APIRouter, admin: Resources) -> None:
         await admin.operations.uncordon(broker)
 
 
-def _add_namespaces(router: APIRouter, admin: Resources) -> None:
+def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.put("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
     async def pin(
-        tenant: str,
-        namespace: str,
+        namespace: Namespace,
         bundle: str,
         seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None,
     ) -> None:
         """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told."""
-        await admin.bundles.pin_bundle(namespace_name(tenant, namespace), bundle, seconds)
+        await admin.bundles.pin_bundle(namespace, bundle, seconds)
 
     @router.delete("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)
-    async def unpin(tenant: str, namespace: str, bundle: str) -> None:
+    async def unpin(namespace: Namespace, bundle: str) -> None:
         """Take a pin back."""
-        await admin.bundles.pin_bundle(namespace_name(tenant, namespace), bundle, 0)
+        await admin.bundles.pin_bundle(namespace, bundle, 0)
 
     @router.patch("/namespaces/{tenant}/{namespace}/policies", status_code=NO_CONTENT)
-    async def edit(tenant: str, namespace: str, request: Request) -> None:
+    async def edit(namespace: Namespace, request: Request) -> None:
         """Set the policies named; null takes one away."""
         changes = await object_of(request)
-        await admin.policies.edit_policies(
-            namespace_name(tenant, namespace), lambda policies: policies.update(changes)
-        )
+        await admin.policies.edit_policies(namespace, lambda policies: policies.update(changes))
 
 
-def _add_owners(router: APIRouter, admin: Resources) -> None:
+def _add_owners(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/namespaces/owners")
     async def owners() -> dict[str, str]:
         """Return the custom resource of every namespace that has one."""
         return admin.namespaces.namespace_owners()
 
     @router.get("/namespaces/{tenant}/{namespace}/owner")
-    async def owner(tenant: str, namespace: str) -> dict[str, Any]:
+    async def owner(namespace: Namespace) -> dict[str, Any]:
         """Return the custom resource that owns a namespace, and the fields that it sets."""
-        return await admin.namespaces.namespace_owner(namespace_name(tenant, namespace))
+        return await admin.namespaces.namespace_owner(namespace)
 
     @router.delete("/namespaces/{tenant}/{namespace}/owner", status_code=NO_CONTENT)
-    async def release(tenant: str, namespace: str) -> None:
+    async def release(namespace: Namespace) -> None:
         """Have no custom resource own a namespace: for one that is gone, since a living one
         takes the namespace again."""
-        await admin.namespaces.release_namespace(namespace_name(tenant, namespace))
+        await admin.namespaces.release_namespace(namespace)

@@ -17,10 +17,16 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.administration.messages import FoundMessage
+from magnetar.broker.routes.subscriptions import MESSAGE_ID, position_of
 from magnetar.errors import InvalidRequest, LimitExceeded
-from magnetar.rest.answers import TOPIC, Domain, body, object_of, topic_name
-from magnetar.rest.ports import FoundMessage, Resources
-from magnetar.rest.subscriptions import MESSAGE_ID, position_of
+from magnetar.rest.answers import (
+    TOPIC,
+    Topic,
+    body,
+    object_of,
+)
 
 ANSWERS_BYTES_MAX = 64 << 20
 """Of all payloads that are being sent. One alone may be larger, and small ones find room beside
@@ -36,7 +42,7 @@ OCTETS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def message_router(admin: Resources) -> APIRouter:
+def message_router(admin: BrokerAdministration) -> APIRouter:
     """Messages over `admin`."""
     router = APIRouter(tags=["messages"])
     _add_reading(router, admin)
@@ -99,23 +105,17 @@ class _Shown(Response):
             payloads.bytes -= size
 
 
-def _add_reading(router: APIRouter, admin: Resources) -> None:
+def _add_reading(router: APIRouter, admin: BrokerAdministration) -> None:
     payloads = _Payloads()
 
     @router.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", responses=OCTETS)
-    async def peek(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, number: int
-    ) -> Response:
+    async def peek(topic: Topic, subscription: str, number: int) -> Response:
         """Show the `number`-th message (from 1) that a subscription has not acknowledged."""
-        name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: admin.messages.peek(name, subscription, number))
+        return await payloads.answer(lambda: admin.messages.peek(topic, subscription, number))
 
     @router.get(f"{TOPIC}/examinemessage", responses=OCTETS)
     async def examine(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         origin: Annotated[
             str, Query(alias="initialPosition", description="earliest or latest")
         ] = "latest",
@@ -124,48 +124,32 @@ def _add_reading(router: APIRouter, admin: Resources) -> None:
         ] = 1,
     ) -> Response:
         """Show a message counted from the beginning or from the end of a topic."""
-        name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: admin.messages.examine(name, origin, number))
+        return await payloads.answer(lambda: admin.messages.examine(topic, origin, number))
 
     @router.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", responses=OCTETS)
-    async def message(
-        domain: Domain, tenant: str, namespace: str, topic: str, ledger: int, entry: int
-    ) -> Response:
+    async def message(topic: Topic, ledger: int, entry: int) -> Response:
         """Show the message with this id."""
-        name = topic_name(domain, tenant, namespace, topic)
-        return await payloads.answer(lambda: admin.messages.message(name, (ledger, entry)))
+        return await payloads.answer(lambda: admin.messages.message(topic, (ledger, entry)))
 
 
-def _add_positions(router: APIRouter, admin: Resources) -> None:
+def _add_positions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/messageid/{{timestamp}}")
-    async def message_id(
-        domain: Domain, tenant: str, namespace: str, topic: str, timestamp: int
-    ) -> dict[str, Any]:
+    async def message_id(topic: Topic, timestamp: int) -> dict[str, Any]:
         """Tell the id of the first message published at this time (milliseconds) or later."""
-        return await admin.messages.message_id_at(
-            topic_name(domain, tenant, namespace, topic), timestamp
-        )
+        return await admin.messages.message_id_at(topic, timestamp)
 
     @router.put(f"{TOPIC}/backlogSize", openapi_extra=body("a message id", MESSAGE_ID))
-    async def backlog_size(
-        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
-    ) -> int:
+    async def backlog_size(topic: Topic, request: Request) -> int:
         """Tell about how many bytes follow a message id."""
         position = position_of(await object_of(request))
         if position is None:
             raise InvalidRequest("backlogSize: the body has no ledgerId; send a message id")
-        return await admin.messages.backlog_size(
-            topic_name(domain, tenant, namespace, topic), position
-        )
+        return await admin.messages.backlog_size(topic, position)
 
     @router.post(
         f"{TOPIC}/subscription/{{subscription}}/analyzeBacklog",
         openapi_extra=body("where to begin", MESSAGE_ID, required=False),
     )
-    async def analyze(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
-    ) -> dict[str, Any]:
+    async def analyze(topic: Topic, subscription: str) -> dict[str, Any]:
         """Count what a subscription has before it."""
-        return await admin.messages.analyze_backlog(
-            topic_name(domain, tenant, namespace, topic), subscription
-        )
+        return await admin.messages.analyze_backlog(topic, subscription)

@@ -11,19 +11,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.administration.topics import ListMode
+from magnetar.broker.routes.topics import Destination
 from magnetar.errors import InvalidRequest
 from magnetar.names import DEFAULT_BUNDLES, PERSISTENT, boundaries_given, initial_boundaries
 from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
     Domain,
+    Namespace,
     body,
     body_of,
-    namespace_name,
     object_of,
 )
-from magnetar.rest.ports import ListMode, Resources
-from magnetar.rest.topics import Destination
 
 BUNDLE = f"{NAMESPACE}/{{bundle:bundle}}"
 BOUNDARIES = {"type": "array", "items": {"type": "integer"}}
@@ -37,7 +38,7 @@ BUNDLES = {
 POLICIES = {"type": "object", "properties": {"bundles": BUNDLES}}
 
 
-def namespace_router(admin: Resources) -> APIRouter:
+def namespace_router(admin: BrokerAdministration) -> APIRouter:
     """Namespaces over `admin`."""
     router = APIRouter(tags=["namespaces"])
     _add_life(router, admin)
@@ -48,30 +49,28 @@ def namespace_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_life(router: APIRouter, admin: Resources) -> None:
+def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(NAMESPACE)
-    async def namespace(tenant: str, namespace: str) -> dict[str, Any]:
+    async def namespace(namespace: Namespace) -> dict[str, Any]:
         """Return all policies of a namespace."""
-        return await admin.namespaces.namespace(namespace_name(tenant, namespace))
+        return await admin.namespaces.namespace(namespace)
 
     @router.put(
         NAMESPACE,
         status_code=NO_CONTENT,
         openapi_extra=body("its first policies", POLICIES, required=False),
     )
-    async def create_namespace(tenant: str, namespace: str, request: Request) -> None:
+    async def create_namespace(namespace: Namespace, request: Request) -> None:
         """Create a namespace."""
         settings = await object_of(request)
         boundaries = _boundaries(settings.pop("bundles", None))
         given = {key: value for key, value in settings.items() if value is not None}
-        await admin.namespaces.create_namespace(
-            namespace_name(tenant, namespace), boundaries, given
-        )
+        await admin.namespaces.create_namespace(namespace, boundaries, given)
 
     @router.delete(NAMESPACE, status_code=NO_CONTENT)
-    async def delete_namespace(tenant: str, namespace: str, force: bool = False) -> None:
+    async def delete_namespace(namespace: Namespace, force: bool = False) -> None:
         """Delete a namespace; with its topics only by force."""
-        await admin.namespaces.delete_namespace(namespace_name(tenant, namespace), force)
+        await admin.namespaces.delete_namespace(namespace, force)
 
 
 def _boundaries(bundles: Any) -> tuple[int, ...]:
@@ -99,7 +98,7 @@ def _boundaries(bundles: Any) -> tuple[int, ...]:
     return initial_boundaries(count)
 
 
-def _add_lists(router: APIRouter, admin: Resources) -> None:
+def _add_lists(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/admin/v2/namespaces/{tenant}")
     async def namespaces(tenant: str) -> list[str]:
         """List the namespaces of a tenant."""
@@ -116,68 +115,61 @@ def _add_lists(router: APIRouter, admin: Resources) -> None:
         return await admin.namespaces.anti_affinity_namespaces(tenant, group)
 
     @router.get(f"{NAMESPACE}/topics")
-    async def topics(tenant: str, namespace: str, mode: ListMode = "PERSISTENT") -> list[str]:
+    async def topics(namespace: Namespace, mode: ListMode = "PERSISTENT") -> list[str]:
         """List the topics of a namespace, partitions one by one."""
-        return await admin.topics.topics(namespace_name(tenant, namespace), mode)
+        return await admin.topics.topics(namespace, mode)
 
     @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}")
-    async def topics_of_domain(
-        domain: Domain, tenant: str, namespace: str, bundle: str = ""
-    ) -> list[str]:
+    async def topics_of_domain(domain: Domain, namespace: Namespace, bundle: str = "") -> list[str]:
         """List the topics of a namespace that are persistent, or those that are not; of one
         bundle, if named."""
         mode: ListMode = "PERSISTENT" if domain == PERSISTENT else "NON_PERSISTENT"
-        name = namespace_name(tenant, namespace)
-        found = await admin.topics.topics(name, mode)
-        return admin.bundles.topics_of_bundle(name, bundle, found) if bundle else found
+        found = await admin.topics.topics(namespace, mode)
+        return admin.bundles.topics_of_bundle(namespace, bundle, found) if bundle else found
 
     @router.get("/admin/v2/{domain:domain}/{tenant}/{namespace}/partitioned")
-    async def partitioned_topics(domain: Domain, tenant: str, namespace: str) -> list[str]:
+    async def partitioned_topics(domain: Domain, namespace: Namespace) -> list[str]:
         """List the partitioned topics of a namespace."""
-        found = await admin.topics.partitioned_topics(namespace_name(tenant, namespace))
+        found = await admin.topics.partitioned_topics(namespace)
         return [name for name in found if name.startswith(f"{domain}://")]
 
 
-def _add_bundles(router: APIRouter, admin: Resources) -> None:
+def _add_bundles(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{NAMESPACE}/bundles")
-    async def bundles(tenant: str, namespace: str) -> dict[str, Any]:
+    async def bundles(namespace: Namespace) -> dict[str, Any]:
         """Tell the hash ranges that a namespace is divided into."""
-        found: dict[str, Any] = (
-            await admin.namespaces.namespace(namespace_name(tenant, namespace))
-        )["bundles"]
+        found: dict[str, Any] = (await admin.namespaces.namespace(namespace))["bundles"]
         return found
 
     @router.get(f"{BUNDLE}/topicHashPositions")
     async def hash_positions(
-        tenant: str,
-        namespace: str,
+        namespace: Namespace,
         bundle: str,
         topics: list[str] = Query(default=[]),  # noqa: B008
     ) -> dict[str, Any]:
         """Tell where topics of a bundle lie in its range; of all of them unless some are named."""
-        name = namespace_name(tenant, namespace)
         found = topics or admin.bundles.topics_of_bundle(
-            name, bundle, await admin.topics.topics(name, "ALL")
+            namespace, bundle, await admin.topics.topics(namespace, "ALL")
         )
         return {
-            "namespace": str(name),
+            "namespace": str(namespace),
             "bundle": bundle,
             "topicHashPositions": admin.bundles.hash_positions(found),
         }
 
 
-def _add_moves(router: APIRouter, admin: Resources) -> None:
+def _add_moves(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.put(f"{NAMESPACE}/unload", status_code=NO_CONTENT)
-    async def unload_namespace(tenant: str, namespace: str, destination: Destination = "") -> None:
+    async def unload_namespace(namespace: Namespace, destination: Destination = "") -> None:
         """Hand all bundles of a namespace to other brokers, or to one."""
-        await admin.bundles.unload_namespace(namespace_name(tenant, namespace), destination)
+        await admin.bundles.unload_namespace(namespace, destination)
 
     @router.put(f"{NAMESPACE}/{{bundle}}/unload", status_code=NO_CONTENT)
     async def unload_bundle(
-        tenant: str, namespace: str, bundle: str, destination: Destination = ""
+        namespace: Namespace, bundle: str, destination: Destination = ""
     ) -> None:
         """Hand one bundle to another broker."""
-        await admin.bundles.unload_bundle(namespace_name(tenant, namespace), bundle, destination)
+        await admin.bundles.unload_bundle(namespace, bundle, destination)
 
     @router.put(
         f"{NAMESPACE}/{{bundle}}/split",
@@ -185,8 +177,7 @@ def _add_moves(router: APIRouter, admin: Resources) -> None:
         openapi_extra=body("boundaries", BOUNDARIES, required=False),
     )
     async def split_bundle(
-        tenant: str,
-        namespace: str,
+        namespace: Namespace,
         bundle: str,
         request: Request,
         unload: bool = False,
@@ -202,11 +193,11 @@ def _add_moves(router: APIRouter, admin: Resources) -> None:
                 "to split at, or none"
             )
         await admin.bundles.split_bundle(
-            namespace_name(tenant, namespace), bundle, algorithm, positions or (), unload=unload
+            namespace, bundle, algorithm, positions or (), unload=unload
         )
 
 
-def _add_work(router: APIRouter, admin: Resources) -> None:
+def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.post(f"{BUNDLE}/clearBacklog", status_code=NO_CONTENT, name="clear_bundle")
     @router.post(
         f"{BUNDLE}/clearBacklog/{{subscription:path}}",
@@ -219,12 +210,10 @@ def _add_work(router: APIRouter, admin: Resources) -> None:
         status_code=NO_CONTENT,
         name="clear_namespace_subscription",
     )
-    async def clear_backlog(
-        tenant: str, namespace: str, bundle: str = "", subscription: str = ""
-    ) -> None:
+    async def clear_backlog(namespace: Namespace, bundle: str = "", subscription: str = "") -> None:
         """Acknowledge everything in a namespace, or in one of its bundles, unread: for one
         subscription name, or for all."""
-        await admin.bundles.clear_backlog(namespace_name(tenant, namespace), bundle, subscription)
+        await admin.bundles.clear_backlog(namespace, bundle, subscription)
 
     @router.post(
         f"{BUNDLE}/unsubscribe/{{subscription:path}}",
@@ -236,8 +225,6 @@ def _add_work(router: APIRouter, admin: Resources) -> None:
         status_code=NO_CONTENT,
         name="unsubscribe_namespace",
     )
-    async def unsubscribe_all(
-        tenant: str, namespace: str, subscription: str, bundle: str = ""
-    ) -> None:
+    async def unsubscribe_all(namespace: Namespace, subscription: str, bundle: str = "") -> None:
         """Delete a subscription from all topics of a namespace, or of one of its bundles."""
-        await admin.bundles.unsubscribe_all(namespace_name(tenant, namespace), bundle, subscription)
+        await admin.bundles.unsubscribe_all(namespace, bundle, subscription)

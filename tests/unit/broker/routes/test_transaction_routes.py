@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from magnetar.rest.application import create_application
-from magnetar.rest.coordinators import LISTED, LISTED_MAX
+from magnetar.broker.routes.application import create_application
+from magnetar.coordinator.probes import LISTED, LISTED_MAX
 from tests.support.resources import every_resource
 
 OURS, PULSAR = "/magnetar/v1/transactions", "/admin/v3/transactions/slowTransactions"

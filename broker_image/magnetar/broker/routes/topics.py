@@ -11,20 +11,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.routes.subscriptions import PROPERTIES
 from magnetar.errors import InvalidRequest
 from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
-    Domain,
+    Topic,
     answer,
     body,
     body_of,
     object_of,
     strings_of,
-    topic_name,
 )
-from magnetar.rest.ports import Resources
-from magnetar.rest.subscriptions import PROPERTIES
 
 ONE_TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
 COUNT = {
@@ -44,7 +43,7 @@ Destination = Annotated[
 ]
 
 
-def topic_router(admin: Resources) -> APIRouter:
+def topic_router(admin: BrokerAdministration) -> APIRouter:
     """Topics over `admin`."""
     router = APIRouter(tags=["topics"])
     _add_work(router, admin)  # before partitions: of "t/terminate/partitions" the topic is "t"
@@ -55,42 +54,34 @@ def topic_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_life(router: APIRouter, admin: Resources) -> None:
+def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.put(
         ONE_TOPIC,
         status_code=NO_CONTENT,
         openapi_extra=body("properties", PROPERTIES, required=False),
     )
-    async def create_topic(
-        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
-    ) -> None:
+    async def create_topic(topic: Topic, request: Request) -> None:
         """Create a topic without partitions."""
         properties = strings_of("properties", await object_of(request))
-        await admin.topics.create_topic(topic_name(domain, tenant, namespace, topic), properties)
+        await admin.topics.create_topic(topic, properties)
 
     @router.delete(ONE_TOPIC, status_code=NO_CONTENT)
-    async def delete_topic(
-        domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
-    ) -> None:
+    async def delete_topic(topic: Topic, force: bool = False) -> None:
         """Delete a topic with its subscriptions; with clients only by force."""
-        await admin.topics.delete_topic(topic_name(domain, tenant, namespace, topic), force)
+        await admin.topics.delete_topic(topic, force)
 
 
-def _add_partitions(router: APIRouter, admin: Resources) -> None:
+def _add_partitions(router: APIRouter, admin: BrokerAdministration) -> None:
     path = f"{TOPIC}/partitions"
 
     @router.get(path)
     async def partitions(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         may_create: Annotated[bool, Query(alias="checkAllowAutoCreation")] = False,
     ) -> dict[str, Any]:
         """Tell how many partitions a topic has; 0 if it is not partitioned."""
-        name = topic_name(domain, tenant, namespace, topic)
-        count = await admin.topics.partitions(name, may_create)
-        properties = await admin.policies.properties(name) if count else {}
+        count = await admin.topics.partitions(topic, may_create)
+        properties = await admin.policies.properties(topic) if count else {}
         return {
             "partitions": count,
             "deleted": False,
@@ -102,35 +93,28 @@ def _add_partitions(router: APIRouter, admin: Resources) -> None:
         status_code=NO_CONTENT,
         openapi_extra=body("how many, or PartitionedTopicMetadata", COUNT),
     )
-    async def create_partitions(
-        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
-    ) -> None:
+    async def create_partitions(topic: Topic, request: Request) -> None:
         """Create a partitioned topic."""
         count, properties = await _metadata(request)
-        name = topic_name(domain, tenant, namespace, topic)
-        await admin.topics.create_partitions(name, count)
+        await admin.topics.create_partitions(topic, count)
         if properties:
-            await admin.policies.edit_properties(name, properties, ())
+            await admin.policies.edit_properties(topic, properties, ())
 
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("how many there shall be", COUNT))
-    async def grow_partitions(
-        domain: Domain, tenant: str, namespace: str, topic: str, request: Request
-    ) -> None:
+    async def grow_partitions(topic: Topic, request: Request) -> None:
         """Give a partitioned topic more partitions."""
         count, _ = await _metadata(request)
-        await admin.topics.grow_partitions(topic_name(domain, tenant, namespace, topic), count)
+        await admin.topics.grow_partitions(topic, count)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def delete_partitions(
-        domain: Domain, tenant: str, namespace: str, topic: str, force: bool = False
-    ) -> None:
+    async def delete_partitions(topic: Topic, force: bool = False) -> None:
         """Delete a partitioned topic with all its partitions."""
-        await admin.topics.delete_partitions(topic_name(domain, tenant, namespace, topic), force)
+        await admin.topics.delete_partitions(topic, force)
 
     @router.post(f"{TOPIC}/createMissedPartitions", status_code=NO_CONTENT)
-    async def create_missed(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def create_missed(topic: Topic) -> None:
         """Make sure that all partitions exist, which they always do."""
-        await admin.topics.partitions(topic_name(domain, tenant, namespace, topic), False)
+        await admin.topics.partitions(topic, False)
 
 
 async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
@@ -146,25 +130,21 @@ async def _metadata(request: Request) -> tuple[int, dict[str, str]]:
     ) else {}
 
 
-def _add_statistics(router: APIRouter, admin: Resources) -> None:
+def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/stats")
-    async def stats(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def stats(topic: Topic) -> dict[str, Any]:
         """Tell what a topic has done: counters, producers, subscriptions and their consumers."""
-        return await admin.topics.stats(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.stats(topic)
 
     @router.get(f"{TOPIC}/internalStats")
-    async def internal_stats(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> dict[str, Any]:
+    async def internal_stats(topic: Topic) -> dict[str, Any]:
         """Tell what a topic holds: ledgers and cursors."""
-        return await admin.topics.internal_stats(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.internal_stats(topic)
 
     @router.get(f"{TOPIC}/internal-info")
-    async def internal_info(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> dict[str, Any]:
+    async def internal_info(topic: Topic) -> dict[str, Any]:
         """Tell what is stored of a topic: ledgers, and where cursors are."""
-        found = await admin.topics.internal_stats(topic_name(domain, tenant, namespace, topic))
+        found = await admin.topics.internal_stats(topic)
         cursors = {
             name: {"markDelete": cursor["markDeletePosition"]}
             for name, cursor in found["cursors"].items()
@@ -178,83 +158,64 @@ def _add_statistics(router: APIRouter, admin: Resources) -> None:
 
     @router.get(f"{TOPIC}/partitioned-stats")
     async def partitioned_stats(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         per_partition: Annotated[bool, Query(alias="perPartition")] = True,
     ) -> dict[str, Any]:
         """Tell the sum of what the partitions of a topic have done, and each alone."""
-        return await admin.topics.partitioned_stats(
-            topic_name(domain, tenant, namespace, topic), per_partition
-        )
+        return await admin.topics.partitioned_stats(topic, per_partition)
 
     @router.get(f"{TOPIC}/partitioned-internalStats")
-    async def partitioned_internal_stats(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> dict[str, Any]:
+    async def partitioned_internal_stats(topic: Topic) -> dict[str, Any]:
         """Tell what each partition of a topic holds."""
-        return await admin.topics.partitioned_internal_stats(
-            topic_name(domain, tenant, namespace, topic)
-        )
+        return await admin.topics.partitioned_internal_stats(topic)
 
     @router.get(f"{TOPIC}/lastMessageId")
-    async def last_message_id(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> dict[str, Any]:
+    async def last_message_id(topic: Topic) -> dict[str, Any]:
         """Tell the id of the last message."""
-        return await admin.topics.last_message_id(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.last_message_id(topic)
 
 
-def _add_work(router: APIRouter, admin: Resources) -> None:
+def _add_work(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.put(f"{TOPIC}/unload", status_code=NO_CONTENT)
-    async def unload_topic(
-        domain: Domain, tenant: str, namespace: str, topic: str, destination: Destination = ""
-    ) -> None:
+    async def unload_topic(topic: Topic, destination: Destination = "") -> None:
         """Hand a topic, with its bundle, to another broker."""
-        await admin.topics.unload_topic(topic_name(domain, tenant, namespace, topic), destination)
+        await admin.topics.unload_topic(topic, destination)
 
     @router.post(f"{TOPIC}/roll")
-    async def roll(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def roll(topic: Topic) -> dict[str, Any]:
         """Make everything acknowledged so far readable from sealed files, for jobs; the last id
         among it."""
-        ledger, entry = await admin.topics.roll(topic_name(domain, tenant, namespace, topic))
+        ledger, entry = await admin.topics.roll(topic)
         return {"position": {"ledgerId": ledger, "entryId": entry}}
 
     @router.post(f"{TOPIC}/terminate")
-    async def terminate(domain: Domain, tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def terminate(topic: Topic) -> dict[str, Any]:
         """Let nothing more be published, permanently; the last id."""
-        return await admin.topics.terminate(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.terminate(topic)
 
     @router.post(f"{TOPIC}/terminate/partitions")
-    async def terminate_partitions(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> Response:
+    async def terminate_partitions(topic: Topic) -> Response:
         """Terminate all partitions of a topic; the last id of each."""
-        return answer(
-            await admin.topics.terminate_partitions(topic_name(domain, tenant, namespace, topic))
-        )
+        return answer(await admin.topics.terminate_partitions(topic))
 
     @router.post(f"{TOPIC}/trim", status_code=NO_CONTENT)
-    async def trim(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def trim(topic: Topic) -> None:
         """Drop what retention lets go now."""
-        await admin.topics.trim(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.trim(topic)
 
     @router.delete(f"{TOPIC}/truncate", status_code=NO_CONTENT)
-    async def truncate(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def truncate(topic: Topic) -> None:
         """Drop everything, acknowledged or not."""
-        await admin.topics.truncate(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.truncate(topic)
 
 
-def _add_compaction(router: APIRouter, admin: Resources) -> None:
+def _add_compaction(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/compaction")
-    async def compaction_status(
-        domain: Domain, tenant: str, namespace: str, topic: str
-    ) -> dict[str, Any]:
+    async def compaction_status(topic: Topic) -> dict[str, Any]:
         """Tell whether a compaction of this topic has been committed."""
-        return await admin.topics.compaction_status(topic_name(domain, tenant, namespace, topic))
+        return await admin.topics.compaction_status(topic)
 
     @router.put(f"{TOPIC}/compaction", status_code=NO_CONTENT)
-    async def compact(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def compact(topic: Topic) -> None:
         """Refused with what to do instead: compaction is a job of Spark's."""
-        await admin.topics.compact(topic_name(domain, tenant, namespace, topic))
+        await admin.topics.compact(topic)

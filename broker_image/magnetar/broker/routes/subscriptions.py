@@ -11,18 +11,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest
 from magnetar.rest.answers import (
     NO_CONTENT,
     TOPIC,
-    Domain,
+    Topic,
     body,
     body_of,
     object_of,
     strings_of,
-    topic_name,
 )
-from magnetar.rest.ports import Resources
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 MESSAGE_ID = {
@@ -44,7 +43,7 @@ PROPERTIES = {"type": "object", "additionalProperties": {"type": "string"}}
 _LONG_MAX = (1 << 63) - 1
 
 
-def subscription_router(admin: Resources) -> APIRouter:
+def subscription_router(admin: BrokerAdministration) -> APIRouter:
     """Subscriptions over `admin`."""
     router = APIRouter(tags=["subscriptions"])
     _add_life(router, admin)
@@ -72,53 +71,41 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value > _LONG_MAX else value
 
 
-def _add_life(router: APIRouter, admin: Resources) -> None:
+def _add_life(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/subscriptions")
-    async def subscriptions(domain: Domain, tenant: str, namespace: str, topic: str) -> list[str]:
+    async def subscriptions(topic: Topic) -> list[str]:
         """List the durable subscriptions of a topic."""
-        return await admin.subscriptions.subscriptions(topic_name(domain, tenant, namespace, topic))
+        return await admin.subscriptions.subscriptions(topic)
 
     @router.put(
         SUBSCRIPTION,
         status_code=NO_CONTENT,
         openapi_extra=body("where it begins", NEW_SUBSCRIPTION, required=False),
     )
-    async def create_subscription(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
-    ) -> None:
+    async def create_subscription(topic: Topic, subscription: str, request: Request) -> None:
         """Create a subscription that begins at a message id, or (without one) behind the last
         message."""
         found = await object_of(request)
         properties = strings_of("properties", found.get("properties") or {})
-        name = topic_name(domain, tenant, namespace, topic)
         await admin.subscriptions.create_subscription(
-            name, subscription, position_of(found), properties
+            topic, subscription, position_of(found), properties
         )
 
     @router.delete(SUBSCRIPTION, status_code=NO_CONTENT)
     async def delete_subscription(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         subscription: str,
         force: bool = False,
     ) -> None:
         """Delete a subscription; with consumers only by force."""
-        await admin.subscriptions.delete_subscription(
-            topic_name(domain, tenant, namespace, topic), subscription, force
-        )
+        await admin.subscriptions.delete_subscription(topic, subscription, force)
 
 
-def _add_properties(router: APIRouter, admin: Resources) -> None:
+def _add_properties(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{SUBSCRIPTION}/properties")
-    async def subscription_properties(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
-    ) -> dict[str, str]:
+    async def subscription_properties(topic: Topic, subscription: str) -> dict[str, str]:
         """Return the properties of a subscription."""
-        return await admin.subscriptions.subscription_properties(
-            topic_name(domain, tenant, namespace, topic), subscription
-        )
+        return await admin.subscriptions.subscription_properties(topic, subscription)
 
     @router.put(
         f"{SUBSCRIPTION}/properties",
@@ -126,82 +113,58 @@ def _add_properties(router: APIRouter, admin: Resources) -> None:
         openapi_extra=body("all properties", PROPERTIES),
     )
     async def replace_subscription_properties(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
+        topic: Topic, subscription: str, request: Request
     ) -> None:
         """Replace the properties of a subscription."""
         properties = strings_of("properties", await object_of(request))
-        await admin.subscriptions.replace_subscription_properties(
-            topic_name(domain, tenant, namespace, topic), subscription, properties
-        )
+        await admin.subscriptions.replace_subscription_properties(topic, subscription, properties)
 
 
-def _add_resets(router: APIRouter, admin: Resources) -> None:
+def _add_resets(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.post(f"{SUBSCRIPTION}/resetcursor/{{timestamp}}", status_code=NO_CONTENT)
-    async def reset_to_time(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, timestamp: int
-    ) -> None:
+    async def reset_to_time(topic: Topic, subscription: str, timestamp: int) -> None:
         """Deliver again from the first message published at this time (milliseconds) on."""
-        await admin.subscriptions.reset_to_time(
-            topic_name(domain, tenant, namespace, topic), subscription, timestamp
-        )
+        await admin.subscriptions.reset_to_time(topic, subscription, timestamp)
 
     @router.post(
         f"{SUBSCRIPTION}/resetcursor",
         status_code=NO_CONTENT,
         openapi_extra=body("a message id", MESSAGE_ID),
     )
-    async def reset_to_position(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
-    ) -> None:
+    async def reset_to_position(topic: Topic, subscription: str, request: Request) -> None:
         """Deliver again from a message id on."""
         found = await object_of(request)
         position = position_of(found)
         if position is None:
             raise InvalidRequest("resetcursor: the body has no ledgerId; send a message id")
         excluded = found.get("isExcluded") is True
-        await admin.subscriptions.reset_to_position(
-            topic_name(domain, tenant, namespace, topic), subscription, position, excluded
-        )
+        await admin.subscriptions.reset_to_position(topic, subscription, position, excluded)
 
 
-def _add_skips(router: APIRouter, admin: Resources) -> None:
+def _add_skips(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.post(f"{SUBSCRIPTION}/skip/{{count}}", status_code=NO_CONTENT)
-    async def skip(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, count: int
-    ) -> None:
+    async def skip(topic: Topic, subscription: str, count: int) -> None:
         """Acknowledge the next `count` messages unread."""
         if count < 0:
             raise InvalidRequest(f"skip: {count} is out of range; skip 0 or more messages")
-        await admin.subscriptions.skip(
-            topic_name(domain, tenant, namespace, topic), subscription, count
-        )
+        await admin.subscriptions.skip(topic, subscription, count)
 
     @router.post(f"{SUBSCRIPTION}/skip_all", status_code=NO_CONTENT)
-    async def skip_all(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str
-    ) -> None:
+    async def skip_all(topic: Topic, subscription: str) -> None:
         """Acknowledge everything that is there now."""
-        await admin.subscriptions.skip(
-            topic_name(domain, tenant, namespace, topic), subscription, None
-        )
+        await admin.subscriptions.skip(topic, subscription, None)
 
     @router.post(f"{SUBSCRIPTION}/expireMessages/{{seconds}}", status_code=NO_CONTENT)
-    async def expire(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, seconds: int
-    ) -> None:
+    async def expire(topic: Topic, subscription: str, seconds: int) -> None:
         """Acknowledge what is older than this, for one subscription."""
-        await admin.subscriptions.expire(
-            topic_name(domain, tenant, namespace, topic), subscription, seconds
-        )
+        await admin.subscriptions.expire(topic, subscription, seconds)
 
     @router.post(
         f"{SUBSCRIPTION}/expireMessages",
         status_code=NO_CONTENT,
         openapi_extra=body("a message id", MESSAGE_ID),
     )
-    async def expire_to(
-        domain: Domain, tenant: str, namespace: str, topic: str, subscription: str, request: Request
-    ) -> None:
+    async def expire_to(topic: Topic, subscription: str, request: Request) -> None:
         """Acknowledge everything up to a message id."""
         found = await body_of(request)
         position = position_of(found) if isinstance(found, dict) else None
@@ -209,15 +172,9 @@ def _add_skips(router: APIRouter, admin: Resources) -> None:
             raise InvalidRequest(
                 "expireMessages: the body has no ledgerId; send a message id, or a time in the path"
             )
-        await admin.subscriptions.expire_to(
-            topic_name(domain, tenant, namespace, topic), subscription, position
-        )
+        await admin.subscriptions.expire_to(topic, subscription, position)
 
     @router.post(f"{TOPIC}/all_subscription/expireMessages/{{seconds}}", status_code=NO_CONTENT)
-    async def expire_all(
-        domain: Domain, tenant: str, namespace: str, topic: str, seconds: int
-    ) -> None:
+    async def expire_all(topic: Topic, seconds: int) -> None:
         """Acknowledge what is older than this, for all subscriptions."""
-        await admin.subscriptions.expire(
-            topic_name(domain, tenant, namespace, topic), None, seconds
-        )
+        await admin.subscriptions.expire(topic, None, seconds)

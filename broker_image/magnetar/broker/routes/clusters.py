@@ -11,8 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.rest.answers import NO_CONTENT, body, object_of
-from magnetar.rest.ports import Resources
 
 CLUSTER = {
     "type": "object",
@@ -22,7 +22,7 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 TENANT = {"type": "object", "properties": {"adminRoles": NAMES, "allowedClusters": NAMES}}
 
 
-def cluster_router(admin: Resources) -> APIRouter:
+def cluster_router(admin: BrokerAdministration) -> APIRouter:
     """Clusters and tenants over `admin`."""
     router = APIRouter(prefix="/admin/v2")
     _add_clusters(router, admin)
@@ -30,7 +30,7 @@ def cluster_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_clusters(router: APIRouter, admin: Resources) -> None:
+def _add_clusters(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/clusters", tags=["clusters"])
     async def clusters() -> list[str]:
         """List the clusters that are known."""
@@ -67,7 +67,7 @@ def _add_clusters(router: APIRouter, admin: Resources) -> None:
         await admin.clusters.delete_cluster(cluster)
 
 
-def _add_tenants(router: APIRouter, admin: Resources) -> None:
+def _add_tenants(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/tenants", tags=["tenants"])
     async def tenants() -> list[str]:
         """List the tenants."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest
 from magnetar.names import BundleName, TopicName
-from magnetar.rest.ports import Resources
 
 
-def explain_router(admin: Resources) -> APIRouter:
+def explain_router(admin: BrokerAdministration) -> APIRouter:
     """The routes over `admin`."""
     router = APIRouter(prefix="/magnetar/v1", tags=["broker"])
 

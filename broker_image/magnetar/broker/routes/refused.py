@@ -12,9 +12,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
-from magnetar.rest.answers import TOPIC, Domain, topic_name
-from magnetar.rest.ports import Resources
+from magnetar.rest.answers import TOPIC, PersistentTopic, Topic
 
 SCHEMA = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 ALL = ["GET", "PUT", "POST", "DELETE"]
@@ -30,7 +30,7 @@ would take it."""
 SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 
-def refused_router(admin: Resources) -> APIRouter:
+def refused_router(admin: BrokerAdministration) -> APIRouter:
     """Refusals; `admin` tells whether a topic exists."""
     router = APIRouter()
     _add_schemas(router, admin)
@@ -39,27 +39,26 @@ def refused_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_schemas(router: APIRouter, admin: Resources) -> None:
+def _add_schemas(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{SCHEMA}/schema", tags=["schemas"], name="schema")
     @router.get(f"{SCHEMA}/schema/{{version}}", tags=["schemas"], name="schema_version")
-    async def schema(tenant: str, namespace: str, topic: str, version: str = "") -> None:
+    async def schema(topic: PersistentTopic, version: str = "") -> None:
         """Answer 404: messages are plain bytes, which have no schema."""
         del version
-        name = topic_name("persistent", tenant, namespace, topic)
-        raise TopicNotFound(f"Schema not found: topic {name} has none; messages are plain bytes")
+        raise TopicNotFound(f"Schema not found: topic {topic} has none; messages are plain bytes")
 
     @router.get(f"{SCHEMA}/schemas", tags=["schemas"])
-    async def schemas(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+    async def schemas(topic: PersistentTopic) -> dict[str, Any]:
         """List no schemas: messages are plain bytes."""
-        await admin.topics.partitions(topic_name("persistent", tenant, namespace, topic), False)
+        await admin.topics.partitions(topic, False)
         return {"getSchemaResponses": []}
 
     @router.post(f"{SCHEMA}/schema", tags=["schemas"])
     @router.put(f"{SCHEMA}/schema", include_in_schema=False)
     @router.delete(f"{SCHEMA}/schema", include_in_schema=False)
-    async def change(tenant: str, namespace: str, topic: str) -> None:
+    async def change(topic: PersistentTopic) -> None:
         """Refused: messages are plain bytes."""
-        topic_name("persistent", tenant, namespace, topic)
+        del topic
         raise UnsupportedCommand(
             "schemas are not offered by this version of Magnetar; messages are plain bytes, which "
             "any client can encode"
@@ -98,9 +97,9 @@ def _add_functions(router: APIRouter) -> None:
 
 
 def _add_topic_parts(router: APIRouter) -> None:
-    async def refuse(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def refuse(topic: Topic) -> None:
         """Refused: topics have neither tiers nor replicas elsewhere."""
-        topic_name(domain, tenant, namespace, topic)
+        del topic
         raise UnsupportedCommand(
             "offloading, shadow topics and replication are not offered by Magnetar: all brokers "
             "share one storage"

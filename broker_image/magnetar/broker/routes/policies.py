@@ -17,6 +17,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.broker.routes.subscriptions import PROPERTIES
 from magnetar.errors import InvalidRequest
 from magnetar.names import NamespaceName, TopicName
 from magnetar.policies import DESTINATION_STORAGE, MESSAGE_AGE, backlog_quota
@@ -24,7 +26,8 @@ from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
     TOPIC,
-    Domain,
+    Namespace,
+    Topic,
     answer,
     body,
     body_of,
@@ -34,8 +37,6 @@ from magnetar.rest.answers import (
     text_of,
     topic_name,
 )
-from magnetar.rest.ports import Resources
-from magnetar.rest.subscriptions import PROPERTIES
 
 Target = Callable[..., NamespaceName | TopicName]
 
@@ -147,7 +148,7 @@ register_url_convertor("domain", _convertor(("persistent", "non-persistent")))
 register_url_convertor("bundle", _convertor(("0x[0-9a-fA-F]{8}_0x[0-9a-fA-F]{8}",)))
 
 
-def policy_router(admin: Resources) -> APIRouter:
+def policy_router(admin: BrokerAdministration) -> APIRouter:
     """Policies of namespaces and topics over `admin`."""
     router = APIRouter(tags=["policies"])
     _add_namespace_policies(router, admin)
@@ -162,7 +163,9 @@ def policy_router(admin: Resources) -> APIRouter:
 # --- one row each ---------------------------------------------------------------------------------
 
 
-async def _write(admin: Resources, target: NamespaceName | TopicName, key: str, value: Any) -> None:
+async def _write(
+    admin: BrokerAdministration, target: NamespaceName | TopicName, key: str, value: Any
+) -> None:
     """Set one policy, or remove it (None)."""
 
     def edit(policies: dict[str, Any]) -> None:
@@ -174,79 +177,65 @@ async def _write(admin: Resources, target: NamespaceName | TopicName, key: str, 
     await admin.policies.edit_policies(target, edit)
 
 
-def _add_namespace_policies(router: APIRouter, admin: Resources) -> None:
+def _add_namespace_policies(router: APIRouter, admin: BrokerAdministration) -> None:
     path = f"{NAMESPACE}/{{policy:namespace_policy}}"
 
     @router.get(path)
-    async def read(tenant: str, namespace: str, policy: NamespacePolicy) -> Response:
+    async def read(namespace: Namespace, policy: NamespacePolicy) -> Response:
         """Return a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
-        found = (
-            await admin.policies.policies(namespace_name(tenant, namespace), applied=False)
-        ).get(row.key)
+        found = (await admin.policies.policies(namespace, applied=False)).get(row.key)
         return answer(row.unset if found is None else found)
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
-    async def write(tenant: str, namespace: str, policy: NamespacePolicy, request: Request) -> None:
+    async def write(namespace: Namespace, policy: NamespacePolicy, request: Request) -> None:
         """Set a policy of a namespace."""
         row = NAMESPACE_POLICIES[policy]
         value = await (text_of(request) if row.text else body_of(request))
-        await _write(admin, namespace_name(tenant, namespace), row.key, value)
+        await _write(admin, namespace, row.key, value)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def remove(tenant: str, namespace: str, policy: NamespacePolicy) -> None:
+    async def remove(namespace: Namespace, policy: NamespacePolicy) -> None:
         """Remove a policy of a namespace."""
-        await _write(admin, namespace_name(tenant, namespace), NAMESPACE_POLICIES[policy].key, None)
+        await _write(admin, namespace, NAMESPACE_POLICIES[policy].key, None)
 
     @router.delete(
         f"{NAMESPACE}/removeOffloadPolicies", status_code=NO_CONTENT, include_in_schema=False
     )
-    async def remove_offload(tenant: str, namespace: str) -> None:
+    async def remove_offload(namespace: Namespace) -> None:
         """Remove the offload policies of a namespace."""
         await _write(
             admin,
-            namespace_name(tenant, namespace),
+            namespace,
             NAMESPACE_POLICIES["offloadPolicies"].key,
             None,
         )
 
     @router.post(f"{NAMESPACE}/resourcegroup/{{group}}", status_code=NO_CONTENT)
-    async def set_group(tenant: str, namespace: str, group: str) -> None:
+    async def set_group(namespace: Namespace, group: str) -> None:
         """Name the resource group of a namespace."""
-        await _write(
-            admin, namespace_name(tenant, namespace), NAMESPACE_POLICIES["resourcegroup"].key, group
-        )
+        await _write(admin, namespace, NAMESPACE_POLICIES["resourcegroup"].key, group)
 
 
-def _add_topic_policies(router: APIRouter, admin: Resources) -> None:
+def _add_topic_policies(router: APIRouter, admin: BrokerAdministration) -> None:
     path = f"{TOPIC}/{{policy:topic_policy}}"
 
     @router.get(path)
     async def read(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         policy: TopicPolicy,
         applied: bool = False,
     ) -> Response:
         """Return a policy of a topic; with `applied` that of its namespace where it has none."""
         row = TOPIC_POLICIES[policy]
-        found = (
-            await admin.policies.policies(
-                topic_name(domain, tenant, namespace, topic), applied=applied
-            )
-        ).get(row.key)
+        found = (await admin.policies.policies(topic, applied=applied)).get(row.key)
         return answer(row.unset if found is None else found)
 
     @router.put(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("the policy", ANY))
     async def write(
-        domain: Domain,
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: Topic,
         policy: TopicPolicy,
         request: Request,
         ttl: Annotated[int | None, Query(alias="messageTTL")] = None,
@@ -254,30 +243,24 @@ def _add_topic_policies(router: APIRouter, admin: Resources) -> None:
         """Set a policy of a topic."""
         # The time to live of a topic travels as a query parameter, everything else as a body.
         value = ttl if ttl is not None and policy == "messageTTL" else await body_of(request)
-        await _write(
-            admin, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, value
-        )
+        await _write(admin, topic, TOPIC_POLICIES[policy].key, value)
 
     @router.delete(path, status_code=NO_CONTENT)
-    async def remove(
-        domain: Domain, tenant: str, namespace: str, topic: str, policy: TopicPolicy
-    ) -> None:
+    async def remove(topic: Topic, policy: TopicPolicy) -> None:
         """Remove a policy of a topic."""
-        await _write(
-            admin, topic_name(domain, tenant, namespace, topic), TOPIC_POLICIES[policy].key, None
-        )
+        await _write(admin, topic, TOPIC_POLICIES[policy].key, None)
 
 
-def _add_removal(router: APIRouter, admin: Resources) -> None:
+def _add_removal(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.delete(f"{TOPIC}/policies", status_code=NO_CONTENT)
-    async def remove_all(domain: Domain, tenant: str, namespace: str, topic: str) -> None:
+    async def remove_all(topic: Topic) -> None:
         """Remove all policies of a topic."""
 
         def edit(policies: dict[str, Any]) -> None:
             for key in set(policies) - {"properties"}:
                 policies[key] = None
 
-        await admin.policies.edit_policies(topic_name(domain, tenant, namespace, topic), edit)
+        await admin.policies.edit_policies(topic, edit)
 
 
 # --- what a row cannot say ------------------------------------------------------------------------
@@ -293,7 +276,7 @@ def _of(request: Request, target: Target) -> NamespaceName | TopicName:
     return target(*(request.path_params[name] for name in names))
 
 
-def _add_quotas(router: APIRouter, admin: Resources, base: str, target: Target) -> None:
+def _add_quotas(router: APIRouter, admin: BrokerAdministration, base: str, target: Target) -> None:
     @router.get(f"{base}/backlogQuotaMap", operation_id=f"{target.__name__}_quotas")
     async def quotas(request: Request, applied: bool = False) -> dict[str, Any]:
         """Return the backlog quotas by their type."""
@@ -354,7 +337,9 @@ def _known_quota(kind: str) -> str:
     return kind
 
 
-def _add_properties(router: APIRouter, admin: Resources, base: str, target: Target) -> None:
+def _add_properties(
+    router: APIRouter, admin: BrokerAdministration, base: str, target: Target
+) -> None:
     @router.get(f"{base}/properties", operation_id=f"{target.__name__}_properties")
     async def properties(request: Request) -> dict[str, str]:
         """Return all properties."""
@@ -388,22 +373,21 @@ def _add_properties(router: APIRouter, admin: Resources, base: str, target: Targ
         _add_single_properties(router, admin, base)
 
 
-def _add_single_properties(router: APIRouter, admin: Resources, base: str) -> None:
+def _add_single_properties(router: APIRouter, admin: BrokerAdministration, base: str) -> None:
     @router.get(f"{base}/property/{{key}}")
-    async def read(tenant: str, namespace: str, key: str) -> Response:
+    async def read(namespace: Namespace, key: str) -> Response:
         """Return one property of a namespace."""
-        found = (await admin.policies.properties(namespace_name(tenant, namespace))).get(key)
+        found = (await admin.policies.properties(namespace)).get(key)
         return answer(found)
 
     @router.put(f"{base}/property/{{key}}/{{value:path}}", status_code=NO_CONTENT)
-    async def write(tenant: str, namespace: str, key: str, value: str) -> None:
+    async def write(namespace: Namespace, key: str, value: str) -> None:
         """Set one property of a namespace."""
-        await admin.policies.edit_properties(namespace_name(tenant, namespace), {key: value}, ())
+        await admin.policies.edit_properties(namespace, {key: value}, ())
 
     @router.delete(f"{base}/property/{{key}}")
-    async def remove(tenant: str, namespace: str, key: str) -> Response:
+    async def remove(namespace: Namespace, key: str) -> Response:
         """Remove one property of a namespace, and return it."""
-        name = namespace_name(tenant, namespace)
-        found = (await admin.policies.properties(name)).get(key)
-        await admin.policies.edit_properties(name, {}, (key,))
+        found = (await admin.policies.properties(namespace)).get(key)
+        await admin.policies.edit_properties(namespace, {}, (key,))
         return answer(found)

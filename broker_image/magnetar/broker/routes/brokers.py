@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import NotAllowed, TopicNotFound, UnsupportedCommand
 from magnetar.rest.answers import NO_CONTENT
-from magnetar.rest.ports import Resources
 
 FIXED = (
     "settings are read when a broker starts; set MAGNETAR_{name} in its environment and restart it "
@@ -22,7 +22,7 @@ FIXED = (
 )
 
 
-def broker_router(admin: Resources) -> APIRouter:
+def broker_router(admin: BrokerAdministration) -> APIRouter:
     """Brokers over `admin`."""
     router = APIRouter(prefix="/admin/v2")
     _add_state(router, admin)
@@ -32,7 +32,7 @@ def broker_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_state(router: APIRouter, admin: Resources) -> None:
+def _add_state(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/brokers/health", response_class=PlainTextResponse, tags=["brokers"])
     async def health() -> str:
         """Publish a message through this broker and read it; ok, or 503 with what failed."""
@@ -63,7 +63,7 @@ def _add_state(router: APIRouter, admin: Resources) -> None:
         await admin.brokers.check_backlog_quotas()
 
 
-def _add_configuration(router: APIRouter, admin: Resources) -> None:
+def _add_configuration(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/brokers/configuration", tags=["brokers"])
     async def names() -> list[str]:
         """List the settings that can be changed while a broker runs: none."""
@@ -98,7 +98,7 @@ def _add_configuration(router: APIRouter, admin: Resources) -> None:
         return admin.brokers.internal_configuration()
 
 
-def _refuse_change(admin: Resources, name: str) -> None:
+def _refuse_change(admin: BrokerAdministration, name: str) -> None:
     if name not in admin.brokers.configuration():
         raise TopicNotFound(
             f"configuration: there is no setting {name!r}; brokers/configuration/runtime lists them"
@@ -106,7 +106,7 @@ def _refuse_change(admin: Resources, name: str) -> None:
     raise NotAllowed(f"configuration.{name}: {FIXED.format(name=name.upper())}")
 
 
-def _add_brokers(router: APIRouter, admin: Resources) -> None:
+def _add_brokers(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/brokers", tags=["brokers"], name="all_brokers")
     @router.get("/brokers/{cluster}", tags=["brokers"])
     async def brokers(cluster: str = "") -> list[str]:
@@ -119,7 +119,7 @@ def _add_brokers(router: APIRouter, admin: Resources) -> None:
         return await admin.brokers.owned_bundles(cluster, broker)
 
 
-def _add_statistics(router: APIRouter, admin: Resources) -> None:
+def _add_statistics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/broker-stats/metrics", tags=["broker statistics"])
     async def metrics() -> list[dict[str, Any]]:
         """Return this broker's metrics as Pulsar's JSON."""

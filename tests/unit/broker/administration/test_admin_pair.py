@@ -17,6 +17,7 @@ from magnetar.broker.administration import brokers as brokers_module
 from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.broker.administration.peers import ask_broker
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.routes.application import create_application
 from magnetar.errors import InUse, InvalidRequest, NotAllowed, ServiceNotReady
 from magnetar.hosting.http import HttpListener
 from magnetar.metadata import keys
@@ -30,7 +31,6 @@ from magnetar.metadata.records import (
     LogRange,
 )
 from magnetar.names import NamespaceName, TopicName
-from magnetar.rest.application import create_application
 from tests.support.brokers import CLOCK, HOST, SETTINGS, Node, open_peer, volume_in
 from tests.support.rest import Process
 from tests.unit.broker.bundles.test_ownership import until

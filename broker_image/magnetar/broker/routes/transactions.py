@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
+from magnetar.coordinator.probes import LISTED, LISTED_MAX
 from magnetar.errors import InvalidRequest, NotAllowed, ServiceNotReady, UnsupportedCommand
 from magnetar.names import TopicName
-from magnetar.rest.answers import NO_CONTENT, topic_name
-from magnetar.rest.coordinators import LISTED, LISTED_MAX
-from magnetar.rest.ports import Resources
+from magnetar.rest.answers import NO_CONTENT, PersistentTopic
 from magnetar.transactions.ids import TxnId
 
 PULSAR = "/admin/v3/transactions"
@@ -29,7 +29,7 @@ Segments = Annotated[bool, Query(alias="segmentStats")]
 Tcid = Annotated[int | None, Query(alias="coordinatorId", ge=0)]
 
 
-def transaction_router(admin: Resources) -> APIRouter:
+def transaction_router(admin: BrokerAdministration) -> APIRouter:
     """The routes over `admin`."""
     router = APIRouter(tags=["transactions"])
     _add_coordinators(router, admin)
@@ -40,7 +40,7 @@ def transaction_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_coordinators(router: APIRouter, admin: Resources) -> None:
+def _add_coordinators(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/coordinators")
     async def coordinators() -> list[dict[str, Any]]:
         """List the transaction coordinators and where they are."""
@@ -75,7 +75,7 @@ def _add_coordinators(router: APIRouter, admin: Resources) -> None:
         )
 
 
-def _add_transactions(router: APIRouter, admin: Resources) -> None:
+def _add_transactions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/transactionMetadata/{{most}}/{{least}}")
     async def metadata(most: int, least: int) -> dict[str, Any]:
         """Return a transaction, or, while it is remembered, how it has ended."""
@@ -105,69 +105,52 @@ def _add_transactions(router: APIRouter, admin: Resources) -> None:
         await admin.transactions.abort_transaction(TxnId(most, least))
 
 
-def _add_topics(router: APIRouter, admin: Resources) -> None:
+def _add_topics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/transactionBufferStats/{_TOPIC}")
     async def buffer(
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: PersistentTopic,
         low_watermarks: LowWatermarks = False,
         segments: Segments = False,
     ) -> dict[str, Any]:
         """Return what a topic knows of transactions."""
         del segments  # snapshots have none here
-        return await admin.transactions.transaction_buffer_stats(
-            topic_name("persistent", tenant, namespace, topic), low_watermarks
-        )
+        return await admin.transactions.transaction_buffer_stats(topic, low_watermarks)
 
     @router.get(f"{PULSAR}/transactionInBufferStats/{_TOPIC}/{{most}}/{{least}}")
-    async def in_buffer(
-        tenant: str, namespace: str, topic: str, most: int, least: int
-    ) -> dict[str, Any]:
+    async def in_buffer(topic: PersistentTopic, most: int, least: int) -> dict[str, Any]:
         """Return where the messages of an open transaction begin in a topic's sidecar, and
         whether it was aborted."""
-        return await admin.transactions.transaction_in_buffer(
-            topic_name("persistent", tenant, namespace, topic), TxnId(most, least)
-        )
+        return await admin.transactions.transaction_in_buffer(topic, TxnId(most, least))
 
     @router.get(f"{PULSAR}/transactionBufferInternalStats/{_TOPIC}")
-    async def internal(tenant: str, namespace: str, topic: str) -> None:
+    async def internal(topic: PersistentTopic) -> None:
         """Refused: there are no snapshots in system topics."""
-        raise _without_ledgers(
-            "Transaction buffer", topic_name("persistent", tenant, namespace, topic)
-        )
+        raise _without_ledgers("Transaction buffer", topic)
 
 
-def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
+def _add_subscriptions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/pendingAckStats/{_SUBSCRIPTION}")
     async def pending(
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: PersistentTopic,
         subscription: str,
         low_watermarks: LowWatermarks = False,
     ) -> dict[str, Any]:
         """Return what a subscription knows of transactions."""
-        return await admin.transactions.pending_ack_stats(
-            topic_name("persistent", tenant, namespace, topic), subscription, low_watermarks
-        )
+        return await admin.transactions.pending_ack_stats(topic, subscription, low_watermarks)
 
     @router.get(f"{PULSAR}/transactionInPendingAckStats/{_SUBSCRIPTION}/{{most}}/{{least}}")
     async def in_pending(
-        tenant: str, namespace: str, topic: str, subscription: str, most: int, least: int
+        topic: PersistentTopic, subscription: str, most: int, least: int
     ) -> dict[str, Any]:
         """Return a transaction's cumulative position on a subscription: none, since it holds
         ranges."""
-        name = topic_name("persistent", tenant, namespace, topic)
         return await admin.transactions.transaction_in_pending_acks(
-            name, subscription, TxnId(most, least)
+            topic, subscription, TxnId(most, least)
         )
 
     @router.get(f"{PULSAR}/positionStatsInPendingAck/{_SUBSCRIPTION}/{{ledger}}/{{entry}}")
     async def position(
-        tenant: str,
-        namespace: str,
-        topic: str,
+        topic: PersistentTopic,
         subscription: str,
         ledger: int,
         entry: int,
@@ -175,18 +158,15 @@ def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
     ) -> dict[str, Any]:
         """Tell whether a transaction holds an entry, or messages of it."""
         del batch_index
-        name = topic_name("persistent", tenant, namespace, topic)
         return await admin.transactions.position_in_pending_acks(
-            name, subscription, (ledger, entry)
+            topic, subscription, (ledger, entry)
         )
 
     @router.get(f"{PULSAR}/pendingAckInternalStats/{_SUBSCRIPTION}")
-    async def internal(tenant: str, namespace: str, topic: str, subscription: str) -> None:
+    async def internal(topic: PersistentTopic, subscription: str) -> None:
         """Refused: pending acknowledgements are in the log of all topics."""
         del subscription
-        raise _without_ledgers(
-            "Pending ack handle", topic_name("persistent", tenant, namespace, topic)
-        )
+        raise _without_ledgers("Pending ack handle", topic)
 
 
 def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
@@ -197,7 +177,7 @@ def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
     )
 
 
-def _add_ours(router: APIRouter, admin: Resources) -> None:
+def _add_ours(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(OURS)
     async def transactions(
         tcid: Tcid = None,

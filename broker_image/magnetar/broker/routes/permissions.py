@@ -12,19 +12,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InUse, InvalidRequest, TopicNotFound
 from magnetar.names import NamespaceName
 from magnetar.rest.answers import (
     NAMESPACE,
     NO_CONTENT,
     TOPIC,
-    Domain,
+    Namespace,
+    Topic,
     body,
     body_of,
-    namespace_name,
-    topic_name,
 )
-from magnetar.rest.ports import Resources
 
 KEY = "auth_policies"
 BY_ROLE, BY_TOPIC, BY_SUBSCRIPTION = "namespace_auth", "destination_auth", "subscription_auth_roles"
@@ -32,7 +31,7 @@ NAMES = {"type": "array", "items": {"type": "string"}}
 Granted = dict[str, Any]
 
 
-def permission_router(admin: Resources) -> APIRouter:
+def permission_router(admin: BrokerAdministration) -> APIRouter:
     """Permissions over `admin`."""
     router = APIRouter(tags=["permissions"])
     _add_subscriptions(router, admin)
@@ -41,14 +40,14 @@ def permission_router(admin: Resources) -> APIRouter:
     return router
 
 
-async def _granted(admin: Resources, name: NamespaceName, part: str) -> Granted:
+async def _granted(admin: BrokerAdministration, name: NamespaceName, part: str) -> Granted:
     return dict(
         ((await admin.policies.policies(name, applied=False)).get(KEY) or {}).get(part) or {}
     )
 
 
 async def _edit(
-    admin: Resources, name: NamespaceName, part: str, change: Callable[[Granted], None]
+    admin: BrokerAdministration, name: NamespaceName, part: str, change: Callable[[Granted], None]
 ) -> None:
     def edit(policies: dict[str, Any]) -> None:
         stored = dict(policies.get(KEY) or {})
@@ -69,37 +68,32 @@ async def _names(request: Request, field: str) -> list[str]:
     return found
 
 
-def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
+def _add_subscriptions(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{NAMESPACE}/permissions/subscription")
-    async def subscription_permissions(tenant: str, namespace: str) -> Granted:
+    async def subscription_permissions(namespace: Namespace) -> Granted:
         """Return the roles that may use each subscription."""
-        return await _granted(admin, namespace_name(tenant, namespace), BY_SUBSCRIPTION)
+        return await _granted(admin, namespace, BY_SUBSCRIPTION)
 
     path = f"{NAMESPACE}/permissions/subscription/{{subscription}}"
 
     @router.post(path, status_code=NO_CONTENT, openapi_extra=body("roles", NAMES))
-    async def grant_subscription(
-        tenant: str, namespace: str, subscription: str, request: Request
-    ) -> None:
+    async def grant_subscription(namespace: Namespace, subscription: str, request: Request) -> None:
         """Let roles use a subscription."""
         roles = await _names(request, f"permissions.{subscription}")
         await _edit(
             admin,
-            namespace_name(tenant, namespace),
+            namespace,
             BY_SUBSCRIPTION,
             lambda granted: granted.update({subscription: roles}),
         )
 
     @router.delete(f"{NAMESPACE}/permissions/{{subscription}}/{{role}}", status_code=NO_CONTENT)
-    async def revoke_subscription(
-        tenant: str, namespace: str, subscription: str, role: str
-    ) -> None:
+    async def revoke_subscription(namespace: Namespace, subscription: str, role: str) -> None:
         """Let a role not use a subscription any more."""
-        name = namespace_name(tenant, namespace)
-        if role not in (await _granted(admin, name, BY_SUBSCRIPTION)).get(subscription, ()):
+        if role not in (await _granted(admin, namespace, BY_SUBSCRIPTION)).get(subscription, ()):
             raise TopicNotFound(
                 f"permissions: role {role!r} has none on subscription {subscription!r} of "
-                f"namespace {name}"
+                f"namespace {namespace}"
             )
 
         def change(granted: Granted) -> None:
@@ -107,47 +101,45 @@ def _add_subscriptions(router: APIRouter, admin: Resources) -> None:
                 known for known in granted.get(subscription, ()) if known != role
             ]
 
-        await _edit(admin, name, BY_SUBSCRIPTION, change)
+        await _edit(admin, namespace, BY_SUBSCRIPTION, change)
 
 
-def _add_namespaces(router: APIRouter, admin: Resources) -> None:
+def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{NAMESPACE}/permissions")
-    async def permissions(tenant: str, namespace: str) -> Granted:
+    async def permissions(namespace: Namespace) -> Granted:
         """Return what each role may do in a namespace."""
-        return await _granted(admin, namespace_name(tenant, namespace), BY_ROLE)
+        return await _granted(admin, namespace, BY_ROLE)
 
     @router.post(
         f"{NAMESPACE}/permissions/{{role}}",
         status_code=NO_CONTENT,
         openapi_extra=body("actions", NAMES),
     )
-    async def grant(tenant: str, namespace: str, role: str, request: Request) -> None:
+    async def grant(namespace: Namespace, role: str, request: Request) -> None:
         """Let a role do something in a namespace."""
         actions = await _names(request, f"permissions.{role}")
         await _edit(
             admin,
-            namespace_name(tenant, namespace),
+            namespace,
             BY_ROLE,
             lambda granted: granted.update({role: actions}),
         )
 
     @router.delete(f"{NAMESPACE}/permissions/{{role}}", status_code=NO_CONTENT)
-    async def revoke(tenant: str, namespace: str, role: str) -> None:
+    async def revoke(namespace: Namespace, role: str) -> None:
         """Let a role do nothing in a namespace any more."""
-        name = namespace_name(tenant, namespace)
-        if role not in await _granted(admin, name, BY_ROLE):
-            raise TopicNotFound(f"permissions: role {role!r} has none on namespace {name}")
-        await _edit(admin, name, BY_ROLE, lambda granted: granted.pop(role, None))
+        if role not in await _granted(admin, namespace, BY_ROLE):
+            raise TopicNotFound(f"permissions: role {role!r} has none on namespace {namespace}")
+        await _edit(admin, namespace, BY_ROLE, lambda granted: granted.pop(role, None))
 
 
-def _add_topics(router: APIRouter, admin: Resources) -> None:
+def _add_topics(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{TOPIC}/permissions")
-    async def topic_permissions(domain: Domain, tenant: str, namespace: str, topic: str) -> Granted:
+    async def topic_permissions(topic: Topic) -> Granted:
         """Return what each role may do with a topic, by its own permissions and those of its
         namespace."""
-        name = topic_name(domain, tenant, namespace, topic)
-        own = (await _granted(admin, name.namespace_name, BY_TOPIC)).get(str(name.base), {})
-        of_namespace = await _granted(admin, name.namespace_name, BY_ROLE)
+        own = (await _granted(admin, topic.namespace_name, BY_TOPIC)).get(str(topic.base), {})
+        of_namespace = await _granted(admin, topic.namespace_name, BY_ROLE)
         return {
             role: sorted({*of_namespace.get(role, ()), *own.get(role, ())})
             for role in {**of_namespace, **own}
@@ -158,34 +150,28 @@ def _add_topics(router: APIRouter, admin: Resources) -> None:
         status_code=NO_CONTENT,
         openapi_extra=body("actions", NAMES),
     )
-    async def grant_topic(
-        domain: Domain, tenant: str, namespace: str, topic: str, role: str, request: Request
-    ) -> None:
+    async def grant_topic(topic: Topic, role: str, request: Request) -> None:
         """Let a role do something with a topic."""
-        name = topic_name(domain, tenant, namespace, topic)
         actions = await _names(request, f"permissions.{role}")
 
         def change(granted: Granted) -> None:
-            granted[str(name.base)] = {**granted.get(str(name.base), {}), role: actions}
+            granted[str(topic.base)] = {**granted.get(str(topic.base), {}), role: actions}
 
-        await _edit(admin, name.namespace_name, BY_TOPIC, change)
+        await _edit(admin, topic.namespace_name, BY_TOPIC, change)
 
     @router.delete(f"{TOPIC}/permissions/{{role}}", status_code=NO_CONTENT)
-    async def revoke_topic(
-        domain: Domain, tenant: str, namespace: str, topic: str, role: str
-    ) -> None:
+    async def revoke_topic(topic: Topic, role: str) -> None:
         """Take from a role what it may do with a topic by the topic's own permissions."""
-        name = topic_name(domain, tenant, namespace, topic)
-        if role not in (await _granted(admin, name.namespace_name, BY_TOPIC)).get(
-            str(name.base), {}
+        if role not in (await _granted(admin, topic.namespace_name, BY_TOPIC)).get(
+            str(topic.base), {}
         ):
             raise InUse(
                 f"Permissions are not set at the topic level: role {role!r} has none on "
-                f"{name.base}; revoke it on the namespace"
+                f"{topic.base}; revoke it on the namespace"
             )
 
         def change(granted: Granted) -> None:
-            own = granted.get(str(name.base), {})
-            granted[str(name.base)] = {known: what for known, what in own.items() if known != role}
+            own = granted.get(str(topic.base), {})
+            granted[str(topic.base)] = {known: what for known, what in own.items() if known != role}
 
-        await _edit(admin, name.namespace_name, BY_TOPIC, change)
+        await _edit(admin, topic.namespace_name, BY_TOPIC, change)

@@ -12,9 +12,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from magnetar.broker.administration.administration import BrokerAdministration
 from magnetar.errors import InvalidRequest, TopicNotFound
-from magnetar.rest.answers import NO_CONTENT, body, body_of, namespace_name, object_of
-from magnetar.rest.ports import Resources
+from magnetar.rest.answers import (
+    NO_CONTENT,
+    Namespace,
+    body,
+    body_of,
+    object_of,
+)
 
 OBJECT = {"type": "object"}
 NAMES = {"type": "array", "items": {"type": "string"}}
@@ -35,7 +41,7 @@ DEFAULT_QUOTA = {
 }
 
 
-def document_router(admin: Resources) -> APIRouter:
+def document_router(admin: BrokerAdministration) -> APIRouter:
     """Stored documents over `admin`."""
     router = APIRouter(prefix="/admin/v2")
     _add_peers(router, admin)
@@ -49,7 +55,7 @@ def document_router(admin: Resources) -> APIRouter:
     return router
 
 
-def _add_peers(router: APIRouter, admin: Resources) -> None:
+def _add_peers(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/clusters/{cluster}/peers", tags=["clusters"])
     async def peers(cluster: str) -> list[str]:
         """List the clusters that were stored as peers of a cluster."""
@@ -75,7 +81,7 @@ def _add_peers(router: APIRouter, admin: Resources) -> None:
         await admin.documents.write_document(f"{PEERS}/{cluster}", "names", names)
 
 
-def _add_parts(router: APIRouter, admin: Resources, part: str) -> None:
+def _add_parts(router: APIRouter, admin: BrokerAdministration, part: str) -> None:
     """Named documents of a cluster."""
     path = f"/clusters/{{cluster}}/{part}"
 
@@ -119,7 +125,7 @@ def _add_parts(router: APIRouter, admin: Resources, part: str) -> None:
         await admin.documents.write_document(f"{part}/{cluster}", name, None)
 
 
-async def _one(admin: Resources, group: str, name: str) -> Any:
+async def _one(admin: BrokerAdministration, group: str, name: str) -> Any:
     """Raises TopicNotFound."""
     found = (await admin.documents.documents(group)).get(name)
     if found is None:
@@ -127,7 +133,7 @@ async def _one(admin: Resources, group: str, name: str) -> Any:
     return found
 
 
-def _add_isolated_brokers(router: APIRouter, admin: Resources) -> None:
+def _add_isolated_brokers(router: APIRouter, admin: BrokerAdministration) -> None:
     path = f"/clusters/{{cluster}}/{ISOLATION}/brokers"
 
     def said(name: str) -> dict[str, Any]:
@@ -155,7 +161,7 @@ def _add_isolated_brokers(router: APIRouter, admin: Resources) -> None:
         return {"migrated": False, "migratedClusterUrl": None}
 
 
-def _add_groups(router: APIRouter, admin: Resources) -> None:
+def _add_groups(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/resourcegroups", tags=["resource groups"])
     async def groups() -> list[str]:
         """List the resource groups."""
@@ -183,7 +189,7 @@ def _add_groups(router: APIRouter, admin: Resources) -> None:
         await admin.documents.write_document(GROUPS, name, None)
 
 
-def _add_quotas(router: APIRouter, admin: Resources) -> None:
+def _add_quotas(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get("/resource-quotas", tags=["resource quotas"])
     async def default() -> Any:
         """Return the default quota of a bundle."""
@@ -202,12 +208,10 @@ def _add_quotas(router: APIRouter, admin: Resources) -> None:
     path = "/resource-quotas/{tenant}/{namespace}/{bundle}"
 
     @router.get(path, tags=["resource quotas"])
-    async def quota(tenant: str, namespace: str, bundle: str) -> Any:
+    async def quota(namespace: Namespace, bundle: str) -> Any:
         """Return the quota of a bundle."""
         stored = await admin.documents.documents(QUOTAS)
-        return stored.get(
-            f"{namespace_name(tenant, namespace)}/{bundle}", stored.get("default", DEFAULT_QUOTA)
-        )
+        return stored.get(f"{namespace}/{bundle}", stored.get("default", DEFAULT_QUOTA))
 
     @router.post(
         path,
@@ -215,19 +219,17 @@ def _add_quotas(router: APIRouter, admin: Resources) -> None:
         tags=["resource quotas"],
         openapi_extra=body("ResourceQuota", OBJECT),
     )
-    async def write(tenant: str, namespace: str, bundle: str, request: Request) -> None:
+    async def write(namespace: Namespace, bundle: str, request: Request) -> None:
         """Store the quota of a bundle."""
-        await admin.namespaces.namespace(namespace_name(tenant, namespace))
+        await admin.namespaces.namespace(namespace)
         await admin.documents.write_document(
-            QUOTAS, f"{tenant}/{namespace}/{bundle}", await object_of(request)
+            QUOTAS, f"{namespace}/{bundle}", await object_of(request)
         )
 
     @router.delete(path, status_code=NO_CONTENT, tags=["resource quotas"])
-    async def remove(tenant: str, namespace: str, bundle: str) -> None:
+    async def remove(namespace: Namespace, bundle: str) -> None:
         """Have the default quota hold for a bundle again."""
-        await admin.documents.write_document(
-            QUOTAS, f"{namespace_name(tenant, namespace)}/{bundle}", None
-        )
+        await admin.documents.write_document(QUOTAS, f"{namespace}/{bundle}", None)
 
 
 def _add_bookies(router: APIRouter) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from magnetar.broker.incarnation import Broker
+from magnetar.broker.routes.policies import NAMESPACE_POLICIES, TOPIC_POLICIES
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
 from magnetar.names import NamespaceName
 from magnetar.policies import DESTINATION_STORAGE, REFUSE, BacklogQuota
-from magnetar.rest.policy_routes import NAMESPACE_POLICIES, TOPIC_POLICIES
 from tests.support.brokers import SETTINGS, TOPIC, Node, Peer, open_peer, running_broker, volume_in
 from tests.support.rest import NAMESPACE, TOPICS, Rest, broker_with_rest, rest_over
 

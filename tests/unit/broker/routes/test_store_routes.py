@@ -11,12 +11,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from magnetar.broker.routes.application import create_application
+from magnetar.broker.routes.store_routes import store_router
 from magnetar.clock import SystemClock
 from magnetar.metadata.backends.memory import MemoryStore
-from magnetar.rest.application import create_application
-from magnetar.rest.store_routes import store_router
+from tests.support.memory_rest import MemoryPort
 from tests.support.resources import every_resource
-from tests.unit.rest.test_application import MemoryPort
 
 INTERNAL = {"x-magnetar-internal": "1"}
 ROUTES = "/internal/v1/store"
