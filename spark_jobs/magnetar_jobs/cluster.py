@@ -1,21 +1,25 @@
 """Where a topic is: partitions, bundle, owner.
 
 Owns: a job's questions to the metadata store and its one request to a broker (roll the log).
-Imports: errors, names, metadata, urllib. Invariants: the map from topic to bundle is the brokers'
-own (`names.bundle_of` over the namespace's boundaries); a roll that was answered covers everything
-that was acknowledged before it was asked for.
+Imports: errors, names, metadata, json_http. Invariants: the map from topic to bundle is the
+brokers' own (`names.bundle_of` over the namespace's boundaries); a roll that was answered covers
+everything that was acknowledged before the request.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from magnetar.errors import InvalidRequest, NamespaceNotFound, ServiceNotReady, TopicNotFound
+from magnetar.errors import (
+    InvalidRequest,
+    MagnetarError,
+    NamespaceNotFound,
+    ServiceNotReady,
+    TopicNotFound,
+)
+from magnetar.json_http import Answer, NoAnswer, exchange
 from magnetar.metadata import keys
 from magnetar.metadata.records import BundleRecord, BundleState, IncarnationRecord, NamespaceRecord
 from magnetar.metadata.store import MetadataStore
@@ -90,23 +94,24 @@ def roll_log(http_url: str, topic: TopicName) -> Position:
         f"{http_url.rstrip('/')}/admin/v2/{topic.domain}/{quote(topic.tenant, safe='')}/{quote(topic.namespace, safe='')}"
         f"/{quote(topic.local, safe='')}/roll"
     )
-    request = urllib.request.Request(url, b"", {"content-type": "application/json"}, method="POST")
+    unreachable = "is the broker reachable from here? (--no-roll compacts what is sealed already)"
     try:
-        with urllib.request.urlopen(request, timeout=ROLL_TIMEOUT_S) as response:
-            position = json.load(response)["position"]
-            return Position(int(position["ledgerId"]), int(position["entryId"]))
-    except urllib.error.HTTPError as error:
-        reason = error.read(4096).decode(errors="replace")
-        told = f"{url}: status {error.code}: {reason}"
-        if error.code == TopicNotFound.http_status:
-            raise TopicNotFound(
-                f"topic {topic} does not exist, says its broker ({told})"
-            ) from error
-        if 400 <= error.code < 500 and error.code not in TRY_AGAIN:
-            raise InvalidRequest(f"{told} (--no-roll compacts what is sealed already)") from error
-        raise ServiceNotReady(told) from error
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise ServiceNotReady(
-            f"{url}: {error}; is the broker reachable from here? (--no-roll compacts what is "
-            "sealed already)"
-        ) from error
+        answer = exchange("POST", url, timeout_s=ROLL_TIMEOUT_S)
+    except NoAnswer as error:
+        raise ServiceNotReady(f"{url}: {error}; {unreachable}") from error
+    if answer.status != 200:
+        raise _refusal(answer, url, topic)
+    try:
+        position = json.loads(answer.body)["position"]
+        return Position(int(position["ledgerId"]), int(position["entryId"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServiceNotReady(f"{url}: {error}; {unreachable}") from error
+
+
+def _refusal(answer: Answer, url: str, topic: TopicName) -> MagnetarError:
+    refused = f"{url}: status {answer.status}: {answer.body[:4096].decode(errors='replace')}"
+    if answer.status == TopicNotFound.http_status:
+        return TopicNotFound(f"topic {topic} does not exist, says its broker ({refused})")
+    if 400 <= answer.status < 500 and answer.status not in TRY_AGAIN:
+        return InvalidRequest(f"{refused} (--no-roll compacts what is sealed already)")
+    return ServiceNotReady(refused)

@@ -1,18 +1,17 @@
 """The metadata store of a standalone broker, reached through the broker.
 
 Owns: a `MetadataStore` over `POST {broker}/internal/v1/store/{get,range,transact}` (served by
-`magnetar.broker.routes.store_routes`, on the loopback interface only, header `x-magnetar-internal: 1`).
-Imports: errors, metadata.store, urllib.
+`magnetar.broker.routes.store_routes` on the loopback interface only, with the header
+`x-magnetar-internal: 1`). Imports: errors, metadata.store, json_http.
 
-JSON shapes (values and operands of target `value` are base64):
-    item      {"key", "value", "create_revision", "mod_revision", "version", "lease"} get
-    {"key"}                                   -> {"item": item | null} range     {"prefix", "limit"}
-    -> {"revision", "items": [item]} transact  {"compares":   [{"key", "target":
-    mod|create|version|value, "operator": =|!=|<|>, "operand": number | base64}],
-               "operations": [{"kind": "put", "key", "value", "lease"} | {"kind": "delete", "key",
-               "prefix"}]}
-                                                        -> {"succeeded", "revision", "current":
-                                                        [item]}
+JSON shapes (values, and operands of target `value`, are base64):
+    item      {"key", "value", "create_revision", "mod_revision", "version", "lease"}
+    get       {"key"} -> {"item": item | null}
+    range     {"prefix", "limit"} -> {"revision", "items": [item]}
+    transact  {"compares": [{"key", "target": mod|create|version|value, "operator": =|!=|<|>,
+               "operand": number | base64}],
+               "operations": [{"kind": "put", "key", "value", "lease"} |
+               {"kind": "delete", "key", "prefix"}]} -> {"succeeded", "revision", "current": [item]}
     errors    status of the error class, {"reason"}
 
 Invariants: no answer, and any answer of 5xx, is StoreUnavailable (the change may have happened); a
@@ -23,15 +22,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 from magnetar.errors import StoreError, StoreUnavailable
+from magnetar.json_http import NoAnswer, exchange
 from magnetar.metadata.store import (
     Compare,
     Delete,
@@ -149,20 +146,17 @@ class RemoteStore:
 
     def _post_now(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self._base}/{verb}"
-        headers = {"content-type": "application/json", "x-magnetar-internal": "1"}
+        headers = {"x-magnetar-internal": "1"}
         if self._token_file:
             headers["authorization"] = f"Bearer {self._token()}"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                answer: dict[str, Any] = json.load(response)
-                return answer
-        except urllib.error.HTTPError as error:
-            reason = error.read(4096).decode(errors="replace")
-            if error.code >= 500:
-                raise StoreUnavailable(f"{url}: status {error.code}: {reason}") from error
-            raise StoreError(
-                f"{url}: status {error.code}: {reason}; is it a standalone broker of this version?"
-            ) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer = exchange("POST", url, body, headers, timeout_s=TIMEOUT_S)
+            if answer.status == 200:
+                found: dict[str, Any] = json.loads(answer.body)
+                return found
+        except (NoAnswer, ValueError) as error:
             raise StoreUnavailable(f"{url}: {error}; is the standalone broker running?") from error
+        refused = f"{url}: status {answer.status}: {answer.body[:4096].decode(errors='replace')}"
+        if answer.status >= 500:
+            raise StoreUnavailable(refused)
+        raise StoreError(f"{refused}; is it a standalone broker of this version?")

@@ -1,6 +1,6 @@
 """REST requests of the command line.
 
-Owns: one small JSON client over the addresses of a cluster's brokers. Imports: http.client, names,
+Owns: one small JSON client over the addresses of a cluster's brokers. Imports: json_http, names,
 failures. Invariants: a broker that does not answer is passed over for the next one, unless it may
 have acted on what it was sent; a redirect to a topic's owner is followed; a refusal is raised with
 the server's own reason.
@@ -8,7 +8,6 @@ the server's own reason.
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from magnetar.cli.access import ANYBODY, Access
 from magnetar.cli.failures import Refused, Unreachable, WrongUsage
+from magnetar.json_http import Answer, NoAnswer, exchange
 from magnetar.names import NamespaceName, TopicName
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -26,28 +26,18 @@ NOWHERE = (
     "or `kubectl port-forward service/main 8080` and the same again"
 )
 TIMEOUT_S = 60.0
-CONNECT_TIMEOUT_S = 5.0
 REDIRECTS_MAX = 5
 NOT_FOUND, CONFLICT, PRECONDITION, UNAVAILABLE = 404, 409, 412, 503
 REDIRECTS = (301, 302, 307, 308)
 HINTS: Mapping[int, str] = {
     401: "Give credentials that the server accepts: --token-file, or --tls-cert and --tls-key",
-    403: "Ask whoever runs the cluster for the permission",
+    403: "Ask an administrator of the cluster for the permission",
     NOT_FOUND: "Check the name: `magnetar topics list NAMESPACE` and `magnetar namespaces list` "
     "show what there is",
     405: "This server does not offer it: compare `magnetar status --output json` (version) on both "
     "sides",
     UNAVAILABLE: "Try again in a moment; `magnetar status` shows who serves",
 }
-
-
-class _NoAnswer(Exception):
-    """Nobody listens there, or the connection broke; `sent` tells whether the request may have
-    been acted on."""
-
-    def __init__(self, reason: str, sent: bool) -> None:
-        super().__init__(reason)
-        self.sent = sent
 
 
 class Rest:
@@ -81,7 +71,7 @@ class Rest:
         for url in self.urls:
             try:
                 return self._ask(method, url, target, body)
-            except _NoAnswer as error:
+            except NoAnswer as error:
                 failures.append(f"{url}: {error}")
                 if error.sent and method != "GET":
                     raise Unreachable(
@@ -116,12 +106,12 @@ class Rest:
         return self.request("DELETE", path, query=query)
 
     def _ask(self, method: str, url: str, target: str, body: Any) -> Any:
-        """One server, and those it redirects to. Raises _NoAnswer, Refused, Unreachable."""
+        """One server, and those it redirects to. Raises NoAnswer, Refused, Unreachable."""
         asked = url
         for hop in range(REDIRECTS_MAX):
             try:
-                status, location, text = self._exchange(method, asked, target, body)
-            except _NoAnswer as error:
+                answer = self._exchange(method, asked, target, body)
+            except NoAnswer as error:
                 if hop == 0:
                     raise
                 raise Unreachable(
@@ -130,57 +120,32 @@ class Rest:
                     "run the command where brokers' advertised addresses can be reached, such as "
                     "in a pod of the cluster",
                 ) from error
-            if status in REDIRECTS and location:
-                parts = urlsplit(location)
+            if answer.status in REDIRECTS and answer.location:
+                parts = urlsplit(answer.location)
                 if url.startswith("https:") and parts.scheme == "http":
                     raise Unreachable(
-                        f"{url} sent us on to {location}, which is not by TLS",
+                        f"{url} sent us on to {answer.location}, which is not by TLS",
                         "have its brokers run with --tls",
                     )
                 asked = f"{parts.scheme}://{parts.netloc}" if parts.netloc else asked
                 target = f"{parts.path}?{parts.query}" if parts.query else parts.path
                 continue
-            return _decoded(method, target, status, text)
+            return _decoded(method, target, answer.status, answer.body)
         raise Refused(
             UNAVAILABLE,
             f"{method} {target}: sent from broker to broker {REDIRECTS_MAX} times; ownership is "
             "changing, try again",
         )
 
-    def _exchange(self, method: str, url: str, target: str, body: Any) -> tuple[int, str, bytes]:
-        """Status, Location and body. Raises _NoAnswer, WrongUsage."""
-        parts = urlsplit(url)
-        connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if token := self._access.shown_token():
-            headers["Authorization"] = f"Bearer {token}"
-        sent = False
-        try:
-            connection.connect()
-            assert connection.sock is not None
-            connection.sock.settimeout(self._timeout_s)
-            sent = True
-            connection.request(
-                method, target, None if body is None else json.dumps(body).encode(), headers
-            )
-            answer = connection.getresponse()
-            return answer.status, answer.headers.get("Location", ""), answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            reason = (
-                getattr(error, "verify_message", None)
-                or getattr(error, "strerror", None)
-                or str(error)
-                or type(error).__name__
-            )
-            raise _NoAnswer(reason, sent) from error
-        finally:
-            connection.close()
-
-    def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-        if scheme != "https":
-            return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-        self._tls = self._tls or self._access.tls()
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+    def _exchange(self, method: str, url: str, target: str, body: Any) -> Answer:
+        """Raises NoAnswer, WrongUsage."""
+        if url.startswith("https:"):
+            self._tls = self._tls or self._access.tls()
+        token = self._access.shown_token()
+        shown = {"Authorization": f"Bearer {token}"} if token else {}
+        return exchange(
+            method, f"{url}{target}", body, shown, timeout_s=self._timeout_s, tls=self._tls
+        )
 
 
 def _checked(url: str) -> str:

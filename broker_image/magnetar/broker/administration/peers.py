@@ -1,20 +1,23 @@
 """Admin requests from broker to broker.
 
-Owns: HTTP/1.1 exchanges over the broker's network. Imports: metadata, network, names, errors. Why:
-an operation on a partitioned topic reaches partitions that other brokers serve, and the broker has
-no HTTP client otherwise. Invariants: one request per connection, which the peer closes; an answer
-is bounded in size and time; a refusal keeps its reason and its status; a bundle that moves
-concurrently is followed to its owner, but only to a registered broker: nobody else ever sees a
-token of the cluster's.
+Owns: HTTP exchanges over the broker's network. Imports: h11, metadata, network, names, errors. Why
+not an HTTP client: the simulation carries these requests as well, over a network of its own.
+Invariants: one request per connection, which the peer closes; an answer is bounded in size and
+time; a refusal keeps its reason and its status; a redirect is followed to a registered broker only,
+so that no other server sees a token of the cluster's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import string
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlsplit
+
+import h11
 
 from magnetar.errors import (
     AuthenticationFailed,
@@ -54,13 +57,23 @@ REFUSALS: Mapping[int, type[MagnetarError]] = {
 }
 
 
-class _Answer(asyncio.BufferedProtocol):
-    """Collects what the peer sends until it closes."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """`location`: where a redirect leads; None if it is none."""
+
+    status: int
+    location: str | None
+    body: bytes
+
+
+class _Exchange(asyncio.BufferedProtocol):
+    """One request, and what the peer sends until it closes."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._http = h11.Connection(h11.CLIENT)
         self._buffer = bytearray(READ_BYTES)
-        self._answer = bytearray()
+        self._received = bytearray()
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,8 +83,8 @@ class _Answer(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._answer += self._buffer[:nbytes]
-        if len(self._answer) > ANSWER_BYTES_MAX and self.transport is not None:
+        self._received += self._buffer[:nbytes]
+        if len(self._received) > ANSWER_BYTES_MAX and self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -82,7 +95,30 @@ class _Answer(asyncio.BufferedProtocol):
                 ServiceNotReady(f"the connection to a broker broke: {exc}; try again")
             )
         else:
-            self.done.set_result(bytes(self._answer))
+            self.done.set_result(bytes(self._received))
+
+    def send(self, request: h11.Request, data: bytes) -> None:
+        assert self.transport is not None
+        parts = (request, *([h11.Data(data=data)] if data else ()), h11.EndOfMessage())
+        self.transport.write(b"".join(self._http.send(part) or b"" for part in parts))
+
+    def parsed(self, received: bytes) -> _Answer:
+        """The answer in what the peer sent. Raises h11.RemoteProtocolError if it is cut off."""
+        self._http.receive_data(received)
+        if received:
+            self._http.receive_data(b"")
+        status, location, body = 0, None, bytearray()
+        while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+                if status == TEMPORARY_REDIRECT:
+                    found = dict(event.headers).get(b"location")
+                    location = found.decode("latin-1") if found is not None else None
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif not isinstance(event, h11.InformationalResponse):
+                raise h11.RemoteProtocolError("no answer")
+        return _Answer(status, location, bytes(body))
 
 
 class Caller(Protocol):
@@ -139,9 +175,9 @@ async def ask_broker(
         async with asyncio.timeout(timeout_s):
             for _ in range(REDIRECTS_MAX):
                 answer = await _exchange(caller, http_url, method, path, data)
-                if (location := redirect_of(answer)) is None:
-                    return decode_answer(answer, http_url)
-                http_url, path = await _followed(caller, http_url, location)
+                if answer.location is None:
+                    return _decoded(answer, http_url)
+                http_url, path = await _followed(caller, http_url, answer.location)
     except (OSError, TimeoutError) as error:
         raise ServiceNotReady(
             f"broker {http_url} does not answer: {error or 'no answer in time'}; try again"
@@ -151,44 +187,31 @@ async def ask_broker(
     )
 
 
-async def _exchange(caller: Caller, http_url: str, method: str, path: str, data: bytes) -> bytes:
-    """Whatever a broker answers to one request. Raises OSError, ServiceNotReady."""
+async def _exchange(caller: Caller, http_url: str, method: str, path: str, data: bytes) -> _Answer:
+    """What a broker answers to one request. Raises OSError, ServiceNotReady."""
     where = urlsplit(http_url)
-    shown = (
-        f"Authorization: {INTERNAL_METHOD} {caller.security.internal_token()}\r\n"
-        if caller.security is not None
-        else ""
-    )
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: {where.netloc}\r\n{shown}Connection: "
-        f"close\r\nContent-Length: {len(data)}\r\n\r\n"
+    headers = [("Host", where.netloc), ("Connection", "close"), ("Content-Length", str(len(data)))]
+    if caller.security is not None:
+        headers.append(("Authorization", f"{INTERNAL_METHOD} {caller.security.internal_token()}"))
+    request = h11.Request(
+        method=method, target=quote(path, safe=string.punctuation), headers=headers
     )
     tls = caller.tls.to_peers() if where.scheme == "https" and caller.tls is not None else None
     exchange = await connect_over(
-        caller.network, where.hostname or "", where.port or 80, _Answer, tls
+        caller.network, where.hostname or "", where.port or 80, _Exchange, tls
     )
     assert exchange.transport is not None
     try:
-        exchange.transport.write(head.encode() + data)
-        return await exchange.done
+        exchange.send(request, data)
+        received = await exchange.done
     finally:
         exchange.transport.close()
-
-
-def redirect_of(answer: bytes) -> str | None:
-    """Where an HTTP answer sends whoever asked; None if it does not."""
-    status, *fields = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
-    if status.split()[1:2] != [str(TEMPORARY_REDIRECT).encode()]:
-        return None
-    named = (field.partition(b":") for field in fields)
-    return next(
-        (
-            value.strip().decode("latin-1")
-            for name, _, value in named
-            if name.strip().lower() == b"location"
-        ),
-        None,
-    )
+    try:
+        return exchange.parsed(received)
+    except h11.RemoteProtocolError as error:
+        raise ServiceNotReady(
+            f"broker {http_url} closed the connection before its answer; try again"
+        ) from error
 
 
 async def _followed(caller: Caller, http_url: str, location: str) -> tuple[str, str]:
@@ -205,23 +228,17 @@ async def _followed(caller: Caller, http_url: str, location: str) -> tuple[str, 
     )
 
 
-def decode_answer(answer: bytes, http_url: str) -> Any:
-    """The JSON body of an HTTP answer without chunks, None if it is empty. Raises what it says,
-    ServiceNotReady if it is cut off."""
-    head, separator, body = answer.partition(b"\r\n\r\n")
-    words = head.split(b"\r\n", 1)[0].split()
-    if not separator or len(words) < 2 or not words[1].isdigit():
-        raise ServiceNotReady(
-            f"broker {http_url} closed the connection before its answer; try again"
-        )
-    status = int(words[1])
+def _decoded(answer: _Answer, http_url: str) -> Any:
+    """The JSON body of an answer, None if it is empty. Raises what it says, ServiceNotReady."""
     try:
-        value = json.loads(body) if body else None
+        value = json.loads(answer.body) if answer.body else None
     except ValueError as error:
         raise ServiceNotReady(
             f"broker {http_url} answered with something that is not JSON; try again"
         ) from error
-    if status >= 300:
+    if answer.status >= 300:
         reason = value.get("reason") if isinstance(value, dict) else None
-        raise REFUSALS.get(status, ServiceNotReady)(f"broker {http_url}: {reason or status}")
+        raise REFUSALS.get(answer.status, ServiceNotReady)(
+            f"broker {http_url}: {reason or answer.status}"
+        )
     return value
