@@ -19,8 +19,7 @@ PACKAGES = (
 )
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX, CLASS_LINES_MAX = 60, 350
-OUTGROWN = {
-}
+OUTGROWN = {}
 """Still over a limit. Entries are only ever removed."""
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl)(_|$)")
 HEAVY_MODULES = (

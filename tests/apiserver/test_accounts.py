@@ -7,7 +7,6 @@ read the diff.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -148,7 +147,7 @@ def test_the_table_of_rights_is_what_the_api_server_says(
     )
 
 
-def test_no_other_account_is_made_and_no_pod_mounts_a_token(
+async def test_no_other_account_is_made_and_no_pod_mounts_a_token(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Whatever the operator makes of a cluster with coordinators, a managed etcd and a job."""
@@ -160,26 +159,21 @@ def test_no_other_account_is_made_and_no_pod_mounts_a_token(
         } - {"default"}
         return {account.name for account in OF_CLUSTERS} <= made
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            scene.create("BrokerCluster", "other", {})
-            scene.create("TransactionCoordinator", "transactions", {"clusterRef": {"name": "main"}})
-            await brokers.enter(TOPIC)
-            scene.create(
-                "DataJob",
-                "prices",
-                {"clusterRef": {"name": "main"}, "compaction": {"topic": TOPIC}},
-            )
-            await until("all accounts", all_made)
-            await until("etcd's pods", lambda: scene.stateful_set("other-etcd"))
-            await until(
-                "coordinators' pods", lambda: scene.stateful_set("transactions-coordinator")
-            )
-            await until("brokers' pods", scene.stateful_set)
-            await until("a driver", scene.pods)
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        scene.create("BrokerCluster", "other", {})
+        scene.create("TransactionCoordinator", "transactions", {"clusterRef": {"name": "main"}})
+        await brokers.enter(TOPIC)
+        scene.create(
+            "DataJob",
+            "prices",
+            {"clusterRef": {"name": "main"}, "compaction": {"topic": TOPIC}},
+        )
+        await until("all accounts", all_made)
+        await until("etcd's pods", lambda: scene.stateful_set("other-etcd"))
+        await until("coordinators' pods", lambda: scene.stateful_set("transactions-coordinator"))
+        await until("brokers' pods", scene.stateful_set)
+        await until("a driver", scene.pods)
     made = {
         item["metadata"]["name"]
         for item in scene.plane.must("GET", scene.core("serviceaccounts"))["items"]

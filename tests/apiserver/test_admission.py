@@ -3,7 +3,6 @@ to the person who makes them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -56,43 +55,37 @@ def attempt(scene: Scene, kind: str, spec: dict[str, Any]) -> tuple[int, str]:
     return status, answer.get("message", "")
 
 
-def test_what_two_objects_contradict_each_other_in_is_refused(scene: Scene) -> None:
+async def test_what_two_objects_contradict_each_other_in_is_refused(scene: Scene) -> None:
     """A second owner of a Pulsar namespace, however it refers to the cluster, and a second set
     of coordinators; not what only looks alike."""
 
-    async def scenario() -> None:
-        async with policies_in(scene):
-            for reference in ({"name": "main"}, {"name": "main", "namespace": scene.namespace}):
-                status, said = attempt(scene, "TopicNamespace", {**ORDERS, "clusterRef": reference})
-                assert status == 422
-                assert (
-                    "TopicNamespace first owns acme/orders of this cluster already; change that one"
-                    in said
-                )
-            for other in (
-                {"tenant": "other"},
-                {"namespace": "invoices"},
-                {"clusterRef": {"name": "other"}},
-                {"clusterRef": {"name": "main", "namespace": "elsewhere"}},
-            ):
-                assert attempt(scene, "TopicNamespace", {**ORDERS, **other}) == (201, "")
-            first = scene.path("topicnamespaces", "first")
-            scene.merge(first, {"spec": {"policies": {"message_ttl_in_seconds": 60}}})
-
-            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
-            status, said = await until_seen(
-                scene, "TransactionCoordinator", {"clusterRef": {"name": "main"}}
-            )
+    async with policies_in(scene):
+        for reference in ({"name": "main"}, {"name": "main", "namespace": scene.namespace}):
+            status, said = attempt(scene, "TopicNamespace", {**ORDERS, "clusterRef": reference})
+            assert status == 422
             assert (
-                "TransactionCoordinator tx serves BrokerCluster main already; change its replicas"
+                "TopicNamespace first owns acme/orders of this cluster already; change that one"
                 in said
             )
-            assert (
-                attempt(scene, "TransactionCoordinator", {"clusterRef": {"name": "other"}})[0]
-                == 201
-            )
+        for other in (
+            {"tenant": "other"},
+            {"namespace": "invoices"},
+            {"clusterRef": {"name": "other"}},
+            {"clusterRef": {"name": "main", "namespace": "elsewhere"}},
+        ):
+            assert attempt(scene, "TopicNamespace", {**ORDERS, **other}) == (201, "")
+        first = scene.path("topicnamespaces", "first")
+        scene.merge(first, {"spec": {"policies": {"message_ttl_in_seconds": 60}}})
 
-    asyncio.run(scenario())
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        status, said = await until_seen(
+            scene, "TransactionCoordinator", {"clusterRef": {"name": "main"}}
+        )
+        assert (
+            "TransactionCoordinator tx serves BrokerCluster main already; change its replicas"
+            in said
+        )
+        assert attempt(scene, "TransactionCoordinator", {"clusterRef": {"name": "other"}})[0] == 201
 
 
 async def until_seen(scene: Scene, kind: str, spec: dict[str, Any]) -> tuple[int, str]:
@@ -101,7 +94,7 @@ async def until_seen(scene: Scene, kind: str, spec: dict[str, Any]) -> tuple[int
     return attempt(scene, kind, spec)
 
 
-def test_a_size_that_the_class_cannot_give_is_refused(scene: Scene) -> None:
+async def test_a_size_that_the_class_cannot_give_is_refused(scene: Scene) -> None:
     """By the class that the claim has, as the operator's status says; back to what the claim has
     is always allowed."""
     fixed = f"unexpandable-{scene.namespace}"
@@ -115,34 +108,31 @@ def test_a_size_that_the_class_cannot_give_is_refused(scene: Scene) -> None:
         )
         return status, answer.get("message", "")
 
-    async def scenario() -> None:
-        async with policies_in(scene):
-            scene.plane.must(
-                "POST",
-                CLASSES,
-                {**kind, "metadata": {"name": fixed}, "provisioner": "example.com/disks"},
-            )
-            scene.create("BrokerCluster", "main", {})
-            assert resize("20Gi")[0] == 200, "no claim is known yet"
-            scene.merge(path, {"spec": {"storage": {"volumeClaim": {"size": "15Gi"}}}})
-            claim = {
-                "claim": "main-storage",
-                "storageClassName": fixed,
-                "size": "10Gi",
-                "capacity": "10Gi",
-            }
-            scene.merge(f"{path}/status", {"status": {"storage": claim}})
-            await until("it is refused", lambda: resize("20Gi")[0] == 422)
-            assert f"StorageClass {fixed} cannot expand volumes; keep 10Gi" in resize("20Gi")[1]
-            assert resize("10Gi")[0] == 200
-            scene.merge(path, {"spec": {"replicas": 2}})
-            scene.merge(f"{CLASSES}/{fixed}", {"allowVolumeExpansion": True})
-            await until("it is accepted", lambda: resize("20Gi")[0] == 200)
-
-    asyncio.run(scenario())
+    async with policies_in(scene):
+        scene.plane.must(
+            "POST",
+            CLASSES,
+            {**kind, "metadata": {"name": fixed}, "provisioner": "example.com/disks"},
+        )
+        scene.create("BrokerCluster", "main", {})
+        assert resize("20Gi")[0] == 200, "no claim is known yet"
+        scene.merge(path, {"spec": {"storage": {"volumeClaim": {"size": "15Gi"}}}})
+        claim = {
+            "claim": "main-storage",
+            "storageClassName": fixed,
+            "size": "10Gi",
+            "capacity": "10Gi",
+        }
+        scene.merge(f"{path}/status", {"status": {"storage": claim}})
+        await until("it is refused", lambda: resize("20Gi")[0] == 422)
+        assert f"StorageClass {fixed} cannot expand volumes; keep 10Gi" in resize("20Gi")[1]
+        assert resize("10Gi")[0] == 200
+        scene.merge(path, {"spec": {"replicas": 2}})
+        scene.merge(f"{CLASSES}/{fixed}", {"allowVolumeExpansion": True})
+        await until("it is accepted", lambda: resize("20Gi")[0] == 200)
 
 
-def test_a_deletion_of_a_namespace_that_has_to_wait_warns(scene: Scene) -> None:
+async def test_a_deletion_of_a_namespace_that_has_to_wait_warns(scene: Scene) -> None:
     """kubectl prints the warning before it waits; nothing is said where nothing is deleted."""
 
     def deleted(name: str) -> str:
@@ -168,4 +158,4 @@ def test_a_deletion_of_a_namespace_that_has_to_wait_warns(scene: Scene) -> None:
             )
             assert deleted("kept") == deleted("skips") == ""
 
-    asyncio.run(scenario())
+    await scenario()

@@ -96,86 +96,80 @@ def test_plan_says_what_would_happen_and_changes_nothing(scene: Scene, tmp_path:
     assert scene.cluster()["spec"]["replicas"] == 2
 
 
-def test_the_guides_commands_for_kubernetes_succeed(
+async def test_the_guides_commands_for_kubernetes_succeed(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """drain --replace drains the pod first, ends when its successor is ready, and repeats
     nothing; --undo takes the request away."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            brokers = await stack.enter_async_context(brokers_of(cluster_etcd.endpoint))
-            lives = [await brokers.register(f"main-broker-{at}") for at in range(2)]
-            await brokers.own("public/default/0x00000000_0x80000000", lives[0])
-            await stack.enter_async_context(running_operator(scene.namespace))
-            await stack.enter_async_context(Kubelet(scene).at_work())
-            external = {"external": {"endpoints": [cluster_etcd.endpoint]}}
-            scene.create("BrokerCluster", "main", {"etcd": external, "replicas": 2})
-            path = scene.path("brokerclusters", "main")
-            await until("Ready", lambda: scene.condition(path).get("status") == "True", PATIENCE_S)
-            before = _uid(scene)
-            guide = asyncio.create_task(asyncio.to_thread(_run_guide, scene, tmp_path))
-            await until("the drain", lambda: scene.events("Draining") or guide.done(), PATIENCE_S)
-            assert _uid(scene) == before
-            await brokers.own("public/default/0x00000000_0x80000000", lives[1])
-            await guide
-            assert _uid(scene) not in ("", before)
-            assert (
-                scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
-                == f"main-broker-0@{before}"
-            )
-            assert (tmp_path / "magnetar-report.tar.gz").stat().st_size > 1000
-            # so that it cannot be over before it is taken back
-            await brokers.own("public/default/0x00000000_0x80000000", lives[0])
-            await asyncio.to_thread(_undo, scene, before)
-
-    asyncio.run(scenario())
+    async with AsyncExitStack() as stack:
+        brokers = await stack.enter_async_context(brokers_of(cluster_etcd.endpoint))
+        lives = [await brokers.register(f"main-broker-{at}") for at in range(2)]
+        await brokers.own("public/default/0x00000000_0x80000000", lives[0])
+        await stack.enter_async_context(running_operator(scene.namespace))
+        await stack.enter_async_context(Kubelet(scene).at_work())
+        external = {"external": {"endpoints": [cluster_etcd.endpoint]}}
+        scene.create("BrokerCluster", "main", {"etcd": external, "replicas": 2})
+        path = scene.path("brokerclusters", "main")
+        await until("Ready", lambda: scene.condition(path).get("status") == "True", PATIENCE_S)
+        before = _uid(scene)
+        guide = asyncio.create_task(asyncio.to_thread(_run_guide, scene, tmp_path))
+        await until("the drain", lambda: scene.events("Draining") or guide.done(), PATIENCE_S)
+        assert _uid(scene) == before
+        await brokers.own("public/default/0x00000000_0x80000000", lives[1])
+        await guide
+        assert _uid(scene) not in ("", before)
+        assert (
+            scene.cluster()["metadata"]["annotations"]["magnetar.io/replace"]
+            == f"main-broker-0@{before}"
+        )
+        assert (tmp_path / "magnetar-report.tar.gz").stat().st_size > 1000
+        # so that it cannot be over before it is taken back
+        await brokers.own("public/default/0x00000000_0x80000000", lives[0])
+        await asyncio.to_thread(_undo, scene, before)
 
 
-def test_status_finds_the_resources_of_the_brokers_it_asks(
+async def test_status_finds_the_resources_of_the_brokers_it_asks(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """By the storage that both name, with what the operator says of them; a namespace without it
     has nothing to show."""
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
-            storage_id = "5e" * 16  # what the played brokers registered
-            scene.create(
-                "BrokerCluster",
-                "main",
-                {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "replicas": 0},
-            )
-            spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
-            scene.create("TopicNamespace", "orders", spec)
-            scene.create("TopicNamespace", "rival", spec)
+    async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+        storage_id = "5e" * 16  # what the played brokers registered
+        scene.create(
+            "BrokerCluster",
+            "main",
+            {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "replicas": 0},
+        )
+        spec = {"clusterRef": {"name": "main"}, "tenant": "acme", "namespace": "orders"}
+        scene.create("TopicNamespace", "orders", spec)
+        scene.create("TopicNamespace", "rival", spec)
 
-            def both() -> list[dict[str, Any]] | None:
-                found, _ = look(scene.namespace, USER, storage_id)
-                reasons = {
-                    one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get(
-                        "Ready"
-                    )
-                    for one in found
-                }
-                return (
-                    found
-                    if reasons == {"main": "AsDesired", "orders": "AsDesired", "rival": "Conflict"}
-                    else None
+        def both() -> list[dict[str, Any]] | None:
+            found, _ = look(scene.namespace, USER, storage_id)
+            reasons = {
+                one["name"]: {said["type"]: said["reason"] for said in one["conditions"]}.get(
+                    "Ready"
                 )
-
-            found = await until("all three with their reasons", both, PATIENCE_S)
-            (problem,) = problems_of(found)
-            assert problem.startswith(
-                f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace "
-                f"{scene.namespace}/orders is older"
-            )
-            assert await asyncio.to_thread(look, "default", USER, storage_id) == (
-                [],
-                "no BrokerCluster of this namespace has this storage",
+                for one in found
+            }
+            return (
+                found
+                if reasons == {"main": "AsDesired", "orders": "AsDesired", "rival": "Conflict"}
+                else None
             )
 
-    asyncio.run(scenario())
+        found = await until("all three with their reasons", both, PATIENCE_S)
+        (problem,) = problems_of(found)
+        assert problem.startswith(
+            f"TopicNamespace {scene.namespace}/rival: Conflict: TopicNamespace "
+            f"{scene.namespace}/orders is older"
+        )
+        assert await asyncio.to_thread(look, "default", USER, storage_id) == (
+            [],
+            "no BrokerCluster of this namespace has this storage",
+        )
 
 
 def _uid(scene: Scene) -> str:

@@ -115,219 +115,201 @@ async def set_of(brokers: Brokers) -> CoordinatorSetRecord | None:
     return CoordinatorSetRecord.decode(item.value) if item is not None else None
 
 
-def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(
+async def test_it_becomes_pods_that_are_announced_and_a_steady_state_costs_no_write(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Children by name and owner, the status by number, `kubectl scale` up at once."""
 
-    async def scenario() -> None:
-        kubelet = Kubelet(scene, "tx-coordinator")
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-            kubelet.at_work(),
-        ):
-            claims = Claims(scene, brokers, "tx-coordinator")
-            async with claims.at_work():
-                scene.create("BrokerCluster", "main", external(cluster_etcd))
-                scene.create("TransactionCoordinator", "tx", SPEC)
-                await until("Ready", lambda: ready(scene))
-                found = scene.stateful_set("tx-coordinator")
-                assert found is not None
-                assert found["metadata"]["ownerReferences"][0]["kind"] == "TransactionCoordinator"
-                assert scene.get(scene.core("services", "tx-coordinators")) is not None
-                assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
-                scaled = scene.plane.kubectl(
-                    "scale", "-n", scene.namespace, "tc/tx", "--replicas=3"
-                )
-                assert scaled.returncode == 0, scaled.stderr
-                resource = await until("three are announced", lambda: announced(scene, 3))
-                status = resource["status"]
-                assert (status["replicas"], status["readyReplicas"]) == (3, 3)
-                assert [
-                    (row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]
-                ] == [(f"tx-coordinator-{tcid}", tcid, "Ready") for tcid in range(3)]
-                assert all(
-                    row["incarnation"].startswith(row["name"]) for row in status["coordinators"]
-                )
-                labels = "app.kubernetes.io/component=coordinator,magnetar.io/cluster=main,magnetar.io/coordinators=tx"
-                assert status["selector"] == labels
-            await settled(operator)
-            before = writes(operator)
-            for _ in range(3):
-                await operator.controller.enqueue_all()
-                await quiet(operator)
-            assert writes(operator) == before
-
-    asyncio.run(scenario())
+    kubelet = Kubelet(scene, "tx-coordinator")
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+        kubelet.at_work(),
+    ):
+        claims = Claims(scene, brokers, "tx-coordinator")
+        async with claims.at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            scene.create("TransactionCoordinator", "tx", SPEC)
+            await until("Ready", lambda: ready(scene))
+            found = scene.stateful_set("tx-coordinator")
+            assert found is not None
+            assert found["metadata"]["ownerReferences"][0]["kind"] == "TransactionCoordinator"
+            assert scene.get(scene.core("services", "tx-coordinators")) is not None
+            assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
+            scaled = scene.plane.kubectl("scale", "-n", scene.namespace, "tc/tx", "--replicas=3")
+            assert scaled.returncode == 0, scaled.stderr
+            resource = await until("three are announced", lambda: announced(scene, 3))
+            status = resource["status"]
+            assert (status["replicas"], status["readyReplicas"]) == (3, 3)
+            assert [(row["name"], row["tcid"], row["phase"]) for row in status["coordinators"]] == [
+                (f"tx-coordinator-{tcid}", tcid, "Ready") for tcid in range(3)
+            ]
+            assert all(row["incarnation"].startswith(row["name"]) for row in status["coordinators"])
+            labels = "app.kubernetes.io/component=coordinator,magnetar.io/cluster=main,magnetar.io/coordinators=tx"
+            assert status["selector"] == labels
+        await settled(operator)
+        before = writes(operator)
+        for _ in range(3):
+            await operator.controller.enqueue_all()
+            await quiet(operator)
+        assert writes(operator) == before
 
 
-def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a_time(
+async def test_scaling_down_waits_for_open_transactions_and_takes_the_highest_one_at_a_time(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """The condition and an Event say what is waited for; the pod goes when its last transaction
     has ended; raising the number keeps it."""
 
-    async def scenario() -> None:
-        kubelet = Kubelet(scene, "tx-coordinator")
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            kubelet.at_work(),
-        ):
-            claims = Claims(scene, brokers, "tx-coordinator")
-            claims.open_transactions[2] = 7
-            async with claims.at_work():
-                scene.create("BrokerCluster", "main", external(cluster_etcd))
-                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 3})
-                path = scene.path(PATH, "tx")
-                await until("Ready", lambda: ready(scene))
-                scene.merge(path, {"spec": {"replicas": 1}})
-                waiting = await until(
-                    "it waits",
-                    lambda: (
-                        (one := scene.condition(path)).get("reason") == "TransactionsOpen" and one
-                    ),
-                )
-                assert "tx-coordinator-2 has 7 open transactions" in waiting["message"]
-                assert replicas(scene) == 3
-                assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
-                await until(
-                    "both are retiring", lambda: phases(scene) == ["Ready", "Retiring", "Retiring"]
-                )
-                await until("an Event", lambda: scene.events("TransactionsOpen"))
+    kubelet = Kubelet(scene, "tx-coordinator")
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace),
+        kubelet.at_work(),
+    ):
+        claims = Claims(scene, brokers, "tx-coordinator")
+        claims.open_transactions[2] = 7
+        async with claims.at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 3})
+            path = scene.path(PATH, "tx")
+            await until("Ready", lambda: ready(scene))
+            scene.merge(path, {"spec": {"replicas": 1}})
+            waiting = await until(
+                "it waits",
+                lambda: (one := scene.condition(path)).get("reason") == "TransactionsOpen" and one,
+            )
+            assert "tx-coordinator-2 has 7 open transactions" in waiting["message"]
+            assert replicas(scene) == 3
+            assert await set_of(brokers) == CoordinatorSetRecord(1, 1, f"{scene.namespace}/tx")
+            await until(
+                "both are retiring", lambda: phases(scene) == ["Ready", "Retiring", "Retiring"]
+            )
+            await until("an Event", lambda: scene.events("TransactionsOpen"))
 
-                scene.merge(path, {"spec": {"replicas": 3}})
-                await until("Ready again", lambda: ready(scene))
-                assert await set_of(brokers) == CoordinatorSetRecord(3, 3, f"{scene.namespace}/tx")
+            scene.merge(path, {"spec": {"replicas": 3}})
+            await until("Ready again", lambda: ready(scene))
+            assert await set_of(brokers) == CoordinatorSetRecord(3, 3, f"{scene.namespace}/tx")
 
-                scene.merge(path, {"spec": {"replicas": 1}})
-                await until(
-                    "it waits again",
-                    lambda: scene.condition(path).get("reason") == "TransactionsOpen",
-                )
-                claims.open_transactions[2] = 0
-                await until("one is left", lambda: replicas(scene) == 1 and ready(scene))
-                texts = lambda: [  # noqa: E731
-                    text for text in scene.events("Updated") if "spec.replicas: " in text
-                ]
-                await until("Events of both steps", lambda: len(texts()) >= 2)
-                assert sorted(text.rpartition("spec.replicas: ")[2] for text in texts()) == [
-                    "2 -> 1",
-                    "3 -> 2",
-                ]
-
-    asyncio.run(scenario())
+            scene.merge(path, {"spec": {"replicas": 1}})
+            await until(
+                "it waits again",
+                lambda: scene.condition(path).get("reason") == "TransactionsOpen",
+            )
+            claims.open_transactions[2] = 0
+            await until("one is left", lambda: replicas(scene) == 1 and ready(scene))
+            texts = lambda: [  # noqa: E731
+                text for text in scene.events("Updated") if "spec.replicas: " in text
+            ]
+            await until("Events of both steps", lambda: len(texts()) >= 2)
+            assert sorted(text.rpartition("spec.replicas: ")[2] for text in texts()) == [
+                "2 -> 1",
+                "3 -> 2",
+            ]
 
 
-def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(
+async def test_the_oldest_of_two_serves_and_the_other_takes_over_when_it_is_deleted(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A missing cluster and a conflict are conditions with a remedy; deleting the resource keeps
     what the store knows."""
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("TransactionCoordinator", "tx", SPEC)
-            path, later = scene.path(PATH, "tx"), scene.path(PATH, "later")
-            missing = await until("it says what is missing", lambda: scene.condition(path))
-            assert (missing["status"], missing["reason"]) == ("False", "ClusterNotFound")
-            assert replicas(scene) is None
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            await until("the StatefulSet", lambda: replicas(scene) == 1)
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("TransactionCoordinator", "tx", SPEC)
+        path, later = scene.path(PATH, "tx"), scene.path(PATH, "later")
+        missing = await until("it says what is missing", lambda: scene.condition(path))
+        assert (missing["status"], missing["reason"]) == ("False", "ClusterNotFound")
+        assert replicas(scene) is None
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        await until("the StatefulSet", lambda: replicas(scene) == 1)
 
-            await asyncio.sleep(1.1)  # creation times have whole seconds
-            scene.create("TransactionCoordinator", "later", {**SPEC, "replicas": 2})
-            conflict = await until(
-                "Conflict",
-                lambda: (one := scene.condition(later)).get("reason") == "Conflict" and one,
-            )
-            assert f"{scene.namespace}/tx is older" in conflict["message"]
-            assert replicas(scene, "later-coordinator") is None
-            assert (
-                await set_of(brokers) or CoordinatorSetRecord(0, 0)
-            ).owner == f"{scene.namespace}/tx"
+        await asyncio.sleep(1.1)  # creation times have whole seconds
+        scene.create("TransactionCoordinator", "later", {**SPEC, "replicas": 2})
+        conflict = await until(
+            "Conflict",
+            lambda: (one := scene.condition(later)).get("reason") == "Conflict" and one,
+        )
+        assert f"{scene.namespace}/tx is older" in conflict["message"]
+        assert replicas(scene, "later-coordinator") is None
+        assert (
+            await set_of(brokers) or CoordinatorSetRecord(0, 0)
+        ).owner == f"{scene.namespace}/tx"
 
-            scene.delete(path)
-            await until("the other one serves", lambda: replicas(scene, "later-coordinator") == 2)
-            known = await set_of(brokers)
-            assert known is not None
-            assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
-
-    asyncio.run(scenario())
+        scene.delete(path)
+        await until("the other one serves", lambda: replicas(scene, "later-coordinator") == 2)
+        known = await set_of(brokers)
+        assert known is not None
+        assert (known.limit, known.owner) == (2, f"{scene.namespace}/later")
 
 
-def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
+async def test_clients_are_told_of_no_coordinators_once_the_resource_and_the_last_one_have_gone(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Not while one holds its number; also when all of it went without an operator; made again,
     numbers go on and are announced again."""
 
-    async def scenario() -> None:
-        kubelet, path = Kubelet(scene, "tx-coordinator"), scene.path(PATH, "tx")
+    kubelet, path = Kubelet(scene, "tx-coordinator"), scene.path(PATH, "tx")
 
-        def collect() -> None:
-            """What Kubernetes does with the children of what was deleted."""
-            for kind in CHILDREN:
-                for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
-                    if any(
-                        owner["kind"] == "TransactionCoordinator"
-                        for owner in child["metadata"].get("ownerReferences", [])
-                    ):
-                        scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
-            for pod in scene.plane.must("GET", scene.core("pods"))["items"]:
-                scene.plane.request(
-                    "DELETE", scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0}
-                )
+    def collect() -> None:
+        """What Kubernetes does with the children of what was deleted."""
+        for kind in CHILDREN:
+            for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
+                if any(
+                    owner["kind"] == "TransactionCoordinator"
+                    for owner in child["metadata"].get("ownerReferences", [])
+                ):
+                    scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
+        for pod in scene.plane.must("GET", scene.core("pods"))["items"]:
+            scene.plane.request(
+                "DELETE", scene.core("pods", pod["metadata"]["name"]), {"gracePeriodSeconds": 0}
+            )
 
-        async def withdrawn() -> None:
-            async with asyncio.timeout(TIMEOUT_S):
-                while await set_of(brokers) is not None:
-                    await asyncio.sleep(POLL_S)
+    async def withdrawn() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while await set_of(brokers) is not None:
+                await asyncio.sleep(POLL_S)
 
-        async def epochs() -> list[int]:
-            found = (await brokers.store.range(keys.COORDINATORS)).items
-            return [CoordinatorRecord.decode(item.value).epoch for item in found]
+    async def epochs() -> list[int]:
+        found = (await brokers.store.range(keys.COORDINATORS)).items
+        return [CoordinatorRecord.decode(item.value).epoch for item in found]
 
-        # No pod is made while the others are collected: the kubelet works in between only.
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            Claims(scene, brokers, "tx-coordinator").at_work(),
-        ):
-            async with running_operator(scene.namespace) as operator:
-                async with kubelet.at_work():
-                    scene.create("BrokerCluster", "main", external(cluster_etcd))
-                    scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
-                    await until("Ready", lambda: ready(scene))
-                scene.delete(path)
-                await until(
-                    "it is forgotten", lambda: not operator.cache.count("TransactionCoordinator")
-                )
-                await quiet(operator)
-                assert await set_of(brokers) == CoordinatorSetRecord(
-                    2, 2, f"{scene.namespace}/tx"
-                ), "two still serve"
-                collect()
-                await withdrawn()
-                assert await epochs() == [1, 1]
-                async with kubelet.at_work():
-                    scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
-                    await until("Ready again", lambda: ready(scene))
-                assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx")
-                assert await epochs() == [2, 2]
+    # No pod is made while the others are collected: the kubelet works in between only.
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        Claims(scene, brokers, "tx-coordinator").at_work(),
+    ):
+        async with running_operator(scene.namespace) as operator:
+            async with kubelet.at_work():
+                scene.create("BrokerCluster", "main", external(cluster_etcd))
+                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                await until("Ready", lambda: ready(scene))
             scene.delete(path)
+            await until(
+                "it is forgotten", lambda: not operator.cache.count("TransactionCoordinator")
+            )
+            await quiet(operator)
+            assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx"), (
+                "two still serve"
+            )
             collect()
-            async with asyncio.timeout(TIMEOUT_S):
-                while (await brokers.store.range(keys.COORDINATOR_CLAIMS)).items:
-                    await asyncio.sleep(POLL_S)
-            assert await set_of(brokers) is not None
-            async with running_operator(scene.namespace):
-                await withdrawn()
+            await withdrawn()
+            assert await epochs() == [1, 1]
+            async with kubelet.at_work():
+                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+                await until("Ready again", lambda: ready(scene))
+            assert await set_of(brokers) == CoordinatorSetRecord(2, 2, f"{scene.namespace}/tx")
+            assert await epochs() == [2, 2]
+        scene.delete(path)
+        collect()
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await brokers.store.range(keys.COORDINATOR_CLAIMS)).items:
+                await asyncio.sleep(POLL_S)
+        assert await set_of(brokers) is not None
+        async with running_operator(scene.namespace):
+            await withdrawn()
 
-    asyncio.run(scenario())
 
-
-def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
+async def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """Also where no operator saw it gone, and where the other cluster announces it only after it
@@ -386,49 +368,46 @@ def test_made_again_for_another_cluster_it_is_announced_by_that_one_only(
         finally:
             elsewhere.stop()
 
-    asyncio.run(scenario())
+    await scenario()
 
 
-def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_it(
+async def test_a_change_of_settings_rolls_one_coordinator_at_a_time_and_a_pause_stops_it(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """At the end every pod has the new template; a paused resource is not touched."""
 
-    async def scenario() -> None:
-        kubelet = Kubelet(scene, "tx-coordinator")
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            kubelet.at_work(),
-            Claims(scene, brokers, "tx-coordinator").at_work(),
-        ):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
-            path = scene.path(PATH, "tx")
-            await until("Ready", lambda: ready(scene))
-            before = {pod["metadata"]["uid"] for pod in scene.pods()}
-            scene.merge(
-                path,
-                {
-                    "metadata": {"annotations": {"magnetar.io/paused": "true"}},
-                    "spec": {"config": {"lease_ttl_s": 5}},
-                },
-            )
-            await until(
-                "Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused"
-            )
-            config = scene.get(scene.core("configmaps", "tx-coordinator"))
-            assert config is not None
-            assert "MAGNETAR_LEASE_TTL_S" not in config["data"]
-            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": None}}})
-            assert await replaced(scene, before, 2) >= 1
-            await until("Ready", lambda: ready(scene))
-            await until("an Event for each", lambda: len(scene.events("Restarting")) == 2)
-
-    asyncio.run(scenario())
+    kubelet = Kubelet(scene, "tx-coordinator")
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace),
+        kubelet.at_work(),
+        Claims(scene, brokers, "tx-coordinator").at_work(),
+    ):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+        path = scene.path(PATH, "tx")
+        await until("Ready", lambda: ready(scene))
+        before = {pod["metadata"]["uid"] for pod in scene.pods()}
+        scene.merge(
+            path,
+            {
+                "metadata": {"annotations": {"magnetar.io/paused": "true"}},
+                "spec": {"config": {"lease_ttl_s": 5}},
+            },
+        )
+        await until(
+            "Paused", lambda: scene.condition(path, "Progressing").get("reason") == "Paused"
+        )
+        config = scene.get(scene.core("configmaps", "tx-coordinator"))
+        assert config is not None
+        assert "MAGNETAR_LEASE_TTL_S" not in config["data"]
+        scene.merge(path, {"metadata": {"annotations": {"magnetar.io/paused": None}}})
+        assert await replaced(scene, before, 2) >= 1
+        await until("Ready", lambda: ready(scene))
+        await until("an Event for each", lambda: len(scene.events("Restarting")) == 2)
 
 
-def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(
+async def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A successor could not take its number, and whoever looks for the number's transactions
@@ -438,55 +417,49 @@ def test_healthy_coordinators_are_not_restarted_while_the_metadata_store_is_away
     def uids() -> set[str]:
         return {pod["metadata"]["uid"] for pod in scene.pods()}
 
-    async def scenario() -> None:
-        kubelet = Kubelet(scene, "tx-coordinator")
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            kubelet.at_work(),
-        ):
-            claims = Claims(scene, brokers, "tx-coordinator")
-            async with claims.at_work():
-                scene.create("BrokerCluster", "main", external(cluster_etcd))
-                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
-                await until("Ready", lambda: ready(scene))
-            before = uids()
-            waits = lambda: scene.condition(path, "Progressing").get("reason") == "RollWaits"  # noqa: E731
-            with cluster_etcd.frozen():
-                scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
-                await until("the roll waits, or begins", lambda: waits() or uids() != before)
-                assert uids() == before
-                assert "the metadata store" in scene.condition(path, "Progressing")["message"]
-                assert scene.condition(path)["reason"] == "MetadataStoreUnavailable"
-            async with claims.at_work():
-                assert await replaced(scene, before, 2) >= 1
-                await until("Ready", lambda: ready(scene))
-
-    asyncio.run(scenario())
+    kubelet = Kubelet(scene, "tx-coordinator")
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace),
+        kubelet.at_work(),
+    ):
+        claims = Claims(scene, brokers, "tx-coordinator")
+        async with claims.at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+            await until("Ready", lambda: ready(scene))
+        before = uids()
+        waits = lambda: scene.condition(path, "Progressing").get("reason") == "RollWaits"  # noqa: E731
+        with cluster_etcd.frozen():
+            scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
+            await until("the roll waits, or begins", lambda: waits() or uids() != before)
+            assert uids() == before
+            assert "the metadata store" in scene.condition(path, "Progressing")["message"]
+            assert scene.condition(path)["reason"] == "MetadataStoreUnavailable"
+        async with claims.at_work():
+            assert await replaced(scene, before, 2) >= 1
+            await until("Ready", lambda: ready(scene))
 
 
-def test_a_record_that_this_operator_cannot_read_holds_no_restart_of_coordinators(
+async def test_a_record_that_this_operator_cannot_read_holds_no_restart_of_coordinators(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """The store answers, so that a successor takes its number: the record may be one of a
     version that the operator does not know yet."""
     path = scene.path(PATH, "tx")
 
-    async def scenario() -> None:
-        kubelet = Kubelet(scene, "tx-coordinator")
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            kubelet.at_work(),
-        ):
-            async with Claims(scene, brokers, "tx-coordinator").at_work():
-                scene.create("BrokerCluster", "main", external(cluster_etcd))
-                scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
-                await until("Ready", lambda: ready(scene))
-            before = {pod["metadata"]["uid"] for pod in scene.pods()}
-            await brokers.store.put(f"{keys.COORDINATORS}9", b'{"schema": 1000}')
-            scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
-            assert await replaced(scene, before, 2) >= 1
-            assert "CoordinatorRecord" in scene.condition(path, "Degraded")["message"]
-
-    asyncio.run(scenario())
+    kubelet = Kubelet(scene, "tx-coordinator")
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace),
+        kubelet.at_work(),
+    ):
+        async with Claims(scene, brokers, "tx-coordinator").at_work():
+            scene.create("BrokerCluster", "main", external(cluster_etcd))
+            scene.create("TransactionCoordinator", "tx", {**SPEC, "replicas": 2})
+            await until("Ready", lambda: ready(scene))
+        before = {pod["metadata"]["uid"] for pod in scene.pods()}
+        await brokers.store.put(f"{keys.COORDINATORS}9", b'{"schema": 1000}')
+        scene.merge(path, {"spec": {"config": {"lease_ttl_s": 5}}})
+        assert await replaced(scene, before, 2) >= 1
+        assert "CoordinatorRecord" in scene.condition(path, "Degraded")["message"]

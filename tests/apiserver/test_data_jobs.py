@@ -3,7 +3,6 @@ by hand."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -115,81 +114,72 @@ async def begun(
     [(TOPIC, 0), (TOPIC, 2), (f"{TOPIC}-partition-1", 2)],
     ids=["plain", "partitioned", "partition"],
 )
-def test_a_job_waits_for_its_topic_and_then_begins(
+async def test_a_job_waits_for_its_topic_and_then_begins(
     scene: Scene, cluster_etcd: EtcdProcess, topic: str, partitions: int
 ) -> None:
     """It names namespace or topic and what to do, and makes no driver, which would find nothing
     and succeed. An entry suffices."""
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            jobs.create(topic)
-            said = await jobs.says("NamespaceNotFound")
-            assert said.startswith(
-                "namespace public/default of topic persistent://public/default/prices"
-            )
-            assert scene.condition(jobs.path) | {
-                "status": "False",
-                "reason": "NamespaceNotFound",
-            } == scene.condition(jobs.path)
-            await brokers.enter("persistent://public/default/other")
-            assert await jobs.says("TopicNotFound") == (
-                f"topic {topic} does not exist in this cluster; correct the name, or create the "
-                "topic or publish to it first"
-            )
-            assert scene.events("TopicNotFound")
-            status = (scene.get(jobs.path) or {})["status"]
-            assert (status["state"], status["attempt"]) == ("Pending", 0)
-            assert jobs.driver() is None
-            await brokers.enter(TOPIC, partitions)
-            await until("the first driver", jobs.driver)
-            await until(
-                "no complaint",
-                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
-            )
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        jobs.create(topic)
+        said = await jobs.says("NamespaceNotFound")
+        assert said.startswith(
+            "namespace public/default of topic persistent://public/default/prices"
+        )
+        assert scene.condition(jobs.path) | {
+            "status": "False",
+            "reason": "NamespaceNotFound",
+        } == scene.condition(jobs.path)
+        await brokers.enter("persistent://public/default/other")
+        assert await jobs.says("TopicNotFound") == (
+            f"topic {topic} does not exist in this cluster; correct the name, or create the "
+            "topic or publish to it first"
+        )
+        assert scene.events("TopicNotFound")
+        status = (scene.get(jobs.path) or {})["status"]
+        assert (status["state"], status["attempt"]) == ("Pending", 0)
+        assert jobs.driver() is None
+        await brokers.enter(TOPIC, partitions)
+        await until("the first driver", jobs.driver)
+        await until(
+            "no complaint",
+            lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+        )
 
 
-def test_a_topic_that_goes_between_attempts_is_named_as_well(
+async def test_a_topic_that_goes_between_attempts_is_named_as_well(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            jobs, pod = await begun(scene, brokers, cluster_etcd)
-            await brokers.store.delete(keys.partitioned_topic(TopicName.parse(TOPIC)))
-            jobs.end(pod, {"exitCode": 1, "reason": "Error"})
-            await jobs.says("TopicNotFound")
-            assert jobs.driver(2) is None
-            await brokers.enter(TOPIC)
-            await until("the second driver", lambda: jobs.driver(2))
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        jobs, pod = await begun(scene, brokers, cluster_etcd)
+        await brokers.store.delete(keys.partitioned_topic(TopicName.parse(TOPIC)))
+        jobs.end(pod, {"exitCode": 1, "reason": "Error"})
+        await jobs.says("TopicNotFound")
+        assert jobs.driver(2) is None
+        await brokers.enter(TOPIC)
+        await until("the second driver", lambda: jobs.driver(2))
 
 
-def test_a_job_waits_for_a_store_that_does_not_answer(
+async def test_a_job_waits_for_a_store_that_does_not_answer(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Whether the topic exists is not known then, and not guessed: no driver, and no topic that
     is said to be missing."""
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            nobody = {"etcd": {"external": {"endpoints": ["127.0.0.1:1"]}}}
-            scene.create("BrokerCluster", "main", nobody)
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
-            assert (await jobs.says("MetadataStoreUnavailable")).startswith(
-                "neither the run's record nor its topic can be read"
-            )
-            assert jobs.driver() is None
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        nobody = {"etcd": {"external": {"endpoints": ["127.0.0.1:1"]}}}
+        scene.create("BrokerCluster", "main", nobody)
+        jobs = Jobs(scene, brokers)
+        await jobs.make()
+        assert (await jobs.says("MetadataStoreUnavailable")).startswith(
+            "neither the run's record nor its topic can be read"
+        )
+        assert jobs.driver() is None
 
 
-def test_a_pod_that_no_node_takes_is_named_until_one_does(
+async def test_a_pod_that_no_node_takes_is_named_until_one_does(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """First the driver's, then an executor's, while the driver is at work."""
@@ -201,35 +191,32 @@ def test_a_pod_that_no_node_takes_is_named_until_one_does(
     }
     words = "not scheduled: Unschedulable: 0/1 nodes: Insufficient cpu. "
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            jobs, driver = await begun(scene, brokers, cluster_etcd)
-            name = driver["metadata"]["name"]
-            jobs.report(name, "Pending", unschedulable)
-            assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
-            assert scene.condition(jobs.path)["reason"] == "PodUnschedulable"
-            jobs.report(name, "Running", podIP="10.1.2.3")
-            await until(
-                "the driver is at work",
-                lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running",
-            )
-            assert scene.condition(jobs.path, "Degraded")["status"] == "False"
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        jobs, driver = await begun(scene, brokers, cluster_etcd)
+        name = driver["metadata"]["name"]
+        jobs.report(name, "Pending", unschedulable)
+        assert (await jobs.says("PodUnschedulable")).startswith(f"{name}: {words}")
+        assert scene.condition(jobs.path)["reason"] == "PodUnschedulable"
+        jobs.report(name, "Running", podIP="10.1.2.3")
+        await until(
+            "the driver is at work",
+            lambda: scene.condition(jobs.path, "Progressing").get("reason") == "Running",
+        )
+        assert scene.condition(jobs.path, "Degraded")["status"] == "False"
 
-            await until("its executor", jobs.executors)
-            jobs.report(f"{name}-exec-1", "Pending", unschedulable)
-            assert (await jobs.says("PodUnschedulable")).startswith(f"{name}-exec-1: {words}")
-            assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
-            assert scene.events("PodUnschedulable")
-            jobs.report(f"{name}-exec-1", "Running")
-            await until(
-                "all is well",
-                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
-            )
-
-    asyncio.run(scenario())
+        await until("its executor", jobs.executors)
+        jobs.report(f"{name}-exec-1", "Pending", unschedulable)
+        assert (await jobs.says("PodUnschedulable")).startswith(f"{name}-exec-1: {words}")
+        assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
+        assert scene.events("PodUnschedulable")
+        jobs.report(f"{name}-exec-1", "Running")
+        await until(
+            "all is well",
+            lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+        )
 
 
-def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(
+async def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """There is no pod to look at. They come when there is room."""
@@ -240,205 +227,184 @@ def test_executors_that_a_quota_forbids_are_told_of_until_there_is_room(
         "spec": {"hard": {"pods": "1"}},
     }
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            jobs, driver = await begun(scene, brokers, cluster_etcd)
-            scene.plane.must("POST", scene.core("resourcequotas"), quota)
-            used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}
-            scene.merge(f"{scene.core('resourcequotas', 'few')}/status", used)
-            name = driver["metadata"]["name"]
-            jobs.report(name, "Running", podIP="10.1.2.3")
-            said = await jobs.says("ExecutorsRefused")
-            assert "exceeded quota: few" in said
-            assert "lower spec.executors" in said
-            assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
-            assert [pod["metadata"]["name"] for pod in scene.pods()] == [name]
-            scene.delete(scene.core("resourcequotas", "few"))
-            await until("its executor", jobs.executors)
-            await until(
-                "all is well",
-                lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
-            )
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        jobs, driver = await begun(scene, brokers, cluster_etcd)
+        scene.plane.must("POST", scene.core("resourcequotas"), quota)
+        used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "1"}}}
+        scene.merge(f"{scene.core('resourcequotas', 'few')}/status", used)
+        name = driver["metadata"]["name"]
+        jobs.report(name, "Running", podIP="10.1.2.3")
+        said = await jobs.says("ExecutorsRefused")
+        assert "exceeded quota: few" in said
+        assert "lower spec.executors" in said
+        assert (scene.get(jobs.path) or {})["status"]["state"] == "Running"
+        assert [pod["metadata"]["name"] for pod in scene.pods()] == [name]
+        scene.delete(scene.core("resourcequotas", "few"))
+        await until("its executor", jobs.executors)
+        await until(
+            "all is well",
+            lambda: scene.condition(jobs.path, "Degraded").get("status") == "False",
+        )
 
 
-def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(
+async def test_executors_are_made_for_a_driver_that_runs_and_go_with_it(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Nobody but the operator makes them: a driver has no rights. One that is evicted is made
     again; they reach nobody but each other."""
 
-    async def scenario() -> None:
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-        ):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            await brokers.enter(TOPIC)
-            jobs.create(executors={"instances": 2})
-            driver = await until("the driver", jobs.driver)
-            name = driver["metadata"]["name"]
-            first, second = f"{name}-exec-1", f"{name}-exec-2"
-            jobs.report(name, "Running")
-            await quiet(operator)
-            assert jobs.executors() == {}, "without an address of its driver no executor finds it"
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+    ):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        await brokers.enter(TOPIC)
+        jobs.create(executors={"instances": 2})
+        driver = await until("the driver", jobs.driver)
+        name = driver["metadata"]["name"]
+        first, second = f"{name}-exec-1", f"{name}-exec-2"
+        jobs.report(name, "Running")
+        await quiet(operator)
+        assert jobs.executors() == {}, "without an address of its driver no executor finds it"
 
-            jobs.report(name, "Running", podIP="10.1.2.3")
-            made = await until(
-                "both executors", lambda: len(found := jobs.executors()) == 2 and found
-            )
-            assert set(made) == {first, second}
-            for pod in (driver, *made.values()):
-                assert pod["spec"]["automountServiceAccountToken"] is False
-            assert [
-                owner["uid"]
-                for pod in made.values()
-                for owner in pod["metadata"]["ownerReferences"]
-            ] == 2 * [driver["metadata"]["uid"]]
-            policy = scene.get(
-                scene.core("networkpolicies", "prices-spark", "/apis/networking.k8s.io/v1")
-            )
-            assert policy is not None
-            assert policy["metadata"]["ownerReferences"][0]["kind"] == "DataJob"
+        jobs.report(name, "Running", podIP="10.1.2.3")
+        made = await until("both executors", lambda: len(found := jobs.executors()) == 2 and found)
+        assert set(made) == {first, second}
+        for pod in (driver, *made.values()):
+            assert pod["spec"]["automountServiceAccountToken"] is False
+        assert [
+            owner["uid"] for pod in made.values() for owner in pod["metadata"]["ownerReferences"]
+        ] == 2 * [driver["metadata"]["uid"]]
+        policy = scene.get(
+            scene.core("networkpolicies", "prices-spark", "/apis/networking.k8s.io/v1")
+        )
+        assert policy is not None
+        assert policy["metadata"]["ownerReferences"][0]["kind"] == "DataJob"
 
-            for pod in made:
-                jobs.report(pod, "Running")
-            uid = made[second]["metadata"]["uid"]
-            jobs.report(second, "Failed", reason="Evicted")
-            await until(
-                "it is made again",
-                lambda: jobs.executors().get(second, made[second])["metadata"]["uid"] != uid,
-            )
-            assert jobs.executors()[first]["metadata"]["uid"] == made[first]["metadata"]["uid"]
+        for pod in made:
+            jobs.report(pod, "Running")
+        uid = made[second]["metadata"]["uid"]
+        jobs.report(second, "Failed", reason="Evicted")
+        await until(
+            "it is made again",
+            lambda: jobs.executors().get(second, made[second])["metadata"]["uid"] != uid,
+        )
+        assert jobs.executors()[first]["metadata"]["uid"] == made[first]["metadata"]["uid"]
 
-            jobs.end(driver, {"exitCode": 1, "reason": "Error"})
-            await until("they go with their driver", lambda: not jobs.executors())
-            again = await until("the next attempt", lambda: jobs.driver(2))
-            jobs.report(again["metadata"]["name"], "Running", podIP="10.1.2.4")
-            await until("executors of its own", lambda: len(jobs.executors()) == 2)
-            assert all(pod.startswith(again["metadata"]["name"]) for pod in jobs.executors())
-            scene.merge(jobs.path, {"spec": {"suspend": True}})
-            await until("none is left of a job that is suspended", lambda: not jobs.executors())
-
-    asyncio.run(scenario())
+        jobs.end(driver, {"exitCode": 1, "reason": "Error"})
+        await until("they go with their driver", lambda: not jobs.executors())
+        again = await until("the next attempt", lambda: jobs.driver(2))
+        jobs.report(again["metadata"]["name"], "Running", podIP="10.1.2.4")
+        await until("executors of its own", lambda: len(jobs.executors()) == 2)
+        assert all(pod.startswith(again["metadata"]["name"]) for pod in jobs.executors())
+        scene.merge(jobs.path, {"spec": {"suspend": True}})
+        await until("none is left of a job that is suspended", lambda: not jobs.executors())
 
 
-def test_a_job_of_a_cluster_that_does_not_exist_says_so(
+async def test_a_job_of_a_cluster_that_does_not_exist_says_so(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
-            assert "/main does not exist" in await jobs.says("ClusterNotFound")
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            await until("the first driver", jobs.driver)
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        jobs = Jobs(scene, brokers)
+        await jobs.make()
+        assert "/main does not exist" in await jobs.says("ClusterNotFound")
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        await until("the first driver", jobs.driver)
 
 
-def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
+async def test_a_job_is_judged_by_its_record(scene: Scene, cluster_etcd: EtcdProcess) -> None:
     """A failed pod is followed by another attempt; the record of a success counts although the
     pod has vanished; a new token runs again."""
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            uid = await jobs.make()
+    async with brokers_of(cluster_etcd.endpoint) as brokers, running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        uid = await jobs.make()
 
-            pod = await until("the first driver", lambda: jobs.driver(1))
-            arguments = pod["spec"]["containers"][0]["args"]
-            run = f"once-{uid[:8]}"
-            assert arguments[arguments.index("--run") + 1] == run
-            jobs.end(
-                pod,
-                {
-                    "exitCode": 1,
-                    "reason": "Error",
-                    "message": "a log\nStorageError: the disk is full",
-                },
-            )
-            second = await until("the second driver", lambda: jobs.driver(2))
+        pod = await until("the first driver", lambda: jobs.driver(1))
+        arguments = pod["spec"]["containers"][0]["args"]
+        run = f"once-{uid[:8]}"
+        assert arguments[arguments.index("--run") + 1] == run
+        jobs.end(
+            pod,
+            {
+                "exitCode": 1,
+                "reason": "Error",
+                "message": "a log\nStorageError: the disk is full",
+            },
+        )
+        second = await until("the second driver", lambda: jobs.driver(2))
 
-            saying = "it ended with exit code 1 (Error), saying: StorageError: the disk is full"
-            await until("the failure is told", lambda: saying in " ".join(scene.events("Started")))
+        saying = "it ended with exit code 1 (Error), saying: StorageError: the disk is full"
+        await until("the failure is told", lambda: saying in " ".join(scene.events("Started")))
 
-            record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
-            await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
-            scene.delete(scene.core("pods", second["metadata"]["name"]))
-            done = await until(
-                "Succeeded",
-                lambda: (
-                    (found := scene.get(jobs.path))
-                    and found["status"]["state"] == "Succeeded"
-                    and found
-                ),
-            )
-            assert done["status"]["history"][0]["result"] == {"keys": "7"}
-            assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
+        record = JobRunRecord("compaction", "succeeded", 1000, 2000, {"keys": 7})
+        await brokers.store.put(f"jobs/{scene.namespace}/prices/{run}", record.encode())
+        scene.delete(scene.core("pods", second["metadata"]["name"]))
+        done = await until(
+            "Succeeded",
+            lambda: (
+                (found := scene.get(jobs.path))
+                and found["status"]["state"] == "Succeeded"
+                and found
+            ),
+        )
+        assert done["status"]["history"][0]["result"] == {"keys": "7"}
+        assert done["status"]["history"][0]["startedAt"] == "1970-01-01T00:00:01Z"
 
-            scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
-            third = await until(
-                "a driver of the new run",
-                lambda: (
-                    jobs.driver(1)
-                    if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"]
-                    else None
-                ),
-            )
-            assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
-            scene.merge(jobs.path, {"spec": {"suspend": True}})
-            await until(
-                "Suspended",
-                lambda: (
-                    (scene.get(jobs.path) or {})["status"]["state"] == "Suspended"
-                    and jobs.driver(1) is None
-                ),
-            )
-
-    asyncio.run(scenario())
+        scene.merge(jobs.path, {"spec": {"runRequest": "again"}})
+        third = await until(
+            "a driver of the new run",
+            lambda: (
+                jobs.driver(1)
+                if (jobs.driver(1) or pod)["metadata"]["uid"] != pod["metadata"]["uid"]
+                else None
+            ),
+        )
+        assert third["metadata"]["labels"]["magnetar.io/run"] == f"again-{uid[:8]}"
+        scene.merge(jobs.path, {"spec": {"suspend": True}})
+        await until(
+            "Suspended",
+            lambda: (
+                (scene.get(jobs.path) or {})["status"]["state"] == "Suspended"
+                and jobs.driver(1) is None
+            ),
+        )
 
 
-def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
+async def test_a_driver_on_a_lost_node_that_was_told_to_go_is_deleted_by_force(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Its pod would stay Running permanently, and with it the attempt; until it is told to go
     nobody touches it."""
 
-    async def scenario() -> None:
-        node = f"node-{scene.namespace}"
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-        ):
-            make_lost_node(scene, node)
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            jobs = Jobs(scene, brokers)
-            await jobs.make()
+    node = f"node-{scene.namespace}"
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+    ):
+        make_lost_node(scene, node)
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        jobs = Jobs(scene, brokers)
+        await jobs.make()
 
-            first = await until("the first driver", lambda: jobs.driver(1))
-            name = first["metadata"]["name"]
-            bind(scene, name, node)
-            unready = {"type": "Ready", "status": "False"}
-            scene.merge(
-                f"{scene.core('pods', name)}/status",
-                {"status": {"phase": "Running", "conditions": [unready]}},
-            )
-            await until(
-                "at work", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Running"
-            )
-            await operator.controller.enqueue_all()
-            await quiet(operator)
-            assert not scene.events("NodeLost")
+        first = await until("the first driver", lambda: jobs.driver(1))
+        name = first["metadata"]["name"]
+        bind(scene, name, node)
+        unready = {"type": "Ready", "status": "False"}
+        scene.merge(
+            f"{scene.core('pods', name)}/status",
+            {"status": {"phase": "Running", "conditions": [unready]}},
+        )
+        await until("at work", lambda: (scene.get(jobs.path) or {})["status"]["state"] == "Running")
+        await operator.controller.enqueue_all()
+        await quiet(operator)
+        assert not scene.events("NodeLost")
 
-            scene.delete(scene.core("pods", name))
-            await until("the next attempt", lambda: jobs.driver(2))
-            assert jobs.driver(1) is None
-            (event,) = await until("an event", lambda: scene.events("NodeLost"))
-            assert name in event
-            assert node in event
-
-    asyncio.run(scenario())
+        scene.delete(scene.core("pods", name))
+        await until("the next attempt", lambda: jobs.driver(2))
+        assert jobs.driver(1) is None
+        (event,) = await until("an event", lambda: scene.events("NodeLost"))
+        assert name in event
+        assert node in event

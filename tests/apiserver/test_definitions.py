@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import re
 from typing import Any
@@ -398,7 +397,7 @@ def test_the_committed_definitions_replace_older_ones(control_plane: ControlPlan
     assert applied.returncode == 0, applied.stderr
 
 
-def test_an_operator_older_than_the_definitions_goes_on(
+async def test_an_operator_older_than_the_definitions_goes_on(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A new field with a default is in every object, and hides none from it; a new policy, which
@@ -414,37 +413,33 @@ def test_an_operator_older_than_the_definitions_goes_on(
     def has_policy(answer: dict[str, Any]) -> bool:
         return "novel" in answer.get("spec", {}).get("policies", {})
 
-    async def scenario() -> None:
-        async with (
-            changed_spec(scene, "BrokerCluster", "novelty", novelty, {}, has_novelty),
-            changed_spec(scene, "TopicNamespace", "novelty", novelty, orders, has_novelty),
-            changed_spec(scene, "TopicNamespace", "policies", anything, policy, has_policy),
-            brokers_of(cluster_etcd.endpoint),
-        ):
-            cluster = scene.create(
-                "BrokerCluster",
-                "main",
-                {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}},
+    async with (
+        changed_spec(scene, "BrokerCluster", "novelty", novelty, {}, has_novelty),
+        changed_spec(scene, "TopicNamespace", "novelty", novelty, orders, has_novelty),
+        changed_spec(scene, "TopicNamespace", "policies", anything, policy, has_policy),
+        brokers_of(cluster_etcd.endpoint),
+    ):
+        cluster = scene.create(
+            "BrokerCluster",
+            "main",
+            {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}},
+        )
+        assert cluster["spec"]["novelty"] == "on"
+        scene.create("TopicNamespace", "orders", orders)
+        scene.create("TopicNamespace", "new", {**policy, "namespace": "new"})
+        async with running_operator(scene.namespace):
+            await until("the brokers' StatefulSet", scene.stateful_set)
+            path = scene.path("topicnamespaces", "orders")
+            await until(
+                "the namespace is Ready", lambda: scene.condition(path).get("status") == "True"
             )
-            assert cluster["spec"]["novelty"] == "on"
-            scene.create("TopicNamespace", "orders", orders)
-            scene.create("TopicNamespace", "new", {**policy, "namespace": "new"})
-            async with running_operator(scene.namespace):
-                await until("the brokers' StatefulSet", scene.stateful_set)
-                path = scene.path("topicnamespaces", "orders")
-                await until(
-                    "the namespace is Ready", lambda: scene.condition(path).get("status") == "True"
-                )
-                scene.merge(scene.path("brokerclusters", "main"), {"spec": {"replicas": 5}})
-                await until("more brokers", lambda: scene.replicas() == 5)
-                path = scene.path("topicnamespaces", "new")
-                told = await until(
-                    "it is told",
-                    lambda: (
-                        scene.condition(path).get("reason") == "InvalidSpec"
-                        and scene.condition(path)
-                    ),
-                )
-                assert "spec.policies.novel" in told["message"]
-
-    asyncio.run(scenario())
+            scene.merge(scene.path("brokerclusters", "main"), {"spec": {"replicas": 5}})
+            await until("more brokers", lambda: scene.replicas() == 5)
+            path = scene.path("topicnamespaces", "new")
+            told = await until(
+                "it is told",
+                lambda: (
+                    scene.condition(path).get("reason") == "InvalidSpec" and scene.condition(path)
+                ),
+            )
+            assert "spec.policies.novel" in told["message"]

@@ -72,7 +72,7 @@ async def look(scene: Scene, operator: Operator, what: str, reached: Any) -> Any
         nudging.cancel()
 
 
-def test_secrets_are_made_repaired_and_renewed_and_never_shown(
+async def test_secrets_are_made_repaired_and_renewed_and_never_shown(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> list[dict[str, Any]]:
@@ -131,54 +131,49 @@ def test_secrets_are_made_repaired_and_renewed_and_never_shown(
             assert all_secrets(scene) == kept
             return [*first.values(), *kept.values(), {"data": data}]
 
-    secrets = asyncio.run(scenario())
+    secrets = await scenario()
     output = capsys.readouterr()
     assert_nothing_is_told(scene, output.out + output.err, *secrets)
 
 
-def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced_unasked(
+async def test_a_cluster_made_again_keeps_its_authority_and_a_lost_one_is_not_replaced_unasked(
     scene: Scene,
 ) -> None:
-    async def scenario() -> None:
-        async with running_operator(scene.namespace) as operator:
-            scene.create("BrokerCluster", "main", {})
-            await until("six secrets", lambda: len(all_secrets(scene)) == len(PARTS))
-            first = all_secrets(scene)
-            scene.delete(scene.path("brokerclusters", "main"))
-            for part in PARTS[1:]:  # what the garbage collector would do
-                scene.delete(scene.core("secrets", f"main-etcd-{part}"))
-            scene.plane.request("DELETE", scene.core("statefulsets", "main-etcd", "/apis/apps/v1"))
-            await until("the end", lambda: scene.get(scene.path("brokerclusters", "main")) is None)
-            scene.create("BrokerCluster", "main", {})
-            await until("six secrets", lambda: len(all_secrets(scene)) == len(PARTS))
-            assert secret(scene, "ca") == first["ca"]
+    async with running_operator(scene.namespace) as operator:
+        scene.create("BrokerCluster", "main", {})
+        await until("six secrets", lambda: len(all_secrets(scene)) == len(PARTS))
+        first = all_secrets(scene)
+        scene.delete(scene.path("brokerclusters", "main"))
+        for part in PARTS[1:]:  # what the garbage collector would do
+            scene.delete(scene.core("secrets", f"main-etcd-{part}"))
+        scene.plane.request("DELETE", scene.core("statefulsets", "main-etcd", "/apis/apps/v1"))
+        await until("the end", lambda: scene.get(scene.path("brokerclusters", "main")) is None)
+        scene.create("BrokerCluster", "main", {})
+        await until("six secrets", lambda: len(all_secrets(scene)) == len(PARTS))
+        assert secret(scene, "ca") == first["ca"]
 
-            scene.delete(scene.core("secrets", "main-etcd-ca"))
-            path = scene.path("brokerclusters", "main")
-            await look(
-                scene,
-                operator,
-                "a condition",
-                lambda: scene.condition(path, "Degraded").get("reason") == "EtcdAuthorityLost",
-            )
-            assert (
-                "Restore the secret from a backup" in scene.condition(path, "Degraded")["message"]
-            )
-            assert secret(scene, "ca") is None
-            data = {"data": first["ca"]["data"], "type": first["ca"]["type"]}
-            metadata = {"name": "main-etcd-ca", "labels": first["ca"]["metadata"]["labels"]}
-            scene.plane.must("POST", scene.core("secrets"), {"metadata": metadata, **data})
-            await look(
-                scene,
-                operator,
-                "health",
-                lambda: scene.condition(path, "Degraded").get("reason") != "EtcdAuthorityLost",
-            )
-
-    asyncio.run(scenario())
+        scene.delete(scene.core("secrets", "main-etcd-ca"))
+        path = scene.path("brokerclusters", "main")
+        await look(
+            scene,
+            operator,
+            "a condition",
+            lambda: scene.condition(path, "Degraded").get("reason") == "EtcdAuthorityLost",
+        )
+        assert "Restore the secret from a backup" in scene.condition(path, "Degraded")["message"]
+        assert secret(scene, "ca") is None
+        data = {"data": first["ca"]["data"], "type": first["ca"]["type"]}
+        metadata = {"name": "main-etcd-ca", "labels": first["ca"]["metadata"]["labels"]}
+        scene.plane.must("POST", scene.core("secrets"), {"metadata": metadata, **data})
+        await look(
+            scene,
+            operator,
+            "health",
+            lambda: scene.condition(path, "Degraded").get("reason") != "EtcdAuthorityLost",
+        )
 
 
-def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
+async def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
     scene: Scene, tmp_path: Path
 ) -> None:
     """Missing, malformed, right, and replaced together with etcd's own authority: each is told
@@ -265,6 +260,6 @@ def test_an_external_etcd_is_reached_with_the_users_secret_as_it_is_now(
             )
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         guarded.server.kill()

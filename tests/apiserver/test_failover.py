@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from contextlib import ExitStack
@@ -62,7 +61,7 @@ class Stage:
         return took_s
 
 
-def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
+async def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -73,40 +72,37 @@ def test_a_standby_takes_over_whether_the_leader_stops_is_paused_or_dies(
     nor the store's term is its own any more."""
     scene = Scene(control_plane, namespace)
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint) as brokers:
-            with ExitStack() as lives:
+    async with brokers_of(cluster_etcd.endpoint) as brokers:
+        with ExitStack() as lives:
 
-                def started(name: str) -> OperatorProcess:
-                    life = lives.enter_context(
-                        OperatorProcess(control_plane, tmp_path / f"{name}.log", name, namespace)
-                    )
-                    life.start()
-                    return life
+            def started(name: str) -> OperatorProcess:
+                life = lives.enter_context(
+                    OperatorProcess(control_plane, tmp_path / f"{name}.log", name, namespace)
+                )
+                life.start()
+                return life
 
-                first = started("first")
-                await until("the first leads", first.leads, PATIENCE_S)
-                stage = Stage(control_plane, scene, cluster_etcd)
-                await stage.works("orders")
-                second = started("second")
-                planned_s = await stage.hand_over(first, signal.SIGTERM, second)
-                third = started("third")
-                paused_s = await stage.hand_over(second, signal.SIGSTOP, third)
+            first = started("first")
+            await until("the first leads", first.leads, PATIENCE_S)
+            stage = Stage(control_plane, scene, cluster_etcd)
+            await stage.works("orders")
+            second = started("second")
+            planned_s = await stage.hand_over(first, signal.SIGTERM, second)
+            third = started("third")
+            paused_s = await stage.hand_over(second, signal.SIGSTOP, third)
 
-                second.send(signal.SIGCONT)
-                await until("the second knows", lambda: "lease.lost" in second.log(), PATIENCE_S)
-                await stage.works("still-the-third")
-                assert third.leads()
-                term = await brokers.store.get(keys.OPERATOR_TERM)
-                assert term is not None
-                assert b"third_" in term.value
+            second.send(signal.SIGCONT)
+            await until("the second knows", lambda: "lease.lost" in second.log(), PATIENCE_S)
+            await stage.works("still-the-third")
+            assert third.leads()
+            term = await brokers.store.get(keys.OPERATOR_TERM)
+            assert term is not None
+            assert b"third_" in term.value
 
-                crashed_s = await stage.hand_over(third, signal.SIGKILL, second)
-                with capsys.disabled():
-                    print(
-                        f" [planned {planned_s:.2f} s, paused {paused_s:.2f} s, crashed "
-                        f"{crashed_s:.2f} s] ",
-                        end="",
-                    )
-
-    asyncio.run(scenario())
+            crashed_s = await stage.hand_over(third, signal.SIGKILL, second)
+            with capsys.disabled():
+                print(
+                    f" [planned {planned_s:.2f} s, paused {paused_s:.2f} s, crashed "
+                    f"{crashed_s:.2f} s] ",
+                    end="",
+                )

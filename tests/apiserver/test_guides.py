@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dev.testbed.control_plane import ROOT, ControlPlane, binary
+from tests.support.guides import GUIDES
 
 pytestmark = pytest.mark.slow
 
-GUIDES = ("quickstart.md", "install.md", "operations.md")
 _BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """Blocks marked `bash node` need a kubelet, and are not among these."""
 BLOCK_TIMEOUT_S = 300

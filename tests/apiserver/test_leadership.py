@@ -67,50 +67,43 @@ def config_map(namespace: str) -> Manifest:
     }
 
 
-def test_a_holder_that_cannot_renew_stops_writing_before_another_may_begin(namespace: str) -> None:
+async def test_a_holder_that_cannot_renew_stops_writing_before_another_may_begin(
+    namespace: str,
+) -> None:
     """Between its last write and the other's first there is a gap, whatever the wall clocks say."""
 
-    async def scenario() -> None:
-        async with two_candidates(namespace) as (first, second):
-            assert await first.attempt()
-            assert not await second.attempt()
-            await first.api.apply(config_map(namespace))
-            with pytest.raises(NotLeading):
-                await second.api.apply(config_map(namespace))
-
-            first.clock.now += WRITABLE_S
-            second.clock.now += WRITABLE_S
-            with pytest.raises(NotLeading):
-                await first.api.apply(config_map(namespace))
-            assert not await second.attempt(), "the first is silent, but its Lease lasts"
-
-            second.clock.now += LEASE_S - WRITABLE_S + 0.1
-            assert await second.attempt()
+    async with two_candidates(namespace) as (first, second):
+        assert await first.attempt()
+        assert not await second.attempt()
+        await first.api.apply(config_map(namespace))
+        with pytest.raises(NotLeading):
             await second.api.apply(config_map(namespace))
-            assert not await first.attempt(), "it finds another holder and gives way"
 
-    asyncio.run(scenario())
+        first.clock.now += WRITABLE_S
+        second.clock.now += WRITABLE_S
+        with pytest.raises(NotLeading):
+            await first.api.apply(config_map(namespace))
+        assert not await second.attempt(), "the first is silent, but its Lease lasts"
+
+        second.clock.now += LEASE_S - WRITABLE_S + 0.1
+        assert await second.attempt()
+        await second.api.apply(config_map(namespace))
+        assert not await first.attempt(), "it finds another holder and gives way"
 
 
-def test_a_renewed_lease_is_never_taken(namespace: str) -> None:
+async def test_a_renewed_lease_is_never_taken(namespace: str) -> None:
     """The other one's patience begins again with each renewal it sees."""
 
-    async def scenario() -> None:
-        async with two_candidates(namespace) as (first, second):
-            assert await first.attempt()
-            for _ in range(4):
-                assert not await second.attempt()
-                second.clock.now += LEASE_S - 1
-                assert await first.attempt()
+    async with two_candidates(namespace) as (first, second):
+        assert await first.attempt()
+        for _ in range(4):
             assert not await second.attempt()
+            second.clock.now += LEASE_S - 1
+            assert await first.attempt()
+        assert not await second.attempt()
 
-    asyncio.run(scenario())
 
-
-def test_of_two_that_reach_for_a_free_lease_one_gets_it(namespace: str) -> None:
-    async def scenario() -> None:
-        async with two_candidates(namespace) as (first, second):
-            held = await asyncio.gather(first.attempt(), second.attempt())
-            assert sorted(held) == [False, True]
-
-    asyncio.run(scenario())
+async def test_of_two_that_reach_for_a_free_lease_one_gets_it(namespace: str) -> None:
+    async with two_candidates(namespace) as (first, second):
+        held = await asyncio.gather(first.attempt(), second.attempt())
+        assert sorted(held) == [False, True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ KEPT: dict[str, dict[str, Any]] = {
 }
 
 
-def test_children_of_another_version_are_removed_and_claims_are_not(
+async def test_children_of_another_version_are_removed_and_claims_are_not(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -67,13 +66,8 @@ def test_children_of_another_version_are_removed_and_claims_are_not(
     strangers = [make(kind, "main-of-others", None) for kind in CONTENT]
     claim = make("PersistentVolumeClaim", "main-of-old", owner)
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint), running_operator(namespace):
-            await until("they are gone", lambda: all(scene.get(path) is None for path in leftovers))
-            await until(
-                "Events tell of each", lambda: len(scene.events("Removed")) == len(leftovers)
-            )
-
-    asyncio.run(scenario())
+    async with brokers_of(cluster_etcd.endpoint), running_operator(namespace):
+        await until("they are gone", lambda: all(scene.get(path) is None for path in leftovers))
+        await until("Events tell of each", lambda: len(scene.events("Removed")) == len(leftovers))
     assert all(scene.get(path) is not None for path in strangers)
     assert scene.get(claim) is not None

@@ -51,7 +51,7 @@ def settled(scene: Scene, members: int) -> bool:
     )
 
 
-def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says(
+async def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members come as learners and go before their pods; at rest nothing is written; an empty
@@ -60,75 +60,69 @@ def test_a_managed_etcd_grows_replaces_a_member_and_shrinks_as_its_resource_says
     kubelet.play_dns(monkeypatch)
     path = scene.path("brokerclusters", "main")
 
-    async def scenario() -> None:
-        async with kubelet.at_work(), running_operator(scene.namespace) as operator:
-            scene.create("BrokerCluster", "main", {"replicas": 0})
-            await until("one member", lambda: settled(scene, 1), TIMEOUT_S)
-            identity = etcd_of(scene)["clusterId"]
-            assert (
-                scene.get(scene.core("poddisruptionbudgets", "main-etcd", "/apis/policy/v1"))
-                is None
-            )
-            assert (
-                scene.plane.request(
-                    "PATCH", path, {"spec": {"etcd": {"managed": {"replicas": 2}}}}, MERGE
-                )[0]
-                == 422
-            )
+    async with kubelet.at_work(), running_operator(scene.namespace) as operator:
+        scene.create("BrokerCluster", "main", {"replicas": 0})
+        await until("one member", lambda: settled(scene, 1), TIMEOUT_S)
+        identity = etcd_of(scene)["clusterId"]
+        assert scene.get(scene.core("poddisruptionbudgets", "main-etcd", "/apis/policy/v1")) is None
+        assert (
+            scene.plane.request(
+                "PATCH", path, {"spec": {"etcd": {"managed": {"replicas": 2}}}}, MERGE
+            )[0]
+            == 422
+        )
 
-            scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": 3}}}})
-            await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
-            assert etcd_of(scene)["clusterId"] == identity
-            budget = scene.get(scene.core("poddisruptionbudgets", "main-etcd", "/apis/policy/v1"))
-            assert budget is not None
-            assert budget["spec"]["maxUnavailable"] == 1
-            config = lambda: (scene.get(scene.core("configmaps", "main-etcd")) or {})["data"]  # noqa: E731
-            await until("nobody else may join", lambda: config()[etcd_start.OPEN] == "")
+        scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": 3}}}})
+        await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
+        assert etcd_of(scene)["clusterId"] == identity
+        budget = scene.get(scene.core("poddisruptionbudgets", "main-etcd", "/apis/policy/v1"))
+        assert budget is not None
+        assert budget["spec"]["maxUnavailable"] == 1
+        config = lambda: (scene.get(scene.core("configmaps", "main-etcd")) or {})["data"]  # noqa: E731
+        await until("nobody else may join", lambda: config()[etcd_start.OPEN] == "")
 
-            before = ids(scene)
-            await asyncio.to_thread(kubelet.lose, 1)
-            await until(
-                "another member in the place of the lost one",
-                lambda: (
-                    ids(scene).get("main-etcd-1") not in (None, before["main-etcd-1"])
-                    and settled(scene, 3)
-                ),
-                TIMEOUT_S,
-            )
-            told = lambda: any(  # noqa: E731
-                "lost its data" in message for message in scene.events("EtcdReplacingMember")
-            )
-            await until("it is told", told)
+        before = ids(scene)
+        await asyncio.to_thread(kubelet.lose, 1)
+        await until(
+            "another member in the place of the lost one",
+            lambda: (
+                ids(scene).get("main-etcd-1") not in (None, before["main-etcd-1"])
+                and settled(scene, 3)
+            ),
+            TIMEOUT_S,
+        )
+        told = lambda: any(  # noqa: E731
+            "lost its data" in message for message in scene.events("EtcdReplacingMember")
+        )
+        await until("it is told", told)
 
+        calm = await _writes_of_passes(operator)
+        for _ in range(10):
+            if calm == 0:
+                break
             calm = await _writes_of_passes(operator)
-            for _ in range(10):
-                if calm == 0:
-                    break
-                calm = await _writes_of_passes(operator)
-            assert calm == 0
+        assert calm == 0
 
-            scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": 1}}}})
-            await until(
-                "one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S
-            )
-            assert etcd_of(scene)["clusterId"] == identity
+        scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": 1}}}})
+        await until(
+            "one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S
+        )
+        assert etcd_of(scene)["clusterId"] == identity
 
-            # Its only volume is lost: an empty etcd in its place is a person's decision.
-            await asyncio.to_thread(kubelet.lose, 0)
-            lost = lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost"  # noqa: E731
-            await until("the loss is told", lost, TIMEOUT_S)
-            assert etcd_of(scene)["clusterId"] == identity
-            scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
-            await until(
-                "another etcd",
-                lambda: settled(scene, 1) and etcd_of(scene)["clusterId"] != identity,
-                TIMEOUT_S,
-            )
-
-    asyncio.run(scenario())
+        # Its only volume is lost: an empty etcd in its place is a person's decision.
+        await asyncio.to_thread(kubelet.lose, 0)
+        lost = lambda: scene.condition(path, "Degraded").get("reason") == "EtcdDataLost"  # noqa: E731
+        await until("the loss is told", lost, TIMEOUT_S)
+        assert etcd_of(scene)["clusterId"] == identity
+        scene.merge(path, {"metadata": {"annotations": {"magnetar.io/begin-etcd": identity}}})
+        await until(
+            "another etcd",
+            lambda: settled(scene, 1) and etcd_of(scene)["clusterId"] != identity,
+            TIMEOUT_S,
+        )
 
 
-def test_brokers_are_restarted_once_when_new_members_work_and_once_when_they_are_gone(
+async def test_brokers_are_restarted_once_when_new_members_work_and_once_when_they_are_gone(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while a member that they would be given is still pending: a restart then would come
@@ -166,36 +160,33 @@ def test_brokers_are_restarted_once_when_new_members_work_and_once_when_they_are
     def scale(members: int) -> None:
         scene.merge(path, {"spec": {"etcd": {"managed": {"replicas": members}}}})
 
-    async def scenario() -> None:
-        async with kubelet.at_work(), brokers.at_work(), running_operator(scene.namespace):
-            scene.create("BrokerCluster", "main", {"replicas": 1})
-            await until(
-                "one member and a broker", lambda: settled(scene, 1) and restarted(0), TIMEOUT_S
-            )
-            alone = store()
-            scale(3)
-            voter = lambda: (  # noqa: E731
-                roles(scene).get("main-etcd-1") == "Follower" and "main-etcd-2" in roles(scene)
-            )
-            await until("the second votes, the third is awaited", voter, TIMEOUT_S)
-            for _ in range(5):
-                assert (store(), len(set(pods))) == (alone, 1)
-                await asyncio.sleep(0.5)
-            kubelet.pending.clear()
-            await until("other addresses", lambda: store() != alone, TIMEOUT_S)
-            assert sorted(roles(scene).values()) == ["Follower", "Follower", "Leader"], (
-                "all of them vote"
-            )
-            await until("one restart", lambda: restarted(1) and settled(scene, 3), TIMEOUT_S)
-            assert store().count(",") == 2
-            scale(1)
-            await until(
-                "one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S
-            )
-            await until("another restart", lambda: restarted(2), TIMEOUT_S)
-            assert store() == alone
-
-    asyncio.run(scenario())
+    async with kubelet.at_work(), brokers.at_work(), running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", {"replicas": 1})
+        await until(
+            "one member and a broker", lambda: settled(scene, 1) and restarted(0), TIMEOUT_S
+        )
+        alone = store()
+        scale(3)
+        voter = lambda: (  # noqa: E731
+            roles(scene).get("main-etcd-1") == "Follower" and "main-etcd-2" in roles(scene)
+        )
+        await until("the second votes, the third is awaited", voter, TIMEOUT_S)
+        for _ in range(5):
+            assert (store(), len(set(pods))) == (alone, 1)
+            await asyncio.sleep(0.5)
+        kubelet.pending.clear()
+        await until("other addresses", lambda: store() != alone, TIMEOUT_S)
+        assert sorted(roles(scene).values()) == ["Follower", "Follower", "Leader"], (
+            "all of them vote"
+        )
+        await until("one restart", lambda: restarted(1) and settled(scene, 3), TIMEOUT_S)
+        assert store().count(",") == 2
+        scale(1)
+        await until(
+            "one member again", lambda: settled(scene, 1) and len(roles(scene)) == 1, TIMEOUT_S
+        )
+        await until("another restart", lambda: restarted(2), TIMEOUT_S)
+        assert store() == alone
 
 
 def claim(scene: Scene, ordinal: int, labels: dict[str, str]) -> None:
@@ -205,7 +196,7 @@ def claim(scene: Scene, ordinal: int, labels: dict[str, str]) -> None:
     scene.plane.must("POST", scene.core("persistentvolumeclaims"), body)
 
 
-def test_a_set_that_was_deleted_while_no_operator_ran_comes_back_with_all_its_members(
+async def test_a_set_that_was_deleted_while_no_operator_ran_comes_back_with_all_its_members(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pod of three would never be a quorum, so that nobody could say that there are to be
@@ -213,28 +204,25 @@ def test_a_set_that_was_deleted_while_no_operator_ran_comes_back_with_all_its_me
     kubelet = EtcdKubelet(scene, tmp_path)
     kubelet.play_dns(monkeypatch)
 
-    async def scenario() -> None:
-        async with kubelet.at_work():
-            async with running_operator(scene.namespace, "one"):
-                scene.create(
-                    "BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}}
-                )
-                await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
-                identity, before = etcd_of(scene)["clusterId"], ids(scene)
-            found = scene.stateful_set(SET)
-            assert found is not None
-            for ordinal in range(3):
-                claim(scene, ordinal, found["spec"]["selector"]["matchLabels"])
-            scene.delete(scene.core("statefulsets", SET, "/apis/apps/v1"))
-            await until("no pod is left", lambda: not scene.pods(), TIMEOUT_S)
-            async with running_operator(scene.namespace, "two"):
-                again = await until("another set", lambda: scene.stateful_set(SET), TIMEOUT_S)
-                assert again["spec"]["replicas"] == 3
-                whole = lambda: ids(scene) == before and settled(scene, 3)  # noqa: E731
-                await until("the same three members", whole, TIMEOUT_S)
-                assert etcd_of(scene)["clusterId"] == identity
-
-    asyncio.run(scenario())
+    async with kubelet.at_work():
+        async with running_operator(scene.namespace, "one"):
+            scene.create(
+                "BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}}
+            )
+            await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
+            identity, before = etcd_of(scene)["clusterId"], ids(scene)
+        found = scene.stateful_set(SET)
+        assert found is not None
+        for ordinal in range(3):
+            claim(scene, ordinal, found["spec"]["selector"]["matchLabels"])
+        scene.delete(scene.core("statefulsets", SET, "/apis/apps/v1"))
+        await until("no pod is left", lambda: not scene.pods(), TIMEOUT_S)
+        async with running_operator(scene.namespace, "two"):
+            again = await until("another set", lambda: scene.stateful_set(SET), TIMEOUT_S)
+            assert again["spec"]["replicas"] == 3
+            whole = lambda: ids(scene) == before and settled(scene, 3)  # noqa: E731
+            await until("the same three members", whole, TIMEOUT_S)
+            assert etcd_of(scene)["clusterId"] == identity
 
 
 def leader(scene: Scene) -> str:
@@ -262,7 +250,7 @@ async def reads(kubelet: EtcdKubelet, shown: TlsBytes) -> bool:
     return True
 
 
-def test_three_members_take_another_patch_version_and_another_authority_one_by_one(
+async def test_three_members_take_another_patch_version_and_another_authority_one_by_one(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader last and after a transfer; a downgrade is refused with a sentence; whoever
@@ -299,51 +287,46 @@ def test_three_members_take_another_patch_version_and_another_authority_one_by_o
             and settled(scene, 3)
         )
 
-    async def scenario() -> None:
-        async with kubelet.at_work(), running_operator(scene.namespace):
-            scene.create(
-                "BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}}
-            )
-            await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
-            identity, members = etcd_of(scene)["clusterId"], ids(scene)
+    async with kubelet.at_work(), running_operator(scene.namespace):
+        scene.create("BrokerCluster", "main", {"replicas": 0, "etcd": {"managed": {"replicas": 3}}})
+        await until("three members", lambda: settled(scene, 3), TIMEOUT_S)
+        identity, members = etcd_of(scene)["clusterId"], ids(scene)
 
-            former, old, last = authority(), material(scene, "broker"), leader(scene)
-            assert await reads(kubelet, old)
-            kubelet.ended.clear()
-            scene.merge(
-                path,
-                {"metadata": {"annotations": {names.ROTATE_ETCD: former["id"]}}} | image("3.6.99"),
-            )
-            await until(
-                "another authority is trusted",
-                lambda: authority().get("rotation") == "Trusting",
-                TIMEOUT_S,
-            )
-            await until(
-                "another version and authority",
-                lambda: authority()["id"] != former["id"] and is_over(),
-                TIMEOUT_S,
-            )
-            assert images() == {"v3.6.99"}
-            first, second = kubelet.ended[:3], kubelet.ended[3:]
-            assert (sorted(first), sorted(second)) == (sorted(members), sorted(members)), (
-                "once for both, once for the new authority alone"
-            )
-            assert first[-1] == last
-            assert (etcd_of(scene)["clusterId"], ids(scene)) == (identity, members)
-            assert await reads(kubelet, material(scene, "broker"))
-            assert not await reads(kubelet, old)
+        former, old, last = authority(), material(scene, "broker"), leader(scene)
+        assert await reads(kubelet, old)
+        kubelet.ended.clear()
+        scene.merge(
+            path,
+            {"metadata": {"annotations": {names.ROTATE_ETCD: former["id"]}}} | image("3.6.99"),
+        )
+        await until(
+            "another authority is trusted",
+            lambda: authority().get("rotation") == "Trusting",
+            TIMEOUT_S,
+        )
+        await until(
+            "another version and authority",
+            lambda: authority()["id"] != former["id"] and is_over(),
+            TIMEOUT_S,
+        )
+        assert images() == {"v3.6.99"}
+        first, second = kubelet.ended[:3], kubelet.ended[3:]
+        assert (sorted(first), sorted(second)) == (sorted(members), sorted(members)), (
+            "once for both, once for the new authority alone"
+        )
+        assert first[-1] == last
+        assert (etcd_of(scene)["clusterId"], ids(scene)) == (identity, members)
+        assert await reads(kubelet, material(scene, "broker"))
+        assert not await reads(kubelet, old)
 
-            scene.merge(path, image("3.5.21"))
-            await until(
-                "the refusal",
-                lambda: scene.condition(path, "Degraded").get("reason") == "EtcdVersionRefused",
-                TIMEOUT_S,
-            )
-            assert "would be a downgrade" in scene.condition(path, "Degraded")["message"]
-            assert images() == {"v3.6.99"}
-
-    asyncio.run(scenario())
+        scene.merge(path, image("3.5.21"))
+        await until(
+            "the refusal",
+            lambda: scene.condition(path, "Degraded").get("reason") == "EtcdVersionRefused",
+            TIMEOUT_S,
+        )
+        assert "would be a downgrade" in scene.condition(path, "Degraded")["message"]
+        assert images() == {"v3.6.99"}
 
 
 MERGE = "application/merge-patch+json"

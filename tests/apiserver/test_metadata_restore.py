@@ -97,7 +97,7 @@ def run_pod(scene: Scene, pod: dict[str, Any], storage: Path, certificates: Path
     scene.merge(f"{scene.core('pods', pod['metadata']['name'])}/status", {"status": status})
 
 
-def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_alone(
+async def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_alone(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pods of brokers and coordinators stay what they are, but one that the empty store has
@@ -251,4 +251,4 @@ def test_a_lost_store_is_filled_from_the_newest_copy_and_an_intact_one_is_left_a
                 assert len(restorers()) == 1
                 assert scene.cluster()["status"]["restore"]["replaces"]
 
-    asyncio.run(scenario())
+    await scenario()

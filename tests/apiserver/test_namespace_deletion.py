@@ -3,7 +3,6 @@ goes, and every resource is let go in time."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -22,75 +21,72 @@ from tests.apiserver.stage import Scene, running_operator, until
 pytestmark = pytest.mark.slow
 
 
-def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
+async def test_an_empty_namespace_is_deleted_and_one_with_topics_is_not(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """deletionPolicy Delete counts the topics and waits for them to go, not permanently; bundles
     that brokers serve do not stand in the way."""
 
-    async def scenario() -> None:
-        async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
-            path = stage.make("orders", deletionPolicy="Delete")
-            await stage.ready(path)
-            topic = keys.partitioned_topic(TopicName.parse(f"persistent://{NAME}/t-partition-3"))
-            bundle = keys.bundles_in(NAME) + "0x00000000_0x80000000"
-            unserved = BundleRecord(BundleState.ASSIGNING, 2, "main-broker-0.1")
-            await stage.brokers.store.put(topic, b"{}")
-            await stage.brokers.store.put(bundle, unserved.encode())
-            scene.delete(path)
-            said = await stage.reason(path, "NotEmpty")
-            assert "acme/orders has 1 topic; delete them first" in said
-            gone = scene.get(path)["metadata"]["deletionTimestamp"]  # type: ignore[index]
-            assert (
-                f"waits until {timestamp(wall_ms_of(gone) + 120_000)} (120 s), then this resource "
-                "goes" in said
-            )
-            await stage.event("NotEmpty", "magnetar.io/skip-finalizer=true ends that now")
-            await stage.brokers.store.delete(topic)
-            await until(
-                "another reason",
-                lambda: "not served" in scene.condition(path).get("message", ""),
-                TIMEOUT_S,
-            )
-            served = replace(unserved, state=BundleState.OWNED)
-            await stage.brokers.store.put(bundle, served.encode())
-            await until("the resource is gone", lambda: scene.get(path) is None, TIMEOUT_S)
-            assert await stage.brokers.store.get(KEY) is None
+    async with stage_of(scene, cluster_etcd) as stage, running_operator(scene.namespace):
+        path = stage.make("orders", deletionPolicy="Delete")
+        await stage.ready(path)
+        topic = keys.partitioned_topic(TopicName.parse(f"persistent://{NAME}/t-partition-3"))
+        bundle = keys.bundles_in(NAME) + "0x00000000_0x80000000"
+        unserved = BundleRecord(BundleState.ASSIGNING, 2, "main-broker-0.1")
+        await stage.brokers.store.put(topic, b"{}")
+        await stage.brokers.store.put(bundle, unserved.encode())
+        scene.delete(path)
+        said = await stage.reason(path, "NotEmpty")
+        assert "acme/orders has 1 topic; delete them first" in said
+        gone = scene.get(path)["metadata"]["deletionTimestamp"]  # type: ignore[index]
+        assert (
+            f"waits until {timestamp(wall_ms_of(gone) + 120_000)} (120 s), then this resource "
+            "goes" in said
+        )
+        await stage.event("NotEmpty", "magnetar.io/skip-finalizer=true ends that now")
+        await stage.brokers.store.delete(topic)
+        await until(
+            "another reason",
+            lambda: "not served" in scene.condition(path).get("message", ""),
+            TIMEOUT_S,
+        )
+        served = replace(unserved, state=BundleState.OWNED)
+        await stage.brokers.store.put(bundle, served.encode())
+        await until("the resource is gone", lambda: scene.get(path) is None, TIMEOUT_S)
+        assert await stage.brokers.store.get(KEY) is None
 
-            kept = stage.make("kept", deletionPolicy="Delete")
-            await stage.ready(kept)
-            await stage.brokers.store.put(topic, b"{}")
-            scene.delete(kept)
-            await stage.reason(kept, "NotEmpty")
-            scene.merge(kept, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
-            await until("the resource is gone", lambda: scene.get(kept) is None, TIMEOUT_S)
-            await stage.event("Retained", "acme/orders stays as it is")
-            await stage.becomes("released", stage.is_nobodys)
+        kept = stage.make("kept", deletionPolicy="Delete")
+        await stage.ready(kept)
+        await stage.brokers.store.put(topic, b"{}")
+        scene.delete(kept)
+        await stage.reason(kept, "NotEmpty")
+        scene.merge(kept, {"metadata": {"annotations": {"magnetar.io/skip-finalizer": "true"}}})
+        await until("the resource is gone", lambda: scene.get(kept) is None, TIMEOUT_S)
+        await stage.event("Retained", "acme/orders stays as it is")
+        await stage.becomes("released", stage.is_nobodys)
 
-            bounded = stage.make("bounded", deletionPolicy="Delete")
-            await stage.ready(bounded)
-            monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
-            scene.delete(bounded)
-            await until("the resource is gone", lambda: scene.get(bounded) is None, TIMEOUT_S)
-            await stage.event("Retained", "acme/orders has 1 topic;")
-            assert await stage.brokers.store.get(KEY) is not None
-            monkeypatch.undo()
+        bounded = stage.make("bounded", deletionPolicy="Delete")
+        await stage.ready(bounded)
+        monkeypatch.setattr(namespace_deletion, "DELETION_TIMEOUT_S", 0.0)
+        scene.delete(bounded)
+        await until("the resource is gone", lambda: scene.get(bounded) is None, TIMEOUT_S)
+        await stage.event("Retained", "acme/orders has 1 topic;")
+        assert await stage.brokers.store.get(KEY) is not None
+        monkeypatch.undo()
 
-            cluster_gone = stage.make("late", deletionPolicy="Delete")
-            await stage.ready(cluster_gone)
-            scene.delete(scene.path("brokerclusters", "main"))
-            await until(
-                "the cluster is gone",
-                lambda: scene.get(scene.path("brokerclusters", "main")) is None,
-                TIMEOUT_S,
-            )
-            scene.delete(cluster_gone)
-            await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
-
-    asyncio.run(scenario())
+        cluster_gone = stage.make("late", deletionPolicy="Delete")
+        await stage.ready(cluster_gone)
+        scene.delete(scene.path("brokerclusters", "main"))
+        await until(
+            "the cluster is gone",
+            lambda: scene.get(scene.path("brokerclusters", "main")) is None,
+            TIMEOUT_S,
+        )
+        scene.delete(cluster_gone)
+        await until("the resource is gone", lambda: scene.get(cluster_gone) is None, TIMEOUT_S)
 
 
-def test_what_cannot_be_read_is_let_go_all_the_same(
+async def test_what_cannot_be_read_is_let_go_all_the_same(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The annotation and the bound hold where the resource does not fit the model, or its
@@ -178,4 +174,4 @@ def test_what_cannot_be_read_is_let_go_all_the_same(
                 assert await stage.brokers.store.get(f"namespaces/acme/{name}") is not None
             scene.merge(cluster, {"spec": {"drainTimeoutSeconds": 300}})
 
-    asyncio.run(scenario())
+    await scenario()

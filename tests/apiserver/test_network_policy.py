@@ -3,7 +3,6 @@ refusals."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.slow
 SHOP = {"namespaceSelector": {"matchLabels": {"team": "shop"}}}
 
 
-def test_policies_follow_the_spec_and_the_status_says_who_may_administer(
+async def test_policies_follow_the_spec_and_the_status_says_who_may_administer(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A steady state costs no write; a policy that somebody else changed is changed back; one
@@ -27,43 +26,36 @@ def test_policies_follow_the_spec_and_the_status_says_who_may_administer(
         found = scene.get(path)
         return dict(found["spec"]["ingress"][2]) if found else {}
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            await until("a policy", rest)
-            assert "from" not in rest()
-            cluster = scene.path("brokerclusters", "main")
-            said = await until("a word", lambda: scene.condition(cluster, "Protected"))
-            assert (said["status"], said["reason"]) == ("False", "OpenToAll")
-            await settled(operator)
+    async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        await until("a policy", rest)
+        assert "from" not in rest()
+        cluster = scene.path("brokerclusters", "main")
+        said = await until("a word", lambda: scene.condition(cluster, "Protected"))
+        assert (said["status"], said["reason"]) == ("False", "OpenToAll")
+        await settled(operator)
 
-            scene.merge(
-                cluster,
-                {
-                    "spec": {
-                        "networkPolicy": {"restFrom": [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]}
-                    }
-                },
-            )
-            await until("REST is for some", lambda: rest().get("from"))
-            assert rest()["from"] == [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
-            await until(
-                "the status says so",
-                lambda: (
-                    "spec.networkPolicy.restFrom admits"
-                    in scene.condition(cluster, "Protected")["message"]
-                ),
-            )
-            await settled(operator)
+        scene.merge(
+            cluster,
+            {"spec": {"networkPolicy": {"restFrom": [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]}}},
+        )
+        await until("REST is for some", lambda: rest().get("from"))
+        assert rest()["from"] == [SHOP, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+        await until(
+            "the status says so",
+            lambda: (
+                "spec.networkPolicy.restFrom admits"
+                in scene.condition(cluster, "Protected")["message"]
+            ),
+        )
+        await settled(operator)
 
-            scene.merge(path, {"spec": {"ingress": [{}]}})
-            await until(
-                "it is changed back", lambda: len((scene.get(path) or {})["spec"]["ingress"]) == 3
-            )
-            scene.merge(cluster, {"spec": {"networkPolicy": {"enabled": False}}})
-            await until("it is gone", lambda: scene.get(path) is None)
-
-    asyncio.run(scenario())
+        scene.merge(path, {"spec": {"ingress": [{}]}})
+        await until(
+            "it is changed back", lambda: len((scene.get(path) or {})["spec"]["ingress"]) == 3
+        )
+        scene.merge(cluster, {"spec": {"networkPolicy": {"enabled": False}}})
+        await until("it is gone", lambda: scene.get(path) is None)
 
 
 @pytest.mark.parametrize(

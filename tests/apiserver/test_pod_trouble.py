@@ -23,19 +23,11 @@ from tests.apiserver.stage import (
     until,
     writes,
 )
+from tests.support.pod_states import container
 
 pytestmark = pytest.mark.slow
 
 BROKER, COORDINATOR = "main-broker-0", "tx-coordinator-0"
-
-
-def container(
-    name: str, state: dict[str, Any], last: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {
-        "name": name, "image": "registry.example/magnetar:1", "imageID": "", "ready": False, "restartCount": 2, "state": state,
-        "lastState": {"terminated": last} if last else {},
-    }  # fmt: skip
 
 
 TROUBLE: dict[str, tuple[dict[str, Any], str]] = {
@@ -101,55 +93,50 @@ def bind_claims(scene: Scene) -> None:
         )
 
 
-def test_pods_that_do_not_come_up_say_why_and_what_to_do_until_they_do(
+async def test_pods_that_do_not_come_up_say_why_and_what_to_do_until_they_do(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Brokers and coordinators; a claim that is not bound comes before what follows from it;
     trouble that lasts costs no write."""
 
-    async def scenario() -> None:
-        kubelets = [Kubelet(scene), Kubelet(scene, "tx-coordinator")]
-        for kubelet, name in zip(kubelets, (BROKER, COORDINATOR), strict=True):
-            kubelet.sick.add(name)
-            kubelet.says[name] = TROUBLE["PodUnschedulable"][0]
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-            kubelets[0].at_work(),
-            kubelets[1].at_work(),
-        ):
-            await brokers.register(BROKER)
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
-            paths = (
-                scene.path("brokerclusters", "main"),
-                scene.path("transactioncoordinators", "tx"),
-            )
-            await says(
-                scene,
-                paths[0],
-                "StorageNotBound",
-                "claim main-storage is not bound; main-broker-0: not scheduled",
-            )
-            bind_claims(scene)
-            for reason, (told, words) in TROUBLE.items():
-                for kubelet, path, name in zip(kubelets, paths, (BROKER, COORDINATOR), strict=True):
-                    kubelet.says[name] = told
-                    condition = await says(scene, path, reason, f"{name}: {words}. ")
-                    assert scene.condition(path, "Degraded")["reason"] == reason
-                    assert len(condition["message"]) > len(f"{name}: {words}. "), (
-                        "the remedy follows"
-                    )
-            await settled(operator)
-            for kubelet in kubelets:
-                kubelet.sick.clear()
-            await until(
-                "the cluster is Ready", lambda: scene.condition(paths[0]).get("status") == "True"
-            )
-            healed = lambda: scene.condition(paths[1], "Degraded").get("status") == "False"  # noqa: E731
-            await until("the coordinator is not degraded", healed)
-
-    asyncio.run(scenario())
+    kubelets = [Kubelet(scene), Kubelet(scene, "tx-coordinator")]
+    for kubelet, name in zip(kubelets, (BROKER, COORDINATOR), strict=True):
+        kubelet.sick.add(name)
+        kubelet.says[name] = TROUBLE["PodUnschedulable"][0]
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+        kubelets[0].at_work(),
+        kubelets[1].at_work(),
+    ):
+        await brokers.register(BROKER)
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        paths = (
+            scene.path("brokerclusters", "main"),
+            scene.path("transactioncoordinators", "tx"),
+        )
+        await says(
+            scene,
+            paths[0],
+            "StorageNotBound",
+            "claim main-storage is not bound; main-broker-0: not scheduled",
+        )
+        bind_claims(scene)
+        for reason, (told, words) in TROUBLE.items():
+            for kubelet, path, name in zip(kubelets, paths, (BROKER, COORDINATOR), strict=True):
+                kubelet.says[name] = told
+                condition = await says(scene, path, reason, f"{name}: {words}. ")
+                assert scene.condition(path, "Degraded")["reason"] == reason
+                assert len(condition["message"]) > len(f"{name}: {words}. "), "the remedy follows"
+        await settled(operator)
+        for kubelet in kubelets:
+            kubelet.sick.clear()
+        await until(
+            "the cluster is Ready", lambda: scene.condition(paths[0]).get("status") == "True"
+        )
+        healed = lambda: scene.condition(paths[1], "Degraded").get("status") == "False"  # noqa: E731
+        await until("the coordinator is not degraded", healed)
 
 
 async def says(scene: Scene, path: str, reason: str, start: str) -> dict[str, Any]:
@@ -168,7 +155,7 @@ async def says(scene: Scene, path: str, reason: str, start: str) -> dict[str, An
     return condition
 
 
-def test_a_lost_node_frees_the_names_of_brokers_and_coordinators(
+async def test_a_lost_node_frees_the_names_of_brokers_and_coordinators(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Both kinds of pods on one node that has not answered for long; one that answers again
@@ -185,99 +172,90 @@ def test_a_lost_node_frees_the_names_of_brokers_and_coordinators(
         }
         scene.merge(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [ready]}})
 
-    async def scenario() -> None:
-        kubelets = [Kubelet(scene), Kubelet(scene, "tx-coordinator")]
-        async with (
-            brokers_of(cluster_etcd.endpoint),
-            running_operator(scene.namespace),
-            kubelets[0].at_work(),
-            kubelets[1].at_work(),
-        ):
-            scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
-            node_is("True", "2020-01-01T00:00:00Z")
-            scene.create("BrokerCluster", "main", external(cluster_etcd))
-            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
-            pods = lambda: {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in scene.pods()}  # noqa: E731
-            before = await until("both pods", lambda: len(found := pods()) == 2 and found)
-            for name in before:
-                binding = {
-                    "apiVersion": "v1",
-                    "kind": "Binding",
-                    "metadata": {"name": name},
-                    "target": {"kind": "Node", "name": node},
-                }
-                scene.plane.must("POST", f"{scene.core('pods', name)}/binding", binding)
-            for kubelet, name in zip(kubelets, (BROKER, COORDINATOR), strict=True):
-                kubelet.sick.add(name)
-            degraded = lambda: (  # noqa: E731
-                scene.condition(scene.path("brokerclusters", "main"), "Ready").get("status")
-                == "False"
-            )
-            await until("the sick pod is seen", degraded)
-            assert pods() == before, "a sick pod on a node that answers is its kubelet's business"
-            node_is("Unknown", "2020-01-01T00:00:00Z")
-            look = {"metadata": {"annotations": {"look": "again"}}}
-            for path in (
-                scene.path("brokerclusters", "main"),
-                scene.path("transactioncoordinators", "tx"),
-            ):
-                scene.merge(path, look)
-            await until(
-                "both have successors",
-                lambda: (
-                    len(found := pods()) == 2 and not set(found.values()) & set(before.values())
-                ),
-            )
-            told = lambda: {  # noqa: E731
-                name
-                for name in before
-                if any(name in text and node in text for text in scene.events("NodeLost"))
+    kubelets = [Kubelet(scene), Kubelet(scene, "tx-coordinator")]
+    async with (
+        brokers_of(cluster_etcd.endpoint),
+        running_operator(scene.namespace),
+        kubelets[0].at_work(),
+        kubelets[1].at_work(),
+    ):
+        scene.plane.must("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        node_is("True", "2020-01-01T00:00:00Z")
+        scene.create("BrokerCluster", "main", external(cluster_etcd))
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        pods = lambda: {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in scene.pods()}  # noqa: E731
+        before = await until("both pods", lambda: len(found := pods()) == 2 and found)
+        for name in before:
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"kind": "Node", "name": node},
             }
-            await until("an Event for each", lambda: told() == set(before))
+            scene.plane.must("POST", f"{scene.core('pods', name)}/binding", binding)
+        for kubelet, name in zip(kubelets, (BROKER, COORDINATOR), strict=True):
+            kubelet.sick.add(name)
+        degraded = lambda: (  # noqa: E731
+            scene.condition(scene.path("brokerclusters", "main"), "Ready").get("status") == "False"
+        )
+        await until("the sick pod is seen", degraded)
+        assert pods() == before, "a sick pod on a node that answers is its kubelet's business"
+        node_is("Unknown", "2020-01-01T00:00:00Z")
+        look = {"metadata": {"annotations": {"look": "again"}}}
+        for path in (
+            scene.path("brokerclusters", "main"),
+            scene.path("transactioncoordinators", "tx"),
+        ):
+            scene.merge(path, look)
+        await until(
+            "both have successors",
+            lambda: len(found := pods()) == 2 and not set(found.values()) & set(before.values()),
+        )
+        told = lambda: {  # noqa: E731
+            name
+            for name in before
+            if any(name in text and node in text for text in scene.events("NodeLost"))
+        }
+        await until("an Event for each", lambda: told() == set(before))
 
-    asyncio.run(scenario())
 
-
-def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_spins(
+async def test_in_a_namespace_that_is_being_deleted_nothing_is_made_and_nothing_spins(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Half of what belongs to a cluster is gone already: the operator says so, writes nothing
     more, and its other namespaces' work goes on."""
 
-    async def scenario() -> None:
-        async with (
-            brokers_of(cluster_etcd.endpoint),
-            running_operator(scene.namespace) as operator,
-            Kubelet(scene).at_work(),
-        ):
-            scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=0))
-            path = scene.path("brokerclusters", "main")
-            await until("it is worked on", scene.stateful_set)
-            await settled(operator)
-            scene.plane.must("DELETE", f"/api/v1/namespaces/{scene.namespace}")
-            for kind in CHILDREN:
-                for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
-                    if (
-                        child["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
-                        == "magnetar-operator"
-                    ):
-                        scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
-            await says(
-                scene, path, "NamespaceTerminating", f"namespace {scene.namespace} is being deleted"
-            )
-            await until(
-                "it is left alone for a while",
-                lambda: rests(operator, Key("BrokerCluster", scene.namespace, "main")),
-            )
-            async with asyncio.timeout(TIMEOUT_S):
-                before = -1.0
-                while before != writes(operator):  # what was deleted may still be told of
-                    before = writes(operator)
-                    await asyncio.sleep(2.0)
-            assert scene.stateful_set() is None
-            assert operator.leadership.leading
-
-    asyncio.run(scenario())
+    async with (
+        brokers_of(cluster_etcd.endpoint),
+        running_operator(scene.namespace) as operator,
+        Kubelet(scene).at_work(),
+    ):
+        scene.create("BrokerCluster", "main", external(cluster_etcd, replicas=0))
+        path = scene.path("brokerclusters", "main")
+        await until("it is worked on", scene.stateful_set)
+        await settled(operator)
+        scene.plane.must("DELETE", f"/api/v1/namespaces/{scene.namespace}")
+        for kind in CHILDREN:
+            for child in scene.plane.must("GET", kind.path(scene.namespace))["items"]:
+                if (
+                    child["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
+                    == "magnetar-operator"
+                ):
+                    scene.delete(kind.path(scene.namespace, child["metadata"]["name"]))
+        await says(
+            scene, path, "NamespaceTerminating", f"namespace {scene.namespace} is being deleted"
+        )
+        await until(
+            "it is left alone for a while",
+            lambda: rests(operator, Key("BrokerCluster", scene.namespace, "main")),
+        )
+        async with asyncio.timeout(TIMEOUT_S):
+            before = -1.0
+            while before != writes(operator):  # what was deleted may still be told of
+                before = writes(operator)
+                await asyncio.sleep(2.0)
+        assert scene.stateful_set() is None
+        assert operator.leadership.leading
 
 
 def rests(operator: Operator, key: Key) -> bool:

@@ -86,7 +86,7 @@ def test_every_right_is_used(control_plane: ControlPlane, request: pytest.Fixtur
     assert sorted(map(str, set(EXPLAINED) - mine)) == [], "explained here, but not granted any more"
 
 
-def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsewhere(
+async def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsewhere(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -157,7 +157,7 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
                 ),
             )
 
-    asyncio.run(scenario())
+    await scenario()
     asked = requests(control_plane.audit_log, SCOPED_USER)
     assert asked
     assert [f"{found.right} ({found.path})" for found in asked if found.status == 403] == []
@@ -171,7 +171,7 @@ def test_an_operator_of_some_namespaces_has_the_same_rights_there_and_none_elsew
         assert control_plane.request("GET", path, token=SCOPED_TOKEN)[0] == 403
 
 
-def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
+async def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -288,7 +288,7 @@ def test_namespaces_whose_roles_are_gone_stop_nothing_in_the_others(
         async with brokers_of(cluster_etcd.endpoint) as brokers:
             await scenario(brokers)
 
-    asyncio.run(script())
+    await script()
 
 
 def _is_ready(stage: Stage, path: str) -> bool:

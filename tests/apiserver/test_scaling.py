@@ -106,143 +106,130 @@ async def theatre(stack: AsyncExitStack, scene: Scene, etcd: EtcdProcess) -> The
     return Theatre(scene, brokers, operator)
 
 
-def test_describe_tells_the_whole_story_of_a_scale_down(
+async def test_describe_tells_the_whole_story_of_a_scale_down(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """`kubectl describe` shows every chapter in order with its numbers; while it lasts the
     condition and `kubectl get` say how far it is."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            play = await theatre(stack, scene, cluster_etcd)
-            await play.serve(cluster_etcd, 3)
-            await play.register(3)
-            for number in range(4):
-                await play.bundle(number, 2)
-            scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
-            await until("the drain is told", lambda: scene.events("Draining"))
-            progress = await until(
-                "a condition with the number",
-                lambda: (
-                    (found := scene.condition(play.path, "Progressing"))
-                    .get("message", "")
-                    .startswith("main-broker-2 has 4")
-                    and found
-                ),
-            )
-            assert (
-                progress["message"]
-                == "main-broker-2 has 4 bundles left to transfer; 3 brokers now, 2 are wanted"
-            )
-            assert play.status()["scaling"]["action"] == "ScaleDown"
-            await play.bundles({0: 0, 1: 1, 2: 0})
-            await until("a drain that has halved", lambda: len(scene.events("Draining")) == 2)
-            await play.bundle(3, 1)
-            await until("the end", lambda: scene.events("Settled"))
-            await play.ready(2)
-            shown = await asyncio.to_thread(
-                scene.plane.kubectl, "describe", "-n", scene.namespace, "brokercluster/main"
-            )
-            assert shown.returncode == 0, shown.stderr
-            chapters = [
-                line.split()[1]
-                for line in shown.stdout.partition("Events:")[2].splitlines()[3:]
-                if line.strip()
-            ]
-            story = [
-                "ScalingDown",
-                "Cordoned",
-                "Draining",
-                "Draining",
-                "Drained",
-                "Removing",
-                "Removed",
-                "Settled",
-            ]
-            assert [word for word in chapters if word in story] == story
-            assert "transferred 4 bundles in" in shown.stdout
-            await until(
-                "nothing is under way", lambda: "action" not in play.status().get("scaling", {})
-            )
-
-    asyncio.run(scenario())
+    async with AsyncExitStack() as stack:
+        play = await theatre(stack, scene, cluster_etcd)
+        await play.serve(cluster_etcd, 3)
+        await play.register(3)
+        for number in range(4):
+            await play.bundle(number, 2)
+        scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
+        await until("the drain is told", lambda: scene.events("Draining"))
+        progress = await until(
+            "a condition with the number",
+            lambda: (
+                (found := scene.condition(play.path, "Progressing"))
+                .get("message", "")
+                .startswith("main-broker-2 has 4")
+                and found
+            ),
+        )
+        assert (
+            progress["message"]
+            == "main-broker-2 has 4 bundles left to transfer; 3 brokers now, 2 are wanted"
+        )
+        assert play.status()["scaling"]["action"] == "ScaleDown"
+        await play.bundles({0: 0, 1: 1, 2: 0})
+        await until("a drain that has halved", lambda: len(scene.events("Draining")) == 2)
+        await play.bundle(3, 1)
+        await until("the end", lambda: scene.events("Settled"))
+        await play.ready(2)
+        shown = await asyncio.to_thread(
+            scene.plane.kubectl, "describe", "-n", scene.namespace, "brokercluster/main"
+        )
+        assert shown.returncode == 0, shown.stderr
+        chapters = [
+            line.split()[1]
+            for line in shown.stdout.partition("Events:")[2].splitlines()[3:]
+            if line.strip()
+        ]
+        story = [
+            "ScalingDown",
+            "Cordoned",
+            "Draining",
+            "Draining",
+            "Drained",
+            "Removing",
+            "Removed",
+            "Settled",
+        ]
+        assert [word for word in chapters if word in story] == story
+        assert "transferred 4 bundles in" in shown.stdout
+        await until(
+            "nothing is under way", lambda: "action" not in play.status().get("scaling", {})
+        )
 
 
-def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(
+async def test_a_drain_that_nobody_can_take_over_is_degraded_and_removes_nothing(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """The condition names the bundles and the remedy; the person's cordons stay, and the wish
     can be taken back."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            play = await theatre(stack, scene, cluster_etcd)
-            await play.serve(cluster_etcd, 2, drainTimeoutSeconds=1)
-            await play.register(2)
-            await play.bundle(5, 1)
-            persons = CordonRecord(drain=False, reason="rack 4 is noisy")
-            for ordinal in (0, 1):
-                await play.brokers.store.put(
-                    keys.cordon(f"main-broker-{ordinal}"), persons.encode()
-                )
-            scene.merge(f"{play.path}/scale", {"spec": {"replicas": 1}})
-            stuck = await until(
-                "DrainStuck",
-                lambda: (
-                    (found := scene.condition(play.path, "Degraded")).get("reason") == "DrainStuck"
-                    and found
-                ),
-            )
-            assert (
-                "public/default/0x50000000_0x60000000 (Owned); no other broker takes bundles"
-                in stuck["message"]
-            )
-            assert scene.replicas() == 2
-            scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
-            await until("it is called off", lambda: scene.events("ScaleDownCalledOff"))
-            while await play.brokers.cordon("main-broker-1") != persons:
-                await asyncio.sleep(0.02)
-            assert await play.brokers.cordon("main-broker-0") == persons
-
-    asyncio.run(scenario())
+    async with AsyncExitStack() as stack:
+        play = await theatre(stack, scene, cluster_etcd)
+        await play.serve(cluster_etcd, 2, drainTimeoutSeconds=1)
+        await play.register(2)
+        await play.bundle(5, 1)
+        persons = CordonRecord(drain=False, reason="rack 4 is noisy")
+        for ordinal in (0, 1):
+            await play.brokers.store.put(keys.cordon(f"main-broker-{ordinal}"), persons.encode())
+        scene.merge(f"{play.path}/scale", {"spec": {"replicas": 1}})
+        stuck = await until(
+            "DrainStuck",
+            lambda: (
+                (found := scene.condition(play.path, "Degraded")).get("reason") == "DrainStuck"
+                and found
+            ),
+        )
+        assert (
+            "public/default/0x50000000_0x60000000 (Owned); no other broker takes bundles"
+            in stuck["message"]
+        )
+        assert scene.replicas() == 2
+        scene.merge(f"{play.path}/scale", {"spec": {"replicas": 2}})
+        await until("it is called off", lambda: scene.events("ScaleDownCalledOff"))
+        while await play.brokers.cordon("main-broker-1") != persons:
+            await asyncio.sleep(0.02)
+        assert await play.brokers.cordon("main-broker-0") == persons
 
 
-def test_a_pod_is_replaced_on_request_and_never_its_successor(
+async def test_a_pod_is_replaced_on_request_and_never_its_successor(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Cordoned, drained, deleted, back, uncordoned; the same annotation does nothing to the new
     pod, and the others stay."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            play = await theatre(stack, scene, cluster_etcd)
-            await play.serve(cluster_etcd, 2)
-            await play.register(2)
-            await play.bundle(0, 0)
-            before = [play.uid(0), play.uid(1)]
-            annotation = f"main-broker-0@{before[0]}"
-            scene.merge(
-                play.path, {"metadata": {"annotations": {"magnetar.io/replace": annotation}}}
-            )
-            await until("the drain is told", lambda: scene.events("Draining"))
-            assert play.uid(0) == before[0]
-            assert await play.brokers.cordon("main-broker-0") is not None
-            await play.bundle(0, 1)
-            await until("it is back", lambda: scene.events("Replaced"))
-            after = [play.uid(0), play.uid(1)]
-            assert after[0] != before[0]
-            assert after[1] == before[1]
-            while await play.brokers.cordon("main-broker-0") is not None:
-                await asyncio.sleep(0.02)
-            await play.ready(2)
-            await settled(play.operator)
-            done = writes(play.operator)
-            await play.operator.controller.enqueue_all()
-            await quiet(play.operator)
-            assert writes(play.operator) == done
-            assert [play.uid(0), play.uid(1)] == after
-
-    asyncio.run(scenario())
+    async with AsyncExitStack() as stack:
+        play = await theatre(stack, scene, cluster_etcd)
+        await play.serve(cluster_etcd, 2)
+        await play.register(2)
+        await play.bundle(0, 0)
+        before = [play.uid(0), play.uid(1)]
+        annotation = f"main-broker-0@{before[0]}"
+        scene.merge(play.path, {"metadata": {"annotations": {"magnetar.io/replace": annotation}}})
+        await until("the drain is told", lambda: scene.events("Draining"))
+        assert play.uid(0) == before[0]
+        assert await play.brokers.cordon("main-broker-0") is not None
+        await play.bundle(0, 1)
+        await until("it is back", lambda: scene.events("Replaced"))
+        after = [play.uid(0), play.uid(1)]
+        assert after[0] != before[0]
+        assert after[1] == before[1]
+        while await play.brokers.cordon("main-broker-0") is not None:
+            await asyncio.sleep(0.02)
+        await play.ready(2)
+        await settled(play.operator)
+        done = writes(play.operator)
+        await play.operator.controller.enqueue_all()
+        await quiet(play.operator)
+        assert writes(play.operator) == done
+        assert [play.uid(0), play.uid(1)] == after
 
 
 def metric(operator: Operator, name: str, **labels: str) -> float | None:
@@ -254,81 +241,75 @@ def metric(operator: Operator, name: str, **labels: str) -> float | None:
     )
 
 
-def test_brokers_follow_their_load_until_another_one_writes_the_number(
+async def test_brokers_follow_their_load_until_another_one_writes_the_number(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """A dry run only says it; then replicas are written through /scale; then an HPA's write
     makes the operator step back, with a condition."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            play = await theatre(stack, scene, cluster_etcd)
-            autoscaling = {
-                "enabled": True,
-                "dryRun": True,
-                "maxReplicas": 3,
-                "scaleUp": {"stabilizationWindowSeconds": 0},
-            }
-            await play.serve(cluster_etcd, 1, autoscaling=autoscaling)
-            await play.register(1)
-            waits = lambda: (  # noqa: E731
-                scene.condition(play.path, "Autoscaling").get("reason") == "LoadReportsMissing"
-            )
-            await until("reports are missed", waits)
-            await stack.enter_async_context(play.reporting(1, 1.0))
-            play.look_again("with reports")
-            await until(
-                "the decision is shown",
-                lambda: play.status().get("autoscaling", {}).get("decision") == "ScaleUp",
-            )
-            shown = play.status()["autoscaling"]
-            assert shown["message"].startswith(
-                "would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %"
-            )
-            assert scene.replicas() == 1
-            await until("an Event", lambda: scene.events("AutoscalingDecision"))
-            await until(
-                "a metric", lambda: metric(play.operator, "decision", decision="ScaleUp") == 1
-            )
-            await settled(play.operator)
-            assert len(scene.events("AutoscalingDecision")) == 1
-            assert metric(play.operator, "wanted_replicas") == 2
-            assert metric(play.operator, "load", input="cpu", measure="weighed") == 1.0
-            done = writes(play.operator)
-            await play.operator.controller.enqueue_all()
-            await quiet(play.operator)
-            assert writes(play.operator) == done
+    async with AsyncExitStack() as stack:
+        play = await theatre(stack, scene, cluster_etcd)
+        autoscaling = {
+            "enabled": True,
+            "dryRun": True,
+            "maxReplicas": 3,
+            "scaleUp": {"stabilizationWindowSeconds": 0},
+        }
+        await play.serve(cluster_etcd, 1, autoscaling=autoscaling)
+        await play.register(1)
+        waits = lambda: (  # noqa: E731
+            scene.condition(play.path, "Autoscaling").get("reason") == "LoadReportsMissing"
+        )
+        await until("reports are missed", waits)
+        await stack.enter_async_context(play.reporting(1, 1.0))
+        play.look_again("with reports")
+        await until(
+            "the decision is shown",
+            lambda: play.status().get("autoscaling", {}).get("decision") == "ScaleUp",
+        )
+        shown = play.status()["autoscaling"]
+        assert shown["message"].startswith(
+            "would go from 1 to 2 brokers: cpu: mean 100 %, hottest main-broker-0 100 %"
+        )
+        assert scene.replicas() == 1
+        await until("an Event", lambda: scene.events("AutoscalingDecision"))
+        await until("a metric", lambda: metric(play.operator, "decision", decision="ScaleUp") == 1)
+        await settled(play.operator)
+        assert len(scene.events("AutoscalingDecision")) == 1
+        assert metric(play.operator, "wanted_replicas") == 2
+        assert metric(play.operator, "load", input="cpu", measure="weighed") == 1.0
+        done = writes(play.operator)
+        await play.operator.controller.enqueue_all()
+        await quiet(play.operator)
+        assert writes(play.operator) == done
 
-            scene.merge(play.path, {"spec": {"autoscaling": {"dryRun": False}}})
-            await until("two brokers are wanted", lambda: scene.cluster()["spec"]["replicas"] == 2)
-            assert play.status()["autoscaling"].get("lastScale", "1 -> 2") == "1 -> 2"
-            managed = scene.cluster()["metadata"]["managedFields"]
-            ours = [
-                entry
-                for entry in managed
-                if entry["manager"] == "magnetar-operator" and entry.get("subresource") == "scale"
-            ]
-            assert ours
-            await play.register(2)
-            await play.ready(2)
+        scene.merge(play.path, {"spec": {"autoscaling": {"dryRun": False}}})
+        await until("two brokers are wanted", lambda: scene.cluster()["spec"]["replicas"] == 2)
+        assert play.status()["autoscaling"].get("lastScale", "1 -> 2") == "1 -> 2"
+        managed = scene.cluster()["metadata"]["managedFields"]
+        ours = [
+            entry
+            for entry in managed
+            if entry["manager"] == "magnetar-operator" and entry.get("subresource") == "scale"
+        ]
+        assert ours
+        await play.register(2)
+        await play.ready(2)
 
-            scale = {"spec": {"replicas": 1}}
-            path = f"{play.path}/scale?fieldManager=kube-controller-manager"
-            scene.plane.must("PATCH", path, scale, "application/merge-patch+json")
-            await until(
-                "it steps back",
-                lambda: (
-                    scene.condition(play.path, "Autoscaling").get("reason")
-                    == "ReplicasOwnedElsewhere"
-                ),
-            )
-            message = scene.condition(play.path, "Autoscaling")["message"]
-            assert "kube-controller-manager (scale) writes spec.replicas" in message
-            await until("the other one's wish comes true", lambda: scene.replicas() == 1)
-            scene.delete(play.path)
-            await until(
-                "nothing is told of a cluster that is gone",
-                lambda: metric(play.operator, "replicas") is None,
-            )
-
-    asyncio.run(scenario())
+        scale = {"spec": {"replicas": 1}}
+        path = f"{play.path}/scale?fieldManager=kube-controller-manager"
+        scene.plane.must("PATCH", path, scale, "application/merge-patch+json")
+        await until(
+            "it steps back",
+            lambda: (
+                scene.condition(play.path, "Autoscaling").get("reason") == "ReplicasOwnedElsewhere"
+            ),
+        )
+        message = scene.condition(play.path, "Autoscaling")["message"]
+        assert "kube-controller-manager (scale) writes spec.replicas" in message
+        await until("the other one's wish comes true", lambda: scene.replicas() == 1)
+        scene.delete(play.path)
+        await until(
+            "nothing is told of a cluster that is gone",
+            lambda: metric(play.operator, "replicas") is None,
+        )

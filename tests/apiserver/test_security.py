@@ -3,7 +3,6 @@ reaches pods without a restart, and no key is shown."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
@@ -114,107 +113,102 @@ def visible(scene: Scene) -> str:
     return json.dumps([scene.plane.must("GET", path) for path in lists])
 
 
-def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_nobody(
+async def test_keys_and_roles_are_followed_and_a_key_that_is_missing_restarts_nobody(
     scene: Scene, cluster_etcd: EtcdProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cluster's own key is made and kept; other roles change the ConfigMap alone; a roll
     waits for the tokens' key and then goes on."""
     secret = b"0123456789abcdef-hush-hush-hush-0123456789abcdef"
 
-    async def scenario() -> None:
-        async with serving(scene, cluster_etcd, auth=AUTH) as (brokers, operator):
-            path = scene.path("brokerclusters", "main")
-            await until(
-                "the missing key is named",
-                lambda: degraded(scene).get("reason") == "TokenKeyMissing",
-                TIMEOUT_S,
-            )
-            assert "secret tokens does not exist" in degraded(scene)["message"]
-            make_secret(scene, "tokens", secret_key=secret)
-            await until(
-                "it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S
-            )
-            own = internal_key(scene)
-            assert len(base64.b64decode(own)) == 32
-            assert parse_document(document(scene)).super_user_roles == frozenset({"admin"})
+    async with serving(scene, cluster_etcd, auth=AUTH) as (brokers, operator):
+        path = scene.path("brokerclusters", "main")
+        await until(
+            "the missing key is named",
+            lambda: degraded(scene).get("reason") == "TokenKeyMissing",
+            TIMEOUT_S,
+        )
+        assert "secret tokens does not exist" in degraded(scene)["message"]
+        make_secret(scene, "tokens", secret_key=secret)
+        await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
+        own = internal_key(scene)
+        assert len(base64.b64decode(own)) == 32
+        assert parse_document(document(scene)).super_user_roles == frozenset({"admin"})
 
-            before, template = uids(scene), (scene.stateful_set() or {})["spec"]["template"]
-            scene.merge(path, {"spec": {"auth": {"superUserRoles": ["admin", "root"]}}})
-            await until(
-                "the new role is in the document",
-                lambda: (
-                    yaml.safe_load(document(scene))["authorization"]["superUserRoles"]
-                    == ["admin", "root"]
-                ),
-                TIMEOUT_S,
-            )
-            await settled(operator)
-            assert (uids(scene), (scene.stateful_set() or {})["spec"]["template"]) == (
-                before,
-                template,
-            )
+        before, template = uids(scene), (scene.stateful_set() or {})["spec"]["template"]
+        scene.merge(path, {"spec": {"auth": {"superUserRoles": ["admin", "root"]}}})
+        await until(
+            "the new role is in the document",
+            lambda: (
+                yaml.safe_load(document(scene))["authorization"]["superUserRoles"]
+                == ["admin", "root"]
+            ),
+            TIMEOUT_S,
+        )
+        await settled(operator)
+        assert (uids(scene), (scene.stateful_set() or {})["spec"]["template"]) == (
+            before,
+            template,
+        )
 
-            scene.delete(scene.core("secrets", "tokens"))
-            scene.merge(path, {"spec": {"config": {"keep_alive_s": 9}}})
-            await until(
-                "the missing key is named again",
-                lambda: degraded(scene)["reason"] == "TokenKeyMissing",
-                TIMEOUT_S,
-            )
-            await settled(operator)
-            assert (uids(scene), (scene.stateful_set() or {})["spec"]["template"]) == (
-                before,
-                template,
-            )
-            scene.merge(path, {"spec": {"replicas": 2}})
-            await until("another broker is made", lambda: len(uids(scene)) == 2, TIMEOUT_S)
-            await settled(operator)
-            assert (scene.stateful_set() or {})["spec"]["template"] == template, (
-                "who comes or comes back now starts as the others did"
-            )
-            await brokers.register("main-broker-1")
-            both = uids(scene)
-            make_secret(scene, "tokens", secret_key=secret)
-            nudge(scene)
-            await until(
-                "it goes on",
-                lambda: len(uids(scene)) == 2 and not set(both) & set(uids(scene)),
-                TIMEOUT_S,
-            )
-            assert (scene.stateful_set() or {})["spec"]["template"] != template
+        scene.delete(scene.core("secrets", "tokens"))
+        scene.merge(path, {"spec": {"config": {"keep_alive_s": 9}}})
+        await until(
+            "the missing key is named again",
+            lambda: degraded(scene)["reason"] == "TokenKeyMissing",
+            TIMEOUT_S,
+        )
+        await settled(operator)
+        assert (uids(scene), (scene.stateful_set() or {})["spec"]["template"]) == (
+            before,
+            template,
+        )
+        scene.merge(path, {"spec": {"replicas": 2}})
+        await until("another broker is made", lambda: len(uids(scene)) == 2, TIMEOUT_S)
+        await settled(operator)
+        assert (scene.stateful_set() or {})["spec"]["template"] == template, (
+            "who comes or comes back now starts as the others did"
+        )
+        await brokers.register("main-broker-1")
+        both = uids(scene)
+        make_secret(scene, "tokens", secret_key=secret)
+        nudge(scene)
+        await until(
+            "it goes on",
+            lambda: len(uids(scene)) == 2 and not set(both) & set(uids(scene)),
+            TIMEOUT_S,
+        )
+        assert (scene.stateful_set() or {})["spec"]["template"] != template
 
-            scene.merge(scene.core("secrets", "main-internal"), {"data": {"internal.key": "eA=="}})
-            nudge(scene)
-            await until("another one is made", lambda: len(internal_key(scene)) > 40, TIMEOUT_S)
-            assert internal_key(scene) != own
-            await until("it is told", lambda: scene.events("DriftCorrected"), TIMEOUT_S)
-            another = internal_key(scene)
-            wanted = (scene.get(scene.core("secrets", "main-internal")) or {})["metadata"][
-                "annotations"
-            ]["magnetar.io/key-id"]
-            scene.merge(
-                path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}}
-            )
-            await until("a rotation begins", lambda: scene.events("KeyRotation"), TIMEOUT_S)
-            signing, upcoming = secret_keys("internal.key", base64.b64decode(internal_key(scene)))
-            assert signing.secret == base64.b64decode(another)
-            assert upcoming != signing
-            await settled(operator)
-            seen = visible(scene)
-            for key in (
-                secret.decode(),
-                base64.b64encode(secret).decode(),
-                own,
-                internal_key(scene),
-            ):
-                assert key not in seen
-
-    asyncio.run(scenario())
+        scene.merge(scene.core("secrets", "main-internal"), {"data": {"internal.key": "eA=="}})
+        nudge(scene)
+        await until("another one is made", lambda: len(internal_key(scene)) > 40, TIMEOUT_S)
+        assert internal_key(scene) != own
+        await until("it is told", lambda: scene.events("DriftCorrected"), TIMEOUT_S)
+        another = internal_key(scene)
+        wanted = (scene.get(scene.core("secrets", "main-internal")) or {})["metadata"][
+            "annotations"
+        ]["magnetar.io/key-id"]
+        scene.merge(
+            path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}}
+        )
+        await until("a rotation begins", lambda: scene.events("KeyRotation"), TIMEOUT_S)
+        signing, upcoming = secret_keys("internal.key", base64.b64decode(internal_key(scene)))
+        assert signing.secret == base64.b64decode(another)
+        assert upcoming != signing
+        await settled(operator)
+        seen = visible(scene)
+        for key in (
+            secret.decode(),
+            base64.b64encode(secret).decode(),
+            own,
+            internal_key(scene),
+        ):
+            assert key not in seen
     output = capsys.readouterr()
     assert "hush" not in output.out + output.err
 
 
-def test_a_rotation_by_another_operator_meanwhile_is_not_overwritten(
+async def test_a_rotation_by_another_operator_meanwhile_is_not_overwritten(
     scene: Scene, cluster_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A former leader whose pass has stood still between reading and writing: the API server
@@ -234,28 +228,23 @@ def test_a_rotation_by_another_operator_meanwhile_is_not_overwritten(
                 scene.merge(secret, {"data": internal_secret(cluster, begun)["data"]})
         return advanced(found, requested, now_ms, draw)
 
-    async def scenario() -> None:
-        make_secret(scene, "tokens", secret_key=b"0123456789abcdef0123456789abcdef")
-        monkeypatch.setattr(client_security, "advanced", late)
-        async with serving(scene, cluster_etcd, auth=AUTH) as (_, operator):
-            await until(
-                "it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S
-            )
-            wanted = (scene.get(secret) or {})["metadata"]["annotations"]["magnetar.io/key-id"]
-            scene.merge(
-                path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}}
-            )
-            await until("the operator has read again", lambda: tries > 1, TIMEOUT_S)
-            await settled(operator)
-            keys = internal_keys(scene.get(secret) or {})
-            assert keys is not None
-            assert (keys.phase, keys.keys[1]) == (Phase.TRUSTING, theirs)
-            assert not scene.events("KeyRotation"), "it has begun none itself"
-
-    asyncio.run(scenario())
+    make_secret(scene, "tokens", secret_key=b"0123456789abcdef0123456789abcdef")
+    monkeypatch.setattr(client_security, "advanced", late)
+    async with serving(scene, cluster_etcd, auth=AUTH) as (_, operator):
+        await until("it is Ready", lambda: scene.condition(path).get("status") == "True", TIMEOUT_S)
+        wanted = (scene.get(secret) or {})["metadata"]["annotations"]["magnetar.io/key-id"]
+        scene.merge(
+            path, {"metadata": {"annotations": {"magnetar.io/rotate-internal-key": wanted}}}
+        )
+        await until("the operator has read again", lambda: tries > 1, TIMEOUT_S)
+        await settled(operator)
+        keys = internal_keys(scene.get(secret) or {})
+        assert keys is not None
+        assert (keys.phase, keys.keys[1]) == (Phase.TRUSTING, theirs)
+        assert not scene.events("KeyRotation"), "it has begun none itself"
 
 
-def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
+async def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Missing, mismatched, ending soon, ended, renewed: each is a condition, and no pod is
@@ -348,4 +337,4 @@ def test_a_certificate_is_taken_watched_and_followed_without_a_restart(
             for reason in ("CertificateExpiresSoon", "CertificateExpired"):
                 await until(f"an Event {reason}", lambda reason=reason: scene.events(reason))  # type: ignore[misc]
 
-    asyncio.run(scenario())
+    await scenario()

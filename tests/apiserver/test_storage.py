@@ -3,7 +3,6 @@ cannot grow stay as they are, with the remedy."""
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.apiserver.stage import (
     settled,
     until,
 )
-from tests.apiserver.test_pod_trouble import container
+from tests.support.pod_states import container
 
 pytestmark = pytest.mark.slow
 
@@ -52,227 +51,209 @@ def digest(scene: Scene, stateful_set: str = "main-broker") -> str:
     )
 
 
-def test_credentials_of_s3_are_looked_at_and_followed(
+async def test_credentials_of_s3_are_looked_at_and_followed(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Missing: a condition with the remedy. There: Ready. Changed: brokers and coordinators
     roll. Away again: a condition, and no pod is touched."""
 
-    async def scenario() -> None:
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace),
-            Kubelet(scene).at_work(),
-        ):
-            storage = {"s3": {"bucket": "messages", "credentials": {"secretRef": {"name": "keys"}}}}
-            scene.create(
-                "BrokerCluster",
-                "main",
-                {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "storage": storage},
-            )
-            await brokers.register("main-broker-0")
-            path = scene.path("brokerclusters", "main")
-            await until(
-                "it is named",
-                lambda: (
-                    scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing"
-                ),
-            )
-            assert "secret keys does not exist" in scene.condition(path)["message"]
-            scene.plane.must(
-                "POST",
-                scene.core("secrets"),
-                secret(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b"),
-            )
-            await until("it is Ready", lambda: scene.condition(path).get("status") == "True")
-            first = digest(scene)
-            assert first
-            assert not scene.plane.must("GET", scene.core("persistentvolumeclaims"))["items"]
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace),
+        Kubelet(scene).at_work(),
+    ):
+        storage = {"s3": {"bucket": "messages", "credentials": {"secretRef": {"name": "keys"}}}}
+        scene.create(
+            "BrokerCluster",
+            "main",
+            {"etcd": {"external": {"endpoints": [cluster_etcd.endpoint]}}, "storage": storage},
+        )
+        await brokers.register("main-broker-0")
+        path = scene.path("brokerclusters", "main")
+        await until(
+            "it is named",
+            lambda: scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing",
+        )
+        assert "secret keys does not exist" in scene.condition(path)["message"]
+        scene.plane.must(
+            "POST",
+            scene.core("secrets"),
+            secret(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b"),
+        )
+        await until("it is Ready", lambda: scene.condition(path).get("status") == "True")
+        first = digest(scene)
+        assert first
+        assert not scene.plane.must("GET", scene.core("persistentvolumeclaims"))["items"]
 
-            scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
-            await until(
-                "coordinators have the same", lambda: digest(scene, "tx-coordinator") == first
-            )
+        scene.create("TransactionCoordinator", "tx", {"clusterRef": {"name": "main"}})
+        await until("coordinators have the same", lambda: digest(scene, "tx-coordinator") == first)
 
-            job = {
-                "clusterRef": {"name": "main"},
-                "compaction": {"topic": "persistent://public/default/prices"},
-            }
-            scene.create("DataJob", "prices", job)
-            said = scene.path("datajobs", "prices")
-            await until(
-                "the job says so",
-                lambda: scene.condition(said).get("reason") == "StorageNotSupported",
-            )
-            assert not scene.get(said)["status"].get("driverPod")  # type: ignore[index]
+        job = {
+            "clusterRef": {"name": "main"},
+            "compaction": {"topic": "persistent://public/default/prices"},
+        }
+        scene.create("DataJob", "prices", job)
+        said = scene.path("datajobs", "prices")
+        await until(
+            "the job says so",
+            lambda: scene.condition(said).get("reason") == "StorageNotSupported",
+        )
+        assert not scene.get(said)["status"].get("driverPod")  # type: ignore[index]
 
-            scene.merge(
-                scene.core("secrets", "keys"), {"data": secret(AWS_SECRET_ACCESS_KEY="c")["data"]}
-            )
-            scene.merge(path, {"metadata": {"annotations": {"look": "now"}}})
-            changed = await until(
-                "the new ones reach the template",
-                lambda: digest(scene) not in ("", first) and digest(scene),
-            )
-            scene.merge(
-                scene.path("transactioncoordinators", "tx"),
-                {"metadata": {"annotations": {"look": "now"}}},
-            )
-            await until("and the coordinators'", lambda: digest(scene, "tx-coordinator") == changed)
-            scene.delete(scene.core("secrets", "keys"))
-            scene.merge(path, {"metadata": {"annotations": {"look": "again"}}})
-            await until(
-                "it is named again",
-                lambda: (
-                    scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing"
-                ),
-            )
-            assert digest(scene) == changed, "brokers that run are left alone"
-
-    asyncio.run(scenario())
+        scene.merge(
+            scene.core("secrets", "keys"), {"data": secret(AWS_SECRET_ACCESS_KEY="c")["data"]}
+        )
+        scene.merge(path, {"metadata": {"annotations": {"look": "now"}}})
+        changed = await until(
+            "the new ones reach the template",
+            lambda: digest(scene) not in ("", first) and digest(scene),
+        )
+        scene.merge(
+            scene.path("transactioncoordinators", "tx"),
+            {"metadata": {"annotations": {"look": "now"}}},
+        )
+        await until("and the coordinators'", lambda: digest(scene, "tx-coordinator") == changed)
+        scene.delete(scene.core("secrets", "keys"))
+        scene.merge(path, {"metadata": {"annotations": {"look": "again"}}})
+        await until(
+            "it is named again",
+            lambda: scene.condition(path, "Degraded").get("reason") == "StorageCredentialsMissing",
+        )
+        assert digest(scene) == changed, "brokers that run are left alone"
 
 
-def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_taken_back(
+async def test_a_volume_that_cannot_grow_stays_as_it_is_and_the_size_may_be_taken_back(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """Not by a smaller size than it has. A crashing broker is shown concurrently; once the class
     allows expansion, the claim grows."""
 
-    async def scenario() -> None:
-        kubelet, plane = Kubelet(scene), scene.plane
-        fixed = f"fixed-{scene.namespace}"
-        make_class(scene, fixed, expands=False)
-        async with (
-            brokers_of(cluster_etcd.endpoint) as brokers,
-            running_operator(scene.namespace) as operator,
-            kubelet.at_work(),
-        ):
-            storage = {"volumeClaim": {"storageClassName": fixed}}
-            scene.create("BrokerCluster", "main", external(cluster_etcd, storage=storage))
-            await brokers.register("main-broker-0")
-            path, claim = (
-                scene.path("brokerclusters", "main"),
-                scene.core("persistentvolumeclaims", "main-storage"),
-            )
-            await until("the claim", lambda: scene.get(claim))
-            bound = {
-                "phase": "Bound",
-                "accessModes": ["ReadWriteMany"],
-                "capacity": {"storage": "10Gi"},
-            }
-            scene.merge(f"{claim}/status", {"status": bound})
-            told = {
-                "claim": "main-storage",
-                "storageClassName": fixed,
-                "size": "10Gi",
-                "capacity": "10Gi",
-            }
-            await until(
-                "it is shown", lambda: (scene.cluster().get("status") or {}).get("storage") == told
-            )
-            await until("it is Ready", lambda: scene.condition(path).get("status") == "True")
+    kubelet, plane = Kubelet(scene), scene.plane
+    fixed = f"fixed-{scene.namespace}"
+    make_class(scene, fixed, expands=False)
+    async with (
+        brokers_of(cluster_etcd.endpoint) as brokers,
+        running_operator(scene.namespace) as operator,
+        kubelet.at_work(),
+    ):
+        storage = {"volumeClaim": {"storageClassName": fixed}}
+        scene.create("BrokerCluster", "main", external(cluster_etcd, storage=storage))
+        await brokers.register("main-broker-0")
+        path, claim = (
+            scene.path("brokerclusters", "main"),
+            scene.core("persistentvolumeclaims", "main-storage"),
+        )
+        await until("the claim", lambda: scene.get(claim))
+        bound = {
+            "phase": "Bound",
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "10Gi"},
+        }
+        scene.merge(f"{claim}/status", {"status": bound})
+        told = {
+            "claim": "main-storage",
+            "storageClassName": fixed,
+            "size": "10Gi",
+            "capacity": "10Gi",
+        }
+        await until(
+            "it is shown", lambda: (scene.cluster().get("status") or {}).get("storage") == told
+        )
+        await until("it is Ready", lambda: scene.condition(path).get("status") == "True")
 
-            scene.merge(path, resized("60Gi"))
-            await until(
-                "it is refused",
-                lambda: scene.condition(path, "Degraded").get("reason") == "StorageNotExpandable",
-            )
-            said = scene.condition(path)["message"]
-            assert said.startswith(
-                f"claim main-storage stays at 10Gi instead of 60Gi: its StorageClass {fixed} has "
-                "no allowVolumeExpansion: true. "
-            )
-            assert scene.get(claim)["spec"]["resources"]["requests"] == {"storage": "10Gi"}  # type: ignore[index]
-            assert said in scene.events("StorageNotExpandable")
-            await settled(operator)
+        scene.merge(path, resized("60Gi"))
+        await until(
+            "it is refused",
+            lambda: scene.condition(path, "Degraded").get("reason") == "StorageNotExpandable",
+        )
+        said = scene.condition(path)["message"]
+        assert said.startswith(
+            f"claim main-storage stays at 10Gi instead of 60Gi: its StorageClass {fixed} has "
+            "no allowVolumeExpansion: true. "
+        )
+        assert scene.get(claim)["spec"]["resources"]["requests"] == {"storage": "10Gi"}  # type: ignore[index]
+        assert said in scene.events("StorageNotExpandable")
+        await settled(operator)
 
-            kubelet.sick.add("main-broker-0")
-            crash = container(
-                "c", {"waiting": {"reason": "CrashLoopBackOff"}}, {"exitCode": 3, "reason": "Error"}
-            )
-            kubelet.says["main-broker-0"] = {"containerStatuses": [crash]}
-            await until(
-                "the crash comes first",
-                lambda: scene.condition(path, "Degraded").get("reason") == "PodCrashing",
-            )
-            assert scene.condition(path)["message"].endswith(
-                "[and 1 more in status.troubles: StorageNotExpandable]"
-            )
-            troubles = scene.cluster()["status"]["troubles"]
-            assert [(one["reason"], one["about"]) for one in troubles] == [
-                ("PodCrashing", "main-broker-0"),
-                ("StorageNotExpandable", "main-storage"),
-            ]
-            await settled(operator)
-            kubelet.sick.clear()
+        kubelet.sick.add("main-broker-0")
+        crash = container(
+            "c", {"waiting": {"reason": "CrashLoopBackOff"}}, {"exitCode": 3, "reason": "Error"}
+        )
+        kubelet.says["main-broker-0"] = {"containerStatuses": [crash]}
+        await until(
+            "the crash comes first",
+            lambda: scene.condition(path, "Degraded").get("reason") == "PodCrashing",
+        )
+        assert scene.condition(path)["message"].endswith(
+            "[and 1 more in status.troubles: StorageNotExpandable]"
+        )
+        troubles = scene.cluster()["status"]["troubles"]
+        assert [(one["reason"], one["about"]) for one in troubles] == [
+            ("PodCrashing", "main-broker-0"),
+            ("StorageNotExpandable", "main-storage"),
+        ]
+        await settled(operator)
+        kubelet.sick.clear()
 
-            status, answer = plane.request(
-                "PATCH", path, resized("9Gi"), "application/merge-patch+json"
-            )
-            assert status == 422
-            assert "a claim cannot shrink" in answer["message"]
-            scene.merge(path, resized("10Gi"))
-            await until("it is Ready again", lambda: scene.condition(path).get("status") == "True")
-            assert (
-                "troubles" not in scene.cluster()["status"]
-                or scene.cluster()["status"]["troubles"] == []
-            )
+        status, answer = plane.request(
+            "PATCH", path, resized("9Gi"), "application/merge-patch+json"
+        )
+        assert status == 422
+        assert "a claim cannot shrink" in answer["message"]
+        scene.merge(path, resized("10Gi"))
+        await until("it is Ready again", lambda: scene.condition(path).get("status") == "True")
+        assert (
+            "troubles" not in scene.cluster()["status"]
+            or scene.cluster()["status"]["troubles"] == []
+        )
 
-            scene.merge(path, resized("20Gi"))
-            await until(
-                "it is refused again",
-                lambda: scene.condition(path).get("reason") == "StorageNotExpandable",
-            )
-            scene.merge(
-                f"/apis/storage.k8s.io/v1/storageclasses/{fixed}", {"allowVolumeExpansion": True}
-            )
-            scene.merge(path, {"metadata": {"annotations": {"look": "now"}}})
-            await until(
-                "it grows",
-                lambda: scene.get(claim)["spec"]["resources"]["requests"] == {"storage": "20Gi"},
-            )  # type: ignore[index]
-            await until(
-                "it is Ready at last", lambda: scene.condition(path).get("status") == "True"
-            )
-
-    asyncio.run(scenario())
+        scene.merge(path, resized("20Gi"))
+        await until(
+            "it is refused again",
+            lambda: scene.condition(path).get("reason") == "StorageNotExpandable",
+        )
+        scene.merge(
+            f"/apis/storage.k8s.io/v1/storageclasses/{fixed}", {"allowVolumeExpansion": True}
+        )
+        scene.merge(path, {"metadata": {"annotations": {"look": "now"}}})
+        await until(
+            "it grows",
+            lambda: scene.get(claim)["spec"]["resources"]["requests"] == {"storage": "20Gi"},
+        )  # type: ignore[index]
+        await until("it is Ready at last", lambda: scene.condition(path).get("status") == "True")
 
 
 def resized(size: str) -> dict[str, Any]:
     return {"spec": {"storage": {"volumeClaim": {"size": size}}}}
 
 
-def test_a_class_that_does_not_exist_is_named_before_any_pod_complains(
+async def test_a_class_that_does_not_exist_is_named_before_any_pod_complains(
     scene: Scene, cluster_etcd: EtcdProcess
 ) -> None:
     """And no longer once somebody has made it; until its volume is there, the claim does not
     grow."""
 
-    async def scenario() -> None:
-        late = f"late-{scene.namespace}"
-        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
-            scene.create(
-                "BrokerCluster",
-                "main",
-                external(cluster_etcd, storage={"volumeClaim": {"storageClassName": late}}),
-            )
-            path = scene.path("brokerclusters", "main")
-            await until(
-                "it is named",
-                lambda: scene.condition(path, "Degraded").get("reason") == "StorageClassNotFound",
-            )
-            assert scene.condition(path)["message"].startswith(
-                f"StorageClass {late} of claim main-storage does not exist. "
-            )
-            make_class(scene, late, expands=True)
-            scene.merge(path, resized("20Gi"))
-            await until(
-                "the size waits",
-                lambda: scene.condition(path, "Degraded").get("reason") == "StorageNotBound",
-            )
-            assert (
-                "stays at 10Gi instead of 20Gi: it is not bound yet"
-                in scene.condition(path)["message"]
-            )
-
-    asyncio.run(scenario())
+    late = f"late-{scene.namespace}"
+    async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace):
+        scene.create(
+            "BrokerCluster",
+            "main",
+            external(cluster_etcd, storage={"volumeClaim": {"storageClassName": late}}),
+        )
+        path = scene.path("brokerclusters", "main")
+        await until(
+            "it is named",
+            lambda: scene.condition(path, "Degraded").get("reason") == "StorageClassNotFound",
+        )
+        assert scene.condition(path)["message"].startswith(
+            f"StorageClass {late} of claim main-storage does not exist. "
+        )
+        make_class(scene, late, expands=True)
+        scene.merge(path, resized("20Gi"))
+        await until(
+            "the size waits",
+            lambda: scene.condition(path, "Degraded").get("reason") == "StorageNotBound",
+        )
+        assert (
+            "stays at 10Gi instead of 20Gi: it is not bound yet" in scene.condition(path)["message"]
+        )

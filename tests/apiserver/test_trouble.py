@@ -130,7 +130,7 @@ def versions_of(operator: Operator) -> dict[str, int]:
     return {item.name[1]: item.version for item in operator.cache.all("TopicNamespace")}
 
 
-def test_it_converges_after_any_trouble_with_the_api_server(
+async def test_it_converges_after_any_trouble_with_the_api_server(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -141,36 +141,31 @@ def test_it_converges_after_any_trouble_with_the_api_server(
     at the end a steady state that writes nothing."""
     scene = Scene(control_plane, namespace)
 
-    async def scenario() -> None:
-        async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (
-            proxy,
-            brokers,
-            operator,
+    async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch) as (
+        proxy,
+        brokers,
+        operator,
+    ):
+        for seed in range(SEEDS):
+            await wave(scene, proxy, operator, brokers, seed)
+        for fault in (
+            "409",
+            "429",
+            "500",
+            "503",
+            "dropped",
+            "done, then dropped",
+            "late",
+            "stale",
+            "watch cut",
+            "watch silent",
         ):
-            for seed in range(SEEDS):
-                await wave(scene, proxy, operator, brokers, seed)
-            for fault in (
-                "409",
-                "429",
-                "500",
-                "503",
-                "dropped",
-                "done, then dropped",
-                "late",
-                "stale",
-                "watch cut",
-                "watch silent",
-            ):
-                assert proxy.faults[fault] or SEEDS < 10, (
-                    f"the plans never made this trouble: {fault}"
-                )
-            await calm(operator)
-            before = writes(operator)
-            await operator.controller.enqueue_all()
-            await calm(operator)
-            assert writes(operator) == before
-
-    asyncio.run(scenario())
+            assert proxy.faults[fault] or SEEDS < 10, f"the plans never made this trouble: {fault}"
+        await calm(operator)
+        before = writes(operator)
+        await operator.controller.enqueue_all()
+        await calm(operator)
+        assert writes(operator) == before
 
 
 async def calm(operator: Operator) -> None:
@@ -188,7 +183,7 @@ async def calm(operator: Operator) -> None:
                 return
 
 
-def test_while_everything_is_refused_requests_become_few(
+async def test_while_everything_is_refused_requests_become_few(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -199,31 +194,30 @@ def test_while_everything_is_refused_requests_become_few(
     afterwards all is done."""
     scene = Scene(control_plane, namespace)
 
-    async def scenario() -> None:
-        async with trouble_for(
-            control_plane, scene, cluster_etcd, tmp_path, monkeypatch, 300.0
-        ) as (proxy, _, _operator):
-            spec = {"clusterRef": {"name": "main"}, "tenant": "acme"}
+    async with trouble_for(control_plane, scene, cluster_etcd, tmp_path, monkeypatch, 300.0) as (
+        proxy,
+        _,
+        _operator,
+    ):
+        spec = {"clusterRef": {"name": "main"}, "tenant": "acme"}
+        for number in range(30):
+            scene.create(
+                "TopicNamespace", f"many-{number}", {**spec, "namespace": f"many-{number}"}
+            )
+        ready = lambda: all(map(is_converged, topic_namespaces(scene).values()))  # noqa: E731
+        await until("all are Ready", ready, PATIENCE_S)
+        for status in (500, 429):
+            proxy.refuse_all(status)
             for number in range(30):
-                scene.create(
-                    "TopicNamespace", f"many-{number}", {**spec, "namespace": f"many-{number}"}
-                )
-            ready = lambda: all(map(is_converged, topic_namespaces(scene).values()))  # noqa: E731
-            await until("all are Ready", ready, PATIENCE_S)
-            for status in (500, 429):
-                proxy.refuse_all(status)
-                for number in range(30):
-                    body = {"spec": {"policies": {"message_ttl_in_seconds": status + number}}}
-                    scene.merge(scene.path("topicnamespaces", f"many-{number}"), body)
-                before = proxy.requests
-                await asyncio.sleep(4.0)
-                sent = proxy.requests - before
-                # The Lease's 5 a second included; without pauses it would be several thousand.
-                assert sent < 1000, f"{sent} requests in 4 s while all were answered with {status}"
-                proxy.heal()
-                await until("all are Ready again", ready, PATIENCE_S)
-
-    asyncio.run(scenario())
+                body = {"spec": {"policies": {"message_ttl_in_seconds": status + number}}}
+                scene.merge(scene.path("topicnamespaces", f"many-{number}"), body)
+            before = proxy.requests
+            await asyncio.sleep(4.0)
+            sent = proxy.requests - before
+            # The Lease's 5 a second included; without pauses it would be several thousand.
+            assert sent < 1000, f"{sent} requests in 4 s while all were answered with {status}"
+            proxy.heal()
+            await until("all are Ready again", ready, PATIENCE_S)
 
 
 def of_two_clusters(scene: Scene, away: EtcdProcess, there: EtcdProcess) -> list[str]:
@@ -245,7 +239,7 @@ def is_ready(scene: Scene, name: str) -> bool:
     return found is not None and is_converged(found)
 
 
-def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
+async def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """A new leader meets hundreds of namespaces of a cluster whose etcd is unavailable before one
@@ -256,28 +250,23 @@ def test_a_store_that_is_away_holds_up_nobody_but_its_own_resources(
     away = EtcdProcess(tmp_path / "away")
     many = of_two_clusters(scene, away, cluster_etcd)
 
-    async def scenario() -> None:
-        async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+    async with brokers_of(cluster_etcd.endpoint), running_operator(scene.namespace) as operator:
+        await until("the other cluster's namespace is served", lambda: is_ready(scene, "served"))
+        assert not is_ready(scene, many[0])
+        try:
+            await asyncio.to_thread(away.start)
+            all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.value)
             await until(
-                "the other cluster's namespace is served", lambda: is_ready(scene, "served")
+                "all are served",
+                lambda: operator.cache.standings()[all_ready] == UNREACHABLE + 1,
+                PATIENCE_S,
             )
-            assert not is_ready(scene, many[0])
-            try:
-                await asyncio.to_thread(away.start)
-                all_ready = ("TopicNamespace", "True", Reason.AS_DESIRED.value)
-                await until(
-                    "all are served",
-                    lambda: operator.cache.standings()[all_ready] == UNREACHABLE + 1,
-                    PATIENCE_S,
-                )
-                assert is_ready(scene, many[-1])
-            finally:
-                away.stop()
-
-    asyncio.run(scenario())
+            assert is_ready(scene, many[-1])
+        finally:
+            away.stop()
 
 
-def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
+async def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
     scene: Scene, cluster_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     """Hundreds of its namespaces are edited, a moment later one of another cluster; the records
@@ -306,12 +295,12 @@ def test_a_store_that_stops_answering_holds_up_nobody_but_its_own_resources(
             await until("all follow", all_ready, PATIENCE_S)
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         away.stop()
 
 
-def test_definitions_that_are_deleted_and_made_again_are_served_again(
+async def test_definitions_that_are_deleted_and_made_again_are_served_again(
     control_plane: ControlPlane,
     namespace: str,
     cluster_etcd: EtcdProcess,
@@ -371,7 +360,7 @@ def test_definitions_that_are_deleted_and_made_again_are_served_again(
             await until("the job is worked on again", is_worked_on, PATIENCE_S)
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         if not exists():
             control_plane.request("POST", DEFINITIONS, manifest)

@@ -20,7 +20,7 @@ from dev.server_process import ServerProcess
 from dev.testbed.cluster import STILL, Cluster, wait_for
 from magnetar.topics.ledger_ids import epoch_of
 from tests.clients.program import ROOT, Program
-from tests.clients.test_cli_guide import commands
+from tests.support.cli_guide import commands
 from tests.support.namespaces import FULL
 
 pytestmark = [pytest.mark.slow]

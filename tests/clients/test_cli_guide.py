@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +11,8 @@ import pytest
 from dev.server_process import ServerProcess
 from magnetar.cli import SERVERS
 from magnetar.cli.commands import application
-from tests.clients.program import ROOT, Program
-
-GUIDE = ROOT / "docs/cli.md"
-_BLOCK = re.compile(r"^```console *(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def commands(where: str, guide: Path = GUIDE) -> list[str]:
-    """Lines of a guide's blocks for one kind of server ("" = any)."""
-    blocks = [text for kind, text in _BLOCK.findall(guide.read_text()) if kind == where]
-    return [
-        line.removeprefix("$ ")
-        for text in blocks
-        for line in text.splitlines()
-        if line.startswith("$ ")
-    ]
+from tests.clients.program import Program
+from tests.support.cli_guide import GUIDE, commands
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from dev.server_process import ServerProcess
 from magnetar.errors import WireCode
 from tests.clients.program import ROOT, Program
-from tests.clients.test_cli_guide import commands
-from tests.clients.test_transaction_rest import COMMIT, TIMEOUT_MS, TOPIC, Holder
+from tests.support.cli_guide import commands
+from tests.support.held_transactions import COMMIT, TIMEOUT_MS, TOPIC, Holder
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ soak-txn` is the long run, with more kinds of faults.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import runpy
 from collections.abc import Iterator
@@ -59,9 +58,9 @@ def test_no_kill_breaks_a_promise_of_transactions(killed: KilledCluster) -> None
     )
 
 
-def test_the_example_moves_every_message_once_through_kills(killed: KilledCluster) -> None:
+async def test_the_example_moves_every_message_once_through_kills(killed: KilledCluster) -> None:
     """A broker and a coordinator die while examples/exactly_once.py works."""
     main = runpy.run_path(str(EXAMPLE))["main"]
     before = killed.kills
-    assert asyncio.run(main(killed.service_url, NAMESPACE, 3000, 3, killed.kill)), killed.log_dump()
+    assert await main(killed.service_url, NAMESPACE, 3000, 3, killed.kill), killed.log_dump()
     assert killed.kills - before == 2

@@ -243,7 +243,7 @@ async def take_over(volume: AnyVolume, incarnation: str, clean_up: bool) -> set[
         await volume.close()
 
 
-def play_round(
+async def play_round(
     process: Owner, volume: AnyVolume, incarnation: str, chance: random.Random, *, clean_up: bool
 ) -> tuple[set[int], set[int]]:
     """One takeover: (what the owner acknowledged, before and after it; what the new owner read)."""
@@ -252,7 +252,7 @@ def play_round(
     acknowledged = {int(process.line())}
     time.sleep(chance.uniform(0.0, 0.03))  # the random moment is the point
     process.stop()
-    read = asyncio.run(take_over(volume, incarnation, clean_up))
+    read = await take_over(volume, incarnation, clean_up)
     while not process.lines.empty():
         acknowledged.add(int(process.line()))
     process.resume()
@@ -275,7 +275,7 @@ def place_of(kind: str, directory: Path) -> str:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ROUNDS)
-def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
+async def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
     tmp_path: Path, kind: str
 ) -> None:
     """Invariant 2, and 1 over a takeover: nothing acknowledged is lost in any round, also if
@@ -289,7 +289,7 @@ def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
     with running_owner(kind, place) as process:
         for number in range(rounds):
             incarnation = f"owner-0.{number:016x}"
-            acknowledged, read = play_round(
+            acknowledged, read = await play_round(
                 process, volume_of(kind, place, ""), incarnation, chance, clean_up=number % 2 == 1
             )
             assert acknowledged <= read, f"round {number}: lost {sorted(acknowledged - read)[:10]}"
@@ -310,13 +310,15 @@ def test_a_paused_owner_acknowledges_nothing_that_the_taker_has_not_read(
         ("s3", "forgetful"),
     ],
 )
-def test_without_the_protection_records_are_lost(tmp_path: Path, kind: str, variant: str) -> None:
+async def test_without_the_protection_records_are_lost(
+    tmp_path: Path, kind: str, variant: str
+) -> None:
     """The test above would notice: no check of the claim, no fences, or fences that go with the
     files they protect."""
     for number in range(2):
         place = place_of(kind, tmp_path / str(number))
         with running_owner(kind, place, variant) as process:
-            acknowledged, read = play_round(
+            acknowledged, read = await play_round(
                 process,
                 volume_of(kind, place, variant),
                 "owner-0.0000000000000000",

@@ -99,7 +99,7 @@ class Asker:
         await self._writer.wait_closed()
 
 
-def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> None:
+async def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> None:
     """Sent while the dead owner's lease still runs: buffered, and answered with a live owner; none
     is refused, no connection is dropped."""
     _create_namespace(cluster)
@@ -159,4 +159,4 @@ def test_ten_thousand_lookups_after_a_kill_are_answered(cluster: Cluster) -> Non
         assert all(size < MEMORY_BYTES_MAX for size in grown.values()), grown
         await asyncio.gather(*(asker.close() for asker in askers))
 
-    asyncio.run(scenario())
+    await scenario()

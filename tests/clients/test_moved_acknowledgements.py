@@ -131,7 +131,7 @@ def test_the_official_client_is_not_given_again_what_it_has_acknowledged(
     _judge(passed, topic, ["exclusive", "shared"], sent[0])
 
 
-def test_our_client_is_not_given_again_what_it_has_acknowledged(
+async def test_our_client_is_not_given_again_what_it_has_acknowledged(
     cluster: Cluster, passed: Passed
 ) -> None:
     """Exclusive and Shared; it sends each acknowledgement at once."""
@@ -173,4 +173,4 @@ def test_our_client_is_not_given_again_what_it_has_acknowledged(
             await asyncio.gather(*consuming, return_exceptions=True)
             return sent
 
-    _judge(passed, topic, ["exclusive", "shared"], asyncio.run(scenario()))
+    _judge(passed, topic, ["exclusive", "shared"], await scenario())

@@ -276,50 +276,45 @@ def _print(gaps: list[float], quiet: list[float], moved: int) -> None:
         )
 
 
-def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
+async def test_topics_are_moved_under_load_without_a_lookup(cluster: Cluster) -> None:
     """Every topic is moved once, in waves: nothing lost or doubled, order kept, no client that
     was transferred looks anything up."""
     _create_namespace(cluster)
 
-    async def scenario() -> None:
-        async with Client(cluster.service_url) as client:
-            traffic = await _traffic(client)
-            stopping = asyncio.Event()
-            publishing = [asyncio.create_task(found.publish(stopping)) for found in traffic]
-            consuming = [
-                asyncio.create_task(found.consume())
-                for found in traffic
-                if found.consumer is not None
-            ]
-            await asyncio.to_thread(cluster.wait_healthy)
-            waves, gaps, quiet = _waves(traffic)[:WAVES_MAX], [], []
-            before = await asyncio.to_thread(_lookups, cluster)
-            for wave in waves:
-                quiet += await _calm(wave)
-                gaps += await _wave(cluster, wave)
-            lookups = await asyncio.to_thread(_lookups, cluster) - before
-            stopping.set()
-            await asyncio.gather(*publishing)
-            _print(gaps, quiet, len(gaps))
-            async with asyncio.timeout(PATIENCE_S):
-                while any(found.behind() for found in traffic):
-                    await asyncio.sleep(0.05)
-            for task in consuming:
-                task.cancel()
-            await asyncio.gather(*consuming, return_exceptions=True)
-            permits = asyncio.Semaphore(20)
+    async with Client(cluster.service_url) as client:
+        traffic = await _traffic(client)
+        stopping = asyncio.Event()
+        publishing = [asyncio.create_task(found.publish(stopping)) for found in traffic]
+        consuming = [
+            asyncio.create_task(found.consume()) for found in traffic if found.consumer is not None
+        ]
+        await asyncio.to_thread(cluster.wait_healthy)
+        waves, gaps, quiet = _waves(traffic)[:WAVES_MAX], [], []
+        before = await asyncio.to_thread(_lookups, cluster)
+        for wave in waves:
+            quiet += await _calm(wave)
+            gaps += await _wave(cluster, wave)
+        lookups = await asyncio.to_thread(_lookups, cluster) - before
+        stopping.set()
+        await asyncio.gather(*publishing)
+        _print(gaps, quiet, len(gaps))
+        async with asyncio.timeout(PATIENCE_S):
+            while any(found.behind() for found in traffic):
+                await asyncio.sleep(0.05)
+        for task in consuming:
+            task.cancel()
+        await asyncio.gather(*consuming, return_exceptions=True)
+        permits = asyncio.Semaphore(20)
 
-            async def check(found: Traffic) -> None:
-                async with permits:
-                    await _read(client, found)
+        async def check(found: Traffic) -> None:
+            async with permits:
+                await _read(client, found)
 
-            await asyncio.gather(*map(check, traffic))
-            assert len(gaps) == len(
-                {found.topic for wave in waves for group in wave.values() for found in group}
-            )
-            assert lookups == 0, f"{lookups:.0f} look-ups by clients whose broker was named to them"
-
-    asyncio.run(scenario())
+        await asyncio.gather(*map(check, traffic))
+        assert len(gaps) == len(
+            {found.topic for wave in waves for group in wave.values() for found in group}
+        )
+        assert lookups == 0, f"{lookups:.0f} look-ups by clients whose broker was named to them"
 
 
 async def _calm(bundles: dict[str, list[Traffic]]) -> list[float]:

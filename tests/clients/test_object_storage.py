@@ -156,11 +156,11 @@ class TestMissingSlot:
         wait_for("no damage is named", lambda: not self.damage(server))
         client.close()
 
-    def test_its_loss_can_be_accepted(
+    async def test_its_loss_can_be_accepted(
         self, scene: tuple[ServerProcess, RetryingObjects, str]
     ) -> None:
         server, objects, log = scene
-        asyncio.run(objects.delete(names.slot(log, self.GONE)))
+        await objects.delete(names.slot(log, self.GONE))
         server.start()
         client = pulsar.Client(server.service_url, operation_timeout_seconds=120, logger=QUIET)
         with ThreadPoolExecutor(1) as pool:

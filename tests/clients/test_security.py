@@ -13,13 +13,14 @@ import pulsar
 import pytest
 
 from dev.certificates import Authority
-from dev.secured_server import DOCUMENT, KEY, SecuredServer, asked, token
+from dev.secured_server import DOCUMENT, KEY, asked, token
 from dev.server_process import ServerProcess
 from dev.testbed.cluster import Cluster, wait_for
 from dev.testbed.etcd_server import EtcdServer
 from dev.testbed.foreign import Driver, ForeignError
 from magnetar.security.keys import SecretKey
 from tests.clients.conftest import QUIET
+from tests.support.secured_clients import Secured
 
 pytestmark = [pytest.mark.slow]
 
@@ -33,20 +34,6 @@ def shown(*arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-class Secured(SecuredServer):
-    """A standalone server with TLS and tokens, and the official Python client."""
-
-    def client(self, authentication: Any, timeout_s: int = 60) -> pulsar.Client:
-        """The official Python client."""
-        return pulsar.Client(
-            self.process.service_url_tls,
-            authentication=authentication,
-            tls_trust_certs_file_path=str(self.authority.file),
-            operation_timeout_seconds=timeout_s,
-            logger=QUIET,
-        )
 
 
 @pytest.fixture(scope="module")

@@ -122,25 +122,22 @@ def _discovered(server: ServerProcess) -> tuple[int, str]:
         wire.close()
 
 
-def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
+async def test_clients_are_led_to_the_server_itself(own: ServerProcess) -> None:
     """One coordinator, at the address that clients use anyway; transactions begin and end there,
     and metrics tell of it."""
 
-    async def scenario() -> None:
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            async with client.transaction() as txn:
-                pass
-            assert txn.id.most == 0
-
     assert _discovered(own) == (1, own.service_url)
-    asyncio.run(scenario())
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        async with client.transaction() as txn:
+            pass
+        assert txn.id.most == 0
     text = _metrics(own)
     assert "magnetar_coordinator_held 1.0" in text
     assert "magnetar_messages_in_total" in text
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["killed", "stopped"])
-def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> None:
+async def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> None:
     """SIGKILL or SIGTERM: outcomes are told again, an open transaction is committed by the same
     client, ids go on."""
 
@@ -151,10 +148,10 @@ def test_transactions_survive_the_server(own: ServerProcess, planned: bool) -> N
             own.kill()
         own.start()
 
-    asyncio.run(outcomes_survive(own.service_url, lose))
+    await outcomes_survive(own.service_url, lose)
 
 
-def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(
+async def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_remembers(
     tmp_path: Path,
 ) -> None:
     """Three continues one directory: with transactions, without, and with them again."""
@@ -170,7 +167,7 @@ def test_switched_off_it_leads_nobody_to_a_coordinator_and_switched_on_again_it_
         try:
             assert _discovered(server) == ((1, server.service_url) if enabled == "1" else (0, ""))
             if enabled == "1":
-                found.append(asyncio.run(begin(server.service_url)))
+                found.append(await begin(server.service_url))
         finally:
             server.stop()
     assert found[1] > found[0]

@@ -17,51 +17,14 @@ from dev.testbed.cluster import request, wait_for
 from magnetar.client import Client
 from magnetar.errors import WireCode
 from magnetar.metadata.records import CoordinatorState
-from magnetar.transactions.ids import TxnId
-from magnetar.wire import pulsar_api_pb2 as api
 from tests.clients.conftest import QUIET
-from tests.clients.coordinators import CHANGE_S, Stage, Type, Wire
+from tests.clients.coordinators import CHANGE_S, Stage
 from tests.clients.pulsar_admin import PulsarAdmin
+from tests.support.held_transactions import ABORT, COMMIT, TIMEOUT_MS, TOPIC, Holder
 
 pytestmark = pytest.mark.slow
 
-TOPIC = "persistent://public/default/told"
-TIMEOUT_MS = 600_000
 TIMEOUT_S = 60.0
-COMMIT, ABORT = api.COMMIT, api.ABORT
-
-
-class Holder:
-    """Transactions of one coordinator, by the bare protocol."""
-
-    def __init__(self, port: int, tcid: int) -> None:
-        self._wire, self._tcid = Wire(port), tcid
-        self._wire.connect()
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def begin(self) -> TxnId:
-        found = self._wire.ask(
-            Type.NEW_TXN, api.CommandNewTxn(txn_ttl_seconds=TIMEOUT_MS, tc_id=self._tcid)
-        )
-        assert not found.HasField("error"), found
-        return TxnId(found.txnid_most_bits, found.txnid_least_bits)
-
-    def join(self, txn: TxnId) -> None:
-        ids = {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
-        added = self._wire.ask(
-            Type.ADD_PARTITION_TO_TXN, api.CommandAddPartitionToTxn(**ids, partitions=[TOPIC])
-        )
-        assert not added.HasField("error"), added
-        subscription = api.Subscription(topic=TOPIC, subscription="s")
-        body = api.CommandAddSubscriptionToTxn(**ids, subscription=[subscription])
-        added = self._wire.ask(Type.ADD_SUBSCRIPTION_TO_TXN, body)
-        assert not added.HasField("error"), added
-
-    def end(self, txn: TxnId, action: int) -> Any:
-        ids = {"txnid_most_bits": txn.most, "txnid_least_bits": txn.least}
-        return self._wire.ask(Type.END_TXN, api.CommandEndTxn(**ids, txn_action=action))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -206,60 +169,55 @@ def _state_of(stage: Stage, tcid: int) -> CoordinatorState | None:
 
 
 @pytest.mark.etcd
-def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(stage: Stage) -> None:
+async def test_the_owner_of_a_topic_tells_what_waits_there_for_a_transactions_end(
+    stage: Stage,
+) -> None:
     """Messages and acknowledgements of an open transaction, by topic and subscription, and
     nothing of them once it was aborted."""
     broker, topic = stage.broker, "public/default/participant"
-
-    async def scenario() -> None:
-        async with asyncio.timeout(TIMEOUT_S), Client(broker.service_url) as client:
-            producer = await client.create_producer(f"persistent://{topic}")
-            consumer = await client.subscribe(f"persistent://{topic}", "s")
-            await producer.send(b"before")
-            message = await consumer.receive()
-            assert (await ask(f"transactionBufferStats/{topic}"))["state"] == "NoSnapshot"
-            assert (await ask(f"pendingAckStats/{topic}/s"))["state"] == "None"
-            txn = client.transaction(timeout_s=600)
-            await txn.begin()
-            await producer.send(b"inside", txn=txn)
-            await consumer.acknowledge(message, txn=txn)
-            held = f"{message.id.ledger}/{message.id.entry}"
-            buffer = await ask(f"transactionBufferStats/{topic}?lowWaterMarks=true")
-            assert (
-                buffer["state"],
-                buffer["ongoingTxnSize"],
-                buffer["totalAbortedTransactions"],
-            ) == ("Ready", 1, 0)
-            inside = await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}")
-            assert (bool(inside["startPosition"]), inside["aborted"]) == (True, False)
-            assert (await ask(f"pendingAckStats/{topic}/s"))["ongoingTxnSize"] == 1
-            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {
-                "state": "PendingAck"
-            }
-            assert (
-                await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}")
-                is not None
-            )
-            assert "\nmagnetar_transactions_open 1.0\n" in await asyncio.to_thread(_metrics, broker)
-            await txn.abort()  # is answered after a while also if not all have carried it out
-            while "\nmagnetar_transactions_open 0.0\n" not in await asyncio.to_thread(
-                _metrics, broker
-            ):
-                await asyncio.sleep(0.05)
-            assert (await ask(f"transactionBufferStats/{topic}"))["ongoingTxnSize"] == 0
-            assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))[
-                "aborted"
-            ]
-            assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {
-                "state": "NotInPendingAck"
-            }
 
     async def ask(path: str) -> Any:
         status, found = await asyncio.to_thread(_pulsar, broker, path)
         assert status == 200, (path, found)
         return found
 
-    asyncio.run(scenario())
+    async with asyncio.timeout(TIMEOUT_S), Client(broker.service_url) as client:
+        producer = await client.create_producer(f"persistent://{topic}")
+        consumer = await client.subscribe(f"persistent://{topic}", "s")
+        await producer.send(b"before")
+        message = await consumer.receive()
+        assert (await ask(f"transactionBufferStats/{topic}"))["state"] == "NoSnapshot"
+        assert (await ask(f"pendingAckStats/{topic}/s"))["state"] == "None"
+        txn = client.transaction(timeout_s=600)
+        await txn.begin()
+        await producer.send(b"inside", txn=txn)
+        await consumer.acknowledge(message, txn=txn)
+        held = f"{message.id.ledger}/{message.id.entry}"
+        buffer = await ask(f"transactionBufferStats/{topic}?lowWaterMarks=true")
+        assert (
+            buffer["state"],
+            buffer["ongoingTxnSize"],
+            buffer["totalAbortedTransactions"],
+        ) == ("Ready", 1, 0)
+        inside = await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}")
+        assert (bool(inside["startPosition"]), inside["aborted"]) == (True, False)
+        assert (await ask(f"pendingAckStats/{topic}/s"))["ongoingTxnSize"] == 1
+        assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {"state": "PendingAck"}
+        assert (
+            await ask(f"transactionInPendingAckStats/{topic}/s/{txn.id.most}/{txn.id.least}")
+            is not None
+        )
+        assert "\nmagnetar_transactions_open 1.0\n" in await asyncio.to_thread(_metrics, broker)
+        await txn.abort()  # is answered after a while also if not all have carried it out
+        while "\nmagnetar_transactions_open 0.0\n" not in await asyncio.to_thread(_metrics, broker):
+            await asyncio.sleep(0.05)
+        assert (await ask(f"transactionBufferStats/{topic}"))["ongoingTxnSize"] == 0
+        assert (await ask(f"transactionInBufferStats/{topic}/{txn.id.most}/{txn.id.least}"))[
+            "aborted"
+        ]
+        assert await ask(f"positionStatsInPendingAck/{topic}/s/{held}") == {
+            "state": "NotInPendingAck"
+        }
     assert _pulsar(broker, f"pendingAckStats/{topic}/none")[0] == 404
     assert _pulsar(broker, "transactionBufferStats/public/default/none")[0] == 404
     status, refused = _pulsar(broker, f"pendingAckInternalStats/{topic}/s")

@@ -18,7 +18,7 @@ from magnetar.names import COORDINATOR_TOPIC
 from magnetar.transactions.ids import TxnId
 from magnetar.wire import pulsar_api_pb2 as api
 from magnetar.wire import requests
-from tests.clients.test_security import Secured
+from tests.support.secured_clients import Secured
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None:
+async def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None:
     """The coordinator tells the topic by an internal token over TLS; another role may not end
     the transaction, a super user may."""
 
@@ -73,12 +73,12 @@ def test_a_transaction_commits_and_belongs_to_its_role(secured: Secured) -> None
                 (await eve._coordinators.commit(open_one.id, TIMEOUT_S)).accepted()
             (await admin._coordinators.abort(open_one.id)).accepted()
 
-    asyncio.run(_to_the_end(scenario()))
+    await _to_the_end(scenario())
     told = secured.rest("GET", "/magnetar/v1/transactions")
     assert told == {"transactions": [], "more": False, "unreachable": []}
 
 
-def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) -> None:
+async def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) -> None:
     """END_TXN_ON_PARTITION of a role that may publish there is refused; a super user's is
     carried out."""
 
@@ -100,7 +100,7 @@ def test_a_client_cannot_tell_a_topic_how_a_transaction_ended(secured: Secured) 
         )
         assert not (await tell("admin")).HasField("error")
 
-    asyncio.run(_to_the_end(scenario()))
+    await _to_the_end(scenario())
 
 
 async def _asked(client: Client, ask: Callable[[int], bytes]) -> int:
@@ -120,7 +120,7 @@ async def _asked(client: Client, ask: Callable[[int], bytes]) -> int:
     return DONE
 
 
-def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> None:
+async def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> None:
     """It cannot use up what others need."""
 
     async def scenario() -> None:
@@ -130,7 +130,7 @@ def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> 
                     await _asked(client, lambda number: requests.new_txn(number, 0, 1_000)) == code
                 ), role
 
-    asyncio.run(_to_the_end(scenario()))
+    await _to_the_end(scenario())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_role_that_may_use_nothing_begins_no_transaction(secured: Secured) -> 
         (f"{TOPIC}/_txnlog", api.NotAllowedError),
     ],
 )
-def test_topics_of_a_transaction_are_those_that_its_role_may_use(
+async def test_topics_of_a_transaction_are_those_that_its_role_may_use(
     secured: Secured, topic: str, code: int
 ) -> None:
     """By messages and by acknowledgements."""
@@ -159,10 +159,10 @@ def test_topics_of_a_transaction_are_those_that_its_role_may_use(
             assert [published, acknowledged] == [code, code]
             await txn.abort()
 
-    asyncio.run(_to_the_end(scenario()))
+    await _to_the_end(scenario())
 
 
-def test_an_administrator_ends_the_transactions_of_a_role(secured: Secured) -> None:
+async def test_an_administrator_ends_the_transactions_of_a_role(secured: Secured) -> None:
     """Those of others go on."""
     secured.rest("POST", "/magnetar/v1/transactions/abort?role=ann")  # what other tests have left
 
@@ -184,4 +184,4 @@ def test_an_administrator_ends_the_transactions_of_a_role(secured: Secured) -> N
                 secured.rest, "POST", "/magnetar/v1/transactions/abort?role=eve"
             )
 
-    asyncio.run(_to_the_end(scenario()))
+    await _to_the_end(scenario())

@@ -71,173 +71,156 @@ async def published(client: Client, topic: str, count: int, *, batched: bool = F
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("batched", [False, True], ids=["entries", "batch"])
-def test_commits_and_aborts_of_acknowledgements(
+async def test_commits_and_aborts_of_acknowledgements(
     own: ServerProcess, kind: str, batched: bool
 ) -> None:
     """Single messages and those of one batch: an abort brings them back, a commit does not, and
     SIGKILL undoes neither."""
     topic = f"ends-{kind}-{batched}"
 
-    async def scenario() -> None:
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(topic, "s", type=kind, initial_position="Earliest")
-            await published(client, topic, 6, batched=batched)
-            messages = {message.value: message for message in await receive(consumer, 6)}
-            aborted = client.transaction()
-            await aborted.begin()
-            for value in (b"0", b"3"):
-                await consumer.acknowledge(messages[value], txn=aborted)
-            async with client.transaction() as committed:
-                for value in (b"1", b"2"):
-                    await consumer.acknowledge(messages[value], txn=committed)
-            await asyncio.to_thread(own.kill)
-            await asyncio.to_thread(own.start)
-            await aborted.abort()
-            again: set[bytes] = set()
-            while not {b"0", b"3"} <= again:
-                again.add((await consumer.receive(RECEIVE_S)).value)
-            assert not again & {b"1", b"2"}, "acknowledged by a commit"
-            await consumer.close()
-            consumer = await client.subscribe(topic, "s", type=kind)
-            left = await receive(consumer, 4)
-            assert sorted(message.value for message in left) == [b"0", b"3", b"4", b"5"]
-            async with client.transaction() as last:
-                for message in left:
-                    await consumer.acknowledge(message, txn=last)
-            await consumer.close()
-            assert await is_quiet(await client.subscribe(topic, "s", type=kind))
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        consumer = await client.subscribe(topic, "s", type=kind, initial_position="Earliest")
+        await published(client, topic, 6, batched=batched)
+        messages = {message.value: message for message in await receive(consumer, 6)}
+        aborted = client.transaction()
+        await aborted.begin()
+        for value in (b"0", b"3"):
+            await consumer.acknowledge(messages[value], txn=aborted)
+        async with client.transaction() as committed:
+            for value in (b"1", b"2"):
+                await consumer.acknowledge(messages[value], txn=committed)
+        await asyncio.to_thread(own.kill)
+        await asyncio.to_thread(own.start)
+        await aborted.abort()
+        again: set[bytes] = set()
+        while not {b"0", b"3"} <= again:
+            again.add((await consumer.receive(RECEIVE_S)).value)
+        assert not again & {b"1", b"2"}, "acknowledged by a commit"
+        await consumer.close()
+        consumer = await client.subscribe(topic, "s", type=kind)
+        left = await receive(consumer, 4)
+        assert sorted(message.value for message in left) == [b"0", b"3", b"4", b"5"]
+        async with client.transaction() as last:
+            for message in left:
+                await consumer.acknowledge(message, txn=last)
+        await consumer.close()
+        assert await is_quiet(await client.subscribe(topic, "s", type=kind))
 
 
-def test_a_conflict_names_the_holder_and_aborts_whoever_was_too_late(own: ServerProcess) -> None:
+async def test_a_conflict_names_the_holder_and_aborts_whoever_was_too_late(
+    own: ServerProcess,
+) -> None:
     """Two consumers of a subscription that were given the same message, one after the other."""
 
-    async def scenario() -> None:
-        topic = "conflict"
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(
-                topic, "s", type="Shared", initial_position="Earliest"
-            )
-            await published(client, topic, 2)
-            first, second = await receive(consumer, 2)
-            async with client.transaction() as holder:
-                await consumer.acknowledge(first, txn=holder)
-                late = client.transaction()
-                await late.begin()
-                with pytest.raises(TransactionConflict) as refusal:
-                    await consumer.acknowledge(first, txn=late)
-                assert f"held by transaction {holder.id}" in str(refusal.value)
-                with pytest.raises(TransactionAborted):
-                    await late.commit()
-                await consumer.acknowledge(first, txn=holder)
-            with pytest.raises(TransactionConflict, match="acknowledged already"):
-                async with client.transaction() as late:
-                    await consumer.acknowledge(first, txn=late)
-            await consumer.acknowledge(second)
-            await consumer.close()
-            assert await is_quiet(await client.subscribe(topic, "s", type="Shared"))
-
-    asyncio.run(scenario())
+    topic = "conflict"
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        consumer = await client.subscribe(topic, "s", type="Shared", initial_position="Earliest")
+        await published(client, topic, 2)
+        first, second = await receive(consumer, 2)
+        async with client.transaction() as holder:
+            await consumer.acknowledge(first, txn=holder)
+            late = client.transaction()
+            await late.begin()
+            with pytest.raises(TransactionConflict) as refusal:
+                await consumer.acknowledge(first, txn=late)
+            assert f"held by transaction {holder.id}" in str(refusal.value)
+            with pytest.raises(TransactionAborted):
+                await late.commit()
+            await consumer.acknowledge(first, txn=holder)
+        with pytest.raises(TransactionConflict, match="acknowledged already"):
+            async with client.transaction() as late:
+                await consumer.acknowledge(first, txn=late)
+        await consumer.acknowledge(second)
+        await consumer.close()
+        assert await is_quiet(await client.subscribe(topic, "s", type="Shared"))
 
 
-def test_a_cumulative_acknowledgement_that_is_aborted_loses_nothing(own: ServerProcess) -> None:
+async def test_a_cumulative_acknowledgement_that_is_aborted_loses_nothing(
+    own: ServerProcess,
+) -> None:
     """Whatever the client has received and not handed out yet by then (Pulsar 10431): all of it
     comes, in order."""
 
-    async def scenario() -> None:
-        topic = "cumulative"
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(topic, "s", initial_position="Earliest")
-            await published(client, topic, 20)
-            for _ in range(3):
-                messages = await receive(consumer, 10)
-                assert [message.value for message in messages] == [
-                    b"%d" % number for number in range(10)
-                ]
-                txn = client.transaction()
-                await txn.begin()
-                await consumer.acknowledge_cumulative(messages[-1], txn=txn)
-                await txn.abort()
-            messages = await receive(consumer, 20)
+    topic = "cumulative"
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        consumer = await client.subscribe(topic, "s", initial_position="Earliest")
+        await published(client, topic, 20)
+        for _ in range(3):
+            messages = await receive(consumer, 10)
             assert [message.value for message in messages] == [
-                b"%d" % number for number in range(20)
+                b"%d" % number for number in range(10)
             ]
-            async with client.transaction() as txn:
-                await consumer.acknowledge_cumulative(messages[14], txn=txn)
-            await consumer.close()
-            consumer = await client.subscribe(topic, "s")
-            assert [message.value for message in await receive(consumer, 5)] == [
-                b"%d" % number for number in range(15, 20)
-            ]
+            txn = client.transaction()
+            await txn.begin()
+            await consumer.acknowledge_cumulative(messages[-1], txn=txn)
+            await txn.abort()
+        messages = await receive(consumer, 20)
+        assert [message.value for message in messages] == [b"%d" % number for number in range(20)]
+        async with client.transaction() as txn:
+            await consumer.acknowledge_cumulative(messages[14], txn=txn)
+        await consumer.close()
+        consumer = await client.subscribe(topic, "s")
+        assert [message.value for message in await receive(consumer, 5)] == [
+            b"%d" % number for number in range(15, 20)
+        ]
 
-    asyncio.run(scenario())
 
-
-def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProcess) -> None:
+async def test_a_transaction_that_times_out_gives_back_what_it_holds(own: ServerProcess) -> None:
     """Nobody ends it but its coordinator, also when its client has gone; a consumer that is
     there gets the message."""
 
-    async def scenario() -> None:
-        topic = "timeout"
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(
-                topic, "s", type="Shared", initial_position="Earliest"
-            )
-            await published(client, topic, 1)
-            (message,) = await receive(consumer, 1)
-            txn = client.transaction(timeout_s=SHORT_S)
-            await txn.begin()
-            await consumer.acknowledge(message, txn=txn)
-            (again,) = await receive(consumer, 1)
-            assert (again.value, again.id) == (b"0", message.id)
-            with pytest.raises(TransactionAborted):
-                await txn.commit()
-            await consumer.acknowledge(again)
-
-    asyncio.run(scenario())
+    topic = "timeout"
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        consumer = await client.subscribe(topic, "s", type="Shared", initial_position="Earliest")
+        await published(client, topic, 1)
+        (message,) = await receive(consumer, 1)
+        txn = client.transaction(timeout_s=SHORT_S)
+        await txn.begin()
+        await consumer.acknowledge(message, txn=txn)
+        (again,) = await receive(consumer, 1)
+        assert (again.value, again.id) == (b"0", message.id)
+        with pytest.raises(TransactionAborted):
+            await txn.commit()
+        await consumer.acknowledge(again)
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Failover"])
-def test_outputs_and_acknowledgements_are_one(own: ServerProcess, kind: str) -> None:
+async def test_outputs_and_acknowledgements_are_one(own: ServerProcess, kind: str) -> None:
     """Consume, transform, produce: both or neither, with aborts, and the server killed while a
     transaction is open; each output is there once."""
 
-    async def scenario() -> None:
-        source, target, count = f"source-{kind}", f"target-{kind}", 24
-        async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
-            consumer = await client.subscribe(source, "s", type=kind, initial_position="Earliest")
-            seen = await client.subscribe(target, "s", initial_position="Earliest")
-            output = await client.create_producer(target)
-            await published(client, source, count)
-            turn = 0
+    source, target, count = f"source-{kind}", f"target-{kind}", 24
+    async with asyncio.timeout(TIMEOUT_S), Client(own.service_url) as client:
+        consumer = await client.subscribe(source, "s", type=kind, initial_position="Earliest")
+        seen = await client.subscribe(target, "s", initial_position="Earliest")
+        output = await client.create_producer(target)
+        await published(client, source, count)
+        turn = 0
 
-            async def work(messages: Sequence[Message[bytes]], txn: Transaction) -> None:
-                nonlocal turn
-                turn += 1
-                for message in messages:
-                    await output.send(message.value + b"!", txn=txn)
-                    await consumer.acknowledge(message, txn=txn)
-                if turn in (2, 5):
-                    await asyncio.to_thread(own.kill)
-                    await asyncio.to_thread(own.start)
-                if turn % 3 == 1:
-                    await txn.abort()
+        async def work(messages: Sequence[Message[bytes]], txn: Transaction) -> None:
+            nonlocal turn
+            turn += 1
+            for message in messages:
+                await output.send(message.value + b"!", txn=txn)
+                await consumer.acknowledge(message, txn=txn)
+            if turn in (2, 5):
+                await asyncio.to_thread(own.kill)
+                await asyncio.to_thread(own.start)
+            if turn % 3 == 1:
+                await txn.abort()
 
-            moving = asyncio.create_task(exactly_once(client, consumer, work, messages_max=4))
-            outputs: dict[
-                MessageId, bytes
-            ] = {}  # a message may come twice, as nobody acknowledges it: an output may not be there twice
-            while len(outputs) < count:
-                message = await seen.receive()
-                outputs[message.id] = message.value
-            moving.cancel()
-            await asyncio.wait([moving])
-            for message in await seen.batch_receive(timeout_s=QUIET_S):
-                outputs[message.id] = message.value
-            assert turn > 5, "the server must be killed twice, or it proves little"
-            assert sorted(outputs.values()) == sorted(b"%d!" % number for number in range(count))
-            await consumer.close()
-            assert await is_quiet(await client.subscribe(source, "s", type=kind))
-
-    asyncio.run(scenario())
+        moving = asyncio.create_task(exactly_once(client, consumer, work, messages_max=4))
+        outputs: dict[
+            MessageId, bytes
+        ] = {}  # a message may come twice, as nobody acknowledges it: an output may not be there twice
+        while len(outputs) < count:
+            message = await seen.receive()
+            outputs[message.id] = message.value
+        moving.cancel()
+        await asyncio.wait([moving])
+        for message in await seen.batch_receive(timeout_s=QUIET_S):
+            outputs[message.id] = message.value
+        assert turn > 5, "the server must be killed twice, or it proves little"
+        assert sorted(outputs.values()) == sorted(b"%d!" % number for number in range(count))
+        await consumer.close()
+        assert await is_quiet(await client.subscribe(source, "s", type=kind))

@@ -34,7 +34,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         stage.stop()
 
 
-def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: Stage) -> None:
+async def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: Stage) -> None:
     """SIGKILL between commits: outcomes are told again, an open transaction is committed by the
     same client, ids go on."""
 
@@ -42,36 +42,33 @@ def test_outcomes_and_open_transactions_survive_the_loss_of_the_process(stage: S
         stage.coordinators[0].kill()
         stage.coordinators[0].start()
 
-    asyncio.run(outcomes_survive(stage.broker.service_url, lose))
+    await outcomes_survive(stage.broker.service_url, lose)
 
 
-def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
+async def test_a_planned_restart_fails_no_transaction(stage: Stage) -> None:
     """SIGTERM and another process under a client that begins and commits all the while: every
     commit succeeds, every id is new."""
 
-    async def scenario() -> None:
-        async with asyncio.timeout(TIMEOUT_S), Client(stage.broker.service_url) as client:
-            ids: list[TxnId] = []
-            warm, restarted = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(TIMEOUT_S), Client(stage.broker.service_url) as client:
+        ids: list[TxnId] = []
+        warm, restarted = asyncio.Event(), asyncio.Event()
 
-            async def work() -> None:
-                while not restarted.is_set() or len(ids) < 50:
-                    async with client.transaction() as txn:
-                        ids.append(txn.id)
-                    if len(ids) >= 20:
-                        warm.set()
+        async def work() -> None:
+            while not restarted.is_set() or len(ids) < 50:
+                async with client.transaction() as txn:
+                    ids.append(txn.id)
+                if len(ids) >= 20:
+                    warm.set()
 
-            async def restart() -> None:
-                await warm.wait()
-                assert await asyncio.to_thread(stage.coordinators[0].stop) == 0
-                await asyncio.to_thread(stage.coordinators[0].start)
-                restarted.set()
+        async def restart() -> None:
+            await warm.wait()
+            assert await asyncio.to_thread(stage.coordinators[0].stop) == 0
+            await asyncio.to_thread(stage.coordinators[0].start)
+            restarted.set()
 
-            await asyncio.gather(work(), restart())
-            assert len(set(ids)) == len(ids)
-            assert ids == sorted(ids)
-
-    asyncio.run(scenario())
+        await asyncio.gather(work(), restart())
+        assert len(set(ids)) == len(ids)
+        assert ids == sorted(ids)
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["given back", "killed while retiring"])

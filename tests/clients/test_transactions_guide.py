@@ -17,8 +17,8 @@ import pytest
 from dev.server_process import ServerProcess
 from dev.testbed import foreign_build
 from magnetar.hosting.settings import BrokerSettings
-from tests.apiserver.test_guides import GUIDES
 from tests.clients.program import ROOT
+from tests.support.guides import GUIDES
 
 pytestmark = pytest.mark.slow
 

@@ -19,24 +19,8 @@ from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs import compact
 from magnetar_jobs.compact import FAILED, SUCCEEDED, UNUSABLE, main
 from tests.spark.histories import History, reference, visible
-from tests.spark.topics import TOPIC, StoredTopic
-
-
-class DurableTopic(StoredTopic):
-    """A topic whose store is on disk, closed while the command has it."""
-
-    async def _open(self) -> None:
-        await super()._open()
-        memory, self.store = (
-            self.store,
-            await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock()),
-        )
-        for item in (await memory.range("")).items:
-            await self.store.put(item.key, item.value)
-        await memory.close()
-
-    async def reopen(self) -> None:
-        self.store = await EmbeddedStore.open(self.directory.parent / "metadata", SystemClock())
+from tests.spark.topics import TOPIC
+from tests.support.durable_topics import DurableTopic
 
 
 def arguments(directory: Path, run: str, *extra: str) -> list[str]:

@@ -25,8 +25,8 @@ from magnetar.metadata.records import JobRunRecord
 from magnetar_jobs.compact import SUCCEEDED
 from magnetar_jobs.session import POD_IP, POD_NAME, SECRET
 from tests.spark.histories import History, reference, visible
-from tests.spark.test_compact_command import DurableTopic
 from tests.spark.topics import TOPIC
+from tests.support.durable_topics import DurableTopic
 
 pytestmark = [pytest.mark.slow, pytest.mark.java]
 

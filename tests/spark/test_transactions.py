@@ -125,41 +125,38 @@ async def compacted(broker: Broker, compactor: Compactor) -> tuple[int, Compacte
     return host.core.ledgers.ordinal_after(view.horizon), view
 
 
-def test_the_view_advances_beside_transactions_that_never_pause_and_is_what_had_committed(
+async def test_the_view_advances_beside_transactions_that_never_pause_and_is_what_had_committed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Two runs while transactions begin, commit and abort all the time, and one stays open: each
     takes in everything from before it began, is exactly the latest committed value per key up to
     its horizon, and nothing that was aborted or is open is in it."""
 
-    async def scenario() -> None:
-        async with (
-            running_broker(tmp_path, keep_alive_s=3600.0, **YOUNG) as broker,
-            open_peer(broker) as peer,
-        ):
-            await peer.lookup()
-            await peer.produce()
-            store, volume = broker.context.store, broker.context.volume
-            assert isinstance(volume, PosixVolume)
-            committer = Committer(store, volume, SystemClock(), "tests", "run/1")
-            compactor = Compactor(store, volume, tmp_path, committer, spark, CompactionOptions())
-            writer = Writer(peer)
-            writing = asyncio.create_task(writer.run())
-            while not writer.committed:
-                assert not writing.done()
-                await asyncio.sleep(0.01)
-            reached = 0
-            for _ in range(2):
-                known, committed = len(writer.order), writer.committed
-                end, view = await compacted(broker, compactor)
-                assert not writing.done()
-                assert end >= known > reached
-                assert writer.committed > committed, "the writer went on concurrently"
-                wanted = dict(writer.order[:end])
-                assert await seen(volume, view) == wanted
-                assert not any(b"aborted" in payload for payload in wanted.values())
-                reached = end
-            writer.stopped = True
-            await writing
-
-    asyncio.run(scenario())
+    async with (
+        running_broker(tmp_path, keep_alive_s=3600.0, **YOUNG) as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        await peer.produce()
+        store, volume = broker.context.store, broker.context.volume
+        assert isinstance(volume, PosixVolume)
+        committer = Committer(store, volume, SystemClock(), "tests", "run/1")
+        compactor = Compactor(store, volume, tmp_path, committer, spark, CompactionOptions())
+        writer = Writer(peer)
+        writing = asyncio.create_task(writer.run())
+        while not writer.committed:
+            assert not writing.done()
+            await asyncio.sleep(0.01)
+        reached = 0
+        for _ in range(2):
+            known, committed = len(writer.order), writer.committed
+            end, view = await compacted(broker, compactor)
+            assert not writing.done()
+            assert end >= known > reached
+            assert writer.committed > committed, "the writer went on concurrently"
+            wanted = dict(writer.order[:end])
+            assert await seen(volume, view) == wanted
+            assert not any(b"aborted" in payload for payload in wanted.values())
+            reached = end
+        writer.stopped = True
+        await writing

@@ -32,21 +32,18 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 Scenario = Callable[[Guarded, EtcdStore], Coroutine[Any, Any, None]]
 
 
-def run(directory: Path, scenario: Scenario) -> None:
+async def run(directory: Path, scenario: Scenario) -> None:
     """Run `scenario` with a new etcd and the operator's store of it."""
 
-    async def body() -> None:
-        guarded = Guarded(directory)
-        await asyncio.to_thread(guarded.server.start)
-        store = guarded.store(names.OPERATOR_USER)
-        try:
-            async with asyncio.timeout(120):
-                await scenario(guarded, store)
-        finally:
-            await store.close()
-            guarded.server.kill()
-
-    asyncio.run(body())
+    guarded = Guarded(directory)
+    await asyncio.to_thread(guarded.server.start)
+    store = guarded.store(names.OPERATOR_USER)
+    try:
+        async with asyncio.timeout(120):
+            await scenario(guarded, store)
+    finally:
+        await store.close()
+        guarded.server.kill()
 
 
 def lead() -> None:
@@ -70,7 +67,7 @@ async def has_rights(
         await store.close()
 
 
-def test_every_component_may_do_its_work_and_no_more(tmp_path: Path) -> None:
+async def test_every_component_may_do_its_work_and_no_more(tmp_path: Path) -> None:
     async def scenario(guarded: Guarded, store: EtcdStore) -> None:
         assert await EtcdUsers(store.channels, lead).converge() > 0
         work = [
@@ -102,10 +99,10 @@ def test_every_component_may_do_its_work_and_no_more(tmp_path: Path) -> None:
                 await other.get(keys.CLUSTER)
             await other.close()
 
-    run(tmp_path, scenario)
+    await run(tmp_path, scenario)
 
 
-def test_access_is_repaired_from_any_state_and_left_alone_when_right(tmp_path: Path) -> None:
+async def test_access_is_repaired_from_any_state_and_left_alone_when_right(tmp_path: Path) -> None:
     """Also after a restart of the operator, and where an etcd was restored without users."""
 
     async def scenario(guarded: Guarded, store: EtcdStore) -> None:
@@ -125,10 +122,10 @@ def test_access_is_repaired_from_any_state_and_left_alone_when_right(tmp_path: P
         assert plan_access(known) == []
         assert set(known.users) == set(USERS)
 
-    run(tmp_path, scenario)
+    await run(tmp_path, scenario)
 
 
-def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> None:
+async def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> None:
     """A broker at work before there are users goes on; what meets a change of users is sent
     again, and takes effect once."""
 
@@ -171,10 +168,12 @@ def test_requests_under_way_survive_authentication_coming_on(tmp_path: Path) -> 
             await asyncio.wait([following])
             await broker.close()
 
-    run(tmp_path, scenario)
+    await run(tmp_path, scenario)
 
 
-def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path: Path) -> None:
+async def test_renewed_certificates_are_used_by_both_sides_without_a_restart(
+    tmp_path: Path,
+) -> None:
     """etcd reads its files at each handshake; a store with an expired certificate takes the new
     one when it connects again."""
 
@@ -203,7 +202,7 @@ def test_renewed_certificates_are_used_by_both_sides_without_a_restart(tmp_path:
         finally:
             await broker.close()
 
-    run(tmp_path, scenario)
+    await run(tmp_path, scenario)
 
 
 def shown_by(guarded: Guarded) -> bytes | None:
@@ -226,27 +225,24 @@ async def until_answered(store: EtcdStore) -> None:
         return
 
 
-def test_one_port_serves_plain_and_tls_while_a_cluster_changes_over(tmp_path: Path) -> None:
-    async def body() -> None:
-        guarded = Guarded(tmp_path)
-        endpoint = guarded.server.endpoint
-        plain = endpoint.replace("https://", "http://")
-        guarded.server._extra += (
-            "--listen-client-urls",
-            f"{endpoint},{plain}",
-            "--peer-cert-allowed-cn",
-            MEMBER,
-        )
-        await asyncio.to_thread(guarded.server.start)
-        old, new = EtcdStore([plain], clock=CLOCK), guarded.store(names.BROKER_USER)
-        try:
-            await old.put("k", b"old")
-            found = await new.get("k")
-            assert found is not None
-            assert found.value == b"old"
-        finally:
-            await old.close()
-            await new.close()
-            guarded.server.kill()
-
-    asyncio.run(body())
+async def test_one_port_serves_plain_and_tls_while_a_cluster_changes_over(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path)
+    endpoint = guarded.server.endpoint
+    plain = endpoint.replace("https://", "http://")
+    guarded.server._extra += (
+        "--listen-client-urls",
+        f"{endpoint},{plain}",
+        "--peer-cert-allowed-cn",
+        MEMBER,
+    )
+    await asyncio.to_thread(guarded.server.start)
+    old, new = EtcdStore([plain], clock=CLOCK), guarded.store(names.BROKER_USER)
+    try:
+        await old.put("k", b"old")
+        found = await new.get("k")
+        assert found is not None
+        assert found.value == b"old"
+    finally:
+        await old.close()
+        await new.close()
+        guarded.server.kill()

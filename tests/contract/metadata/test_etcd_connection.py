@@ -33,14 +33,11 @@ class FirstEndpointClock(SystemClock):
         return super().random_bits(bits) * 0
 
 
-def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        try:
-            await asyncio.wait_for(scenario(store), 240)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+async def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await asyncio.wait_for(scenario(store), 240)
+    finally:
+        await store.close()
 
 
 @pytest.fixture
@@ -52,7 +49,7 @@ def server(tmp_path: Path) -> Iterator[EtcdServer]:
     server.kill()
 
 
-def test_a_dead_endpoint_is_passed_over_for_writes_too(server: EtcdServer) -> None:
+async def test_a_dead_endpoint_is_passed_over_for_writes_too(server: EtcdServer) -> None:
     """A request is sent only on an open connection, so one that found none may go elsewhere."""
 
     async def scenario(store: EtcdStore) -> None:
@@ -65,18 +62,20 @@ def test_a_dead_endpoint_is_passed_over_for_writes_too(server: EtcdServer) -> No
 
     for _ in range(4):  # which member comes first is drawn
         dead = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        run(EtcdStore([dead[0], server.endpoint, dead[1]], clock=CLOCK), scenario)
+        await run(EtcdStore([dead[0], server.endpoint, dead[1]], clock=CLOCK), scenario)
 
 
-def test_nobody_there_is_said_within_the_deadline() -> None:
+async def test_nobody_there_is_said_within_the_deadline() -> None:
     async def scenario(store: EtcdStore) -> None:
         with pytest.raises(StoreUnavailable, match="not connected within"):
             await store.put("k", b"v")
 
-    run(EtcdStore([f"127.0.0.1:{free_port()}"], clock=CLOCK, request_timeout_s=0.5), scenario)
+    await run(EtcdStore([f"127.0.0.1:{free_port()}"], clock=CLOCK, request_timeout_s=0.5), scenario)
 
 
-def test_a_frozen_server_costs_one_deadline_and_a_write_is_sent_once(server: EtcdServer) -> None:
+async def test_a_frozen_server_costs_one_deadline_and_a_write_is_sent_once(
+    server: EtcdServer,
+) -> None:
     async def scenario(store: EtcdStore) -> None:
         await store.put("k", b"before")
         server.freeze()
@@ -92,10 +91,10 @@ def test_a_frozen_server_costs_one_deadline_and_a_write_is_sent_once(server: Etc
         # Whether it arrived is unknown to the caller; that it arrived at most once is not.
         assert (item.value, item.version) in {(b"before", 1), (b"during", 2)}
 
-    run(EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=3.0), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK, request_timeout_s=3.0), scenario)
 
 
-def test_a_read_goes_to_another_member_when_one_does_not_answer(
+async def test_a_read_goes_to_another_member_when_one_does_not_answer(
     tmp_path: Path, server: EtcdServer
 ) -> None:
     """The first member is frozen: it still accepts connections."""
@@ -121,10 +120,10 @@ def test_a_read_goes_to_another_member_when_one_does_not_answer(
         finally:
             frozen.kill()
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_a_write_without_an_answer_is_not_sent_to_another_member(
+async def test_a_write_without_an_answer_is_not_sent_to_another_member(
     tmp_path: Path, server: EtcdServer
 ) -> None:
     (tmp_path / "frozen").mkdir()
@@ -147,12 +146,12 @@ def test_a_write_without_an_answer_is_not_sent_to_another_member(
         await other.close()
 
     try:
-        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+        await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
     finally:
         frozen.kill()
 
 
-def test_a_caller_that_loses_patience_reaches_another_member_next(
+async def test_a_caller_that_loses_patience_reaches_another_member_next(
     tmp_path: Path, server: EtcdServer
 ) -> None:
     """A lease keeper waits a third of the lease's time, which is less than the deadline of a
@@ -175,12 +174,12 @@ def test_a_caller_that_loses_patience_reaches_another_member_next(
         await other.close()
 
     try:
-        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+        await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
     finally:
         frozen.kill()
 
 
-def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
+async def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
     async def scenario(store: EtcdStore) -> None:
         start = await store.put("w", b"0") + 1
         watch = store.watch("w", start)
@@ -198,10 +197,10 @@ def test_a_watch_resumes_after_its_member_was_away(server: EtcdServer) -> None:
         assert (await anext(watch)).events[0].value == b"2"
         await watch.aclose()
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_a_watch_on_a_silent_connection_reconnects(
+async def test_a_watch_on_a_silent_connection_reconnects(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: EtcdServer
 ) -> None:
     """Nothing closes the connection to a frozen member: a watch must find out by itself, even of
@@ -229,12 +228,14 @@ def test_a_watch_on_a_silent_connection_reconnects(
         await store.close()
 
     try:
-        run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+        await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
     finally:
         frozen.kill()
 
 
-def test_without_space_reads_and_leases_go_on_and_writes_have_to_wait(server: EtcdServer) -> None:
+async def test_without_space_reads_and_leases_go_on_and_writes_have_to_wait(
+    server: EtcdServer,
+) -> None:
     """A used up quota is an outage for writers, not a refusal of what they write."""
 
     async def scenario(store: EtcdStore) -> None:
@@ -255,10 +256,10 @@ def test_without_space_reads_and_leases_go_on_and_writes_have_to_wait(server: Et
             etcd.end_space_alarm()
         await store.put("k", b"after", lease)
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_cancelling_a_caller_is_not_mistaken_for_closing(server: EtcdServer) -> None:
+async def test_cancelling_a_caller_is_not_mistaken_for_closing(server: EtcdServer) -> None:
     async def scenario(store: EtcdStore) -> None:
         revision = await store.put("w", b"0")
         watching = asyncio.create_task(anext(store.watch("w", revision + 1)))
@@ -268,10 +269,10 @@ def test_cancelling_a_caller_is_not_mistaken_for_closing(server: EtcdServer) -> 
             await watching
         assert await store.get("w") is not None
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_value_compares_of_missing_keys_survive_a_race(server: EtcdServer) -> None:
+async def test_value_compares_of_missing_keys_survive_a_race(server: EtcdServer) -> None:
     """The store asks again with what it saw; the outcome is that of one moment."""
 
     async def scenario(store: EtcdStore) -> None:
@@ -291,10 +292,10 @@ def test_value_compares_of_missing_keys_survive_a_race(server: EtcdServer) -> No
         assert outcomes == {True}
         await flipping
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
+async def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
     async def scenario(store: EtcdStore) -> None:
         lost: list[str] = []
         keeper = ThreadedLeaseKeeper(
@@ -311,10 +312,10 @@ def test_a_busy_main_loop_keeps_its_lease_in_etcd(server: EtcdServer) -> None:
         assert await store.get("k") is None
         assert lost == []
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
 
 
-def test_leases_that_end_in_an_outage_leave_nothing_behind_on_standard_error(
+async def test_leases_that_end_in_an_outage_leave_nothing_behind_on_standard_error(
     server: EtcdServer,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -344,7 +345,7 @@ def test_leases_that_end_in_an_outage_leave_nothing_behind_on_standard_error(
         for _ in range(20):  # whatever was reported before is passed on by now
             assert await store.get("k") is not None
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
     assert "Traceback" not in capfd.readouterr().err
 
@@ -358,7 +359,7 @@ def test_malformed_endpoints_are_refused_by_name(endpoint: str, words: str) -> N
         EtcdStore([endpoint], clock=CLOCK)
 
 
-def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(
+async def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_task(
     server: EtcdServer,
 ) -> None:
     """gRPC reports the end of the channel as a cancellation, by which a task would end without a
@@ -385,4 +386,4 @@ def test_a_request_under_way_on_a_connection_that_is_replaced_does_not_end_its_t
         assert item is not None
         assert not reading.cancelled()
 
-    run(EtcdStore([server.endpoint], clock=CLOCK), scenario)
+    await run(EtcdStore([server.endpoint], clock=CLOCK), scenario)

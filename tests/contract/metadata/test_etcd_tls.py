@@ -25,14 +25,11 @@ pytestmark = [
 EXTENSIONS = "basicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=IP:127.0.0.1\n"
 
 
-def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        try:
-            await asyncio.wait_for(scenario(store), 120)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+async def run(store: EtcdStore, scenario: Callable[[EtcdStore], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await asyncio.wait_for(scenario(store), 120)
+    finally:
+        await store.close()
 
 
 class Authority:
@@ -78,7 +75,7 @@ def tls_server(directory: Path, files: TlsFiles) -> EtcdServer:
     return EtcdServer(directory, (*flags, f"--key-file={files.key}"), scheme="https")
 
 
-def test_mutual_tls_admits_our_certificate_and_no_other(tmp_path: Path) -> None:
+async def test_mutual_tls_admits_our_certificate_and_no_other(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ours")
     server = tls_server(tmp_path, authority.issue("server"))
     server.start()
@@ -92,13 +89,15 @@ def test_mutual_tls_admits_our_certificate_and_no_other(tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable):
                 await store.put("k", b"w")
 
-        run(EtcdStore([server.endpoint], authority.issue("client"), clock=CLOCK), admitted)
-        run(EtcdStore([server.endpoint], stranger, clock=CLOCK, request_timeout_s=0.5), refused)
+        await run(EtcdStore([server.endpoint], authority.issue("client"), clock=CLOCK), admitted)
+        await run(
+            EtcdStore([server.endpoint], stranger, clock=CLOCK, request_timeout_s=0.5), refused
+        )
     finally:
         server.kill()
 
 
-def test_replaced_certificates_are_picked_up_without_a_restart(tmp_path: Path) -> None:
+async def test_replaced_certificates_are_picked_up_without_a_restart(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ours")
     server = tls_server(tmp_path, authority.issue("server"))
     server.start()
@@ -123,6 +122,8 @@ def test_replaced_certificates_are_picked_up_without_a_restart(tmp_path: Path) -
         pytest.fail("still refused with the new certificates")
 
     try:
-        run(EtcdStore([server.endpoint], mounted, clock=CLOCK, request_timeout_s=1.0), scenario)
+        await run(
+            EtcdStore([server.endpoint], mounted, clock=CLOCK, request_timeout_s=1.0), scenario
+        )
     finally:
         server.kill()

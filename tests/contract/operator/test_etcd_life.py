@@ -118,148 +118,131 @@ async def fill(store: EtcdStore, key: Callable[[int], str]) -> None:
     pytest.fail("500 MB were taken with a quota of 8 MiB")
 
 
-def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(
+async def test_one_member_grows_to_three_replaces_one_restarts_all_and_shrinks_again(
     tmp_path: Path,
 ) -> None:
     """Writes go on through all of it, every acknowledged one is there at the end, and a voter is
     only ever added after its time as a learner."""
 
-    async def scenario() -> None:
-        async with stage(tmp_path) as (pods, operator, store):
+    async with stage(tmp_path) as (pods, operator, store):
+        await settled(operator, 1)
+        async with writing(store) as writer:
+            await writer.goes_on()
+            await settled(operator, 3)
+            kinds = [type(step) for step in operator.steps]
+            assert kinds == [AddLearner, Promote, AddLearner, Promote]
+            await writer.goes_on()
+
+            old = {member.ordinal: member.id for member in operator.seen.members or ()}
+            pods.lose(1)
+            await settled(operator, 3)
+            new = {member.ordinal: member.id for member in operator.seen.members or ()}
+            assert (new[0], new[2]) == (old[0], old[2])
+            assert new[1] != old[1], "it came back under a new id"
+            assert [step for step in operator.steps if isinstance(step, RemoveMember)] == [
+                RemoveMember(old[1], 1, "its volume holds no data any more")
+            ]
+            await writer.goes_on()
+
+            pods.template += 1
+            leader = next(
+                ordinal
+                for ordinal, seen in operator.seen.figures.items()
+                if seen.voice.leader == seen.voice.member
+            )
+            operator.steps.clear()
+            await settled(operator, 3)
+            restarted = [step.ordinal for step in operator.steps if isinstance(step, Restart)]
+            assert sorted(restarted) == [0, 1, 2]
+            assert restarted[-1] == leader
+            await writer.goes_on()
+
             await settled(operator, 1)
-            async with writing(store) as writer:
-                await writer.goes_on()
-                await settled(operator, 3)
-                kinds = [type(step) for step in operator.steps]
-                assert kinds == [AddLearner, Promote, AddLearner, Promote]
-                await writer.goes_on()
-
-                old = {member.ordinal: member.id for member in operator.seen.members or ()}
-                pods.lose(1)
-                await settled(operator, 3)
-                new = {member.ordinal: member.id for member in operator.seen.members or ()}
-                assert (new[0], new[2]) == (old[0], old[2])
-                assert new[1] != old[1], "it came back under a new id"
-                assert [step for step in operator.steps if isinstance(step, RemoveMember)] == [
-                    RemoveMember(old[1], 1, "its volume holds no data any more")
-                ]
-                await writer.goes_on()
-
-                pods.template += 1
-                leader = next(
-                    ordinal
-                    for ordinal, seen in operator.seen.figures.items()
-                    if seen.voice.leader == seen.voice.member
-                )
-                operator.steps.clear()
-                await settled(operator, 3)
-                restarted = [step.ordinal for step in operator.steps if isinstance(step, Restart)]
-                assert sorted(restarted) == [0, 1, 2]
-                assert restarted[-1] == leader
-                await writer.goes_on()
-
-                await settled(operator, 1)
-                pods.step()
-                assert set(pods.pods) == {0}
-                await writer.goes_on()
-                # The volumes of the members that left hold what etcd would refuse: it is set aside.
-                operator.steps.clear()
-                await until(
-                    operator,
-                    3,
-                    "member 1 has joined again",
-                    lambda *_: [type(s) for s in operator.steps[-1:]] == [Promote],
-                )
-                assert (pods.volume(1) / etcd_start.SET_ASIDE).is_dir()
-                await writer.goes_on()
-            await writer.verify()
-
-    asyncio.run(scenario())
+            pods.step()
+            assert set(pods.pods) == {0}
+            await writer.goes_on()
+            # The volumes of the members that left hold what etcd would refuse: it is set aside.
+            operator.steps.clear()
+            await until(
+                operator,
+                3,
+                "member 1 has joined again",
+                lambda *_: [type(s) for s in operator.steps[-1:]] == [Promote],
+            )
+            assert (pods.volume(1) / etcd_start.SET_ASIDE).is_dir()
+            await writer.goes_on()
+        await writer.verify()
 
 
-def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> None:
+async def test_a_pod_without_data_never_starts_on_its_own(tmp_path: Path) -> None:
     """Neither the single member as a new cluster, nor the second of two lost ones as a member
     that has forgotten its votes."""
 
-    async def scenario() -> None:
-        async with stage(tmp_path) as (pods, operator, store):
-            await settled(operator, 1)
-            await store.put("k", b"v")
-            kept = tmp_path / "kept"
-            pods.delete(0)
-            pods.volume(0).rename(kept)
-            for _ in range(5):
-                plan, _ = await operator.once(1)
-                pods.step()
-            assert pods.pods[0].empty
-            assert (plan.step, plan.reason and plan.reason.value) == (None, "EtcdDataLost")
-            pods.volume(0).rmdir()
-            kept.rename(pods.volume(0))
-            await settled(operator, 1)
-            found = await store.get("k")
-            assert found is not None
-            assert found.value == b"v"
-
-    asyncio.run(scenario())
+    async with stage(tmp_path) as (pods, operator, store):
+        await settled(operator, 1)
+        await store.put("k", b"v")
+        kept = tmp_path / "kept"
+        pods.delete(0)
+        pods.volume(0).rename(kept)
+        for _ in range(5):
+            plan, _ = await operator.once(1)
+            pods.step()
+        assert pods.pods[0].empty
+        assert (plan.step, plan.reason and plan.reason.value) == (None, "EtcdDataLost")
+        pods.volume(0).rmdir()
+        kept.rename(pods.volume(0))
+        await settled(operator, 1)
+        found = await store.get("k")
+        assert found is not None
+        assert found.value == b"v"
 
 
-def test_a_full_etcd_is_compacted_defragmented_and_takes_writes_again(tmp_path: Path) -> None:
+async def test_a_full_etcd_is_compacted_defragmented_and_takes_writes_again(tmp_path: Path) -> None:
     """The alarm is raised by real writes beyond a tiny quota, most of them history."""
     quota = 8 << 20
 
-    async def scenario() -> None:
-        async with stage(tmp_path, (f"--quota-backend-bytes={quota}",)) as (_, operator, store):
-            operator.quota_bytes = quota
-            await settled(operator, 1)
-            await fill(store, lambda _: "rewritten")
-            alarmed: list[str] = []
+    async with stage(tmp_path, (f"--quota-backend-bytes={quota}",)) as (_, operator, store):
+        operator.quota_bytes = quota
+        await settled(operator, 1)
+        await fill(store, lambda _: "rewritten")
+        alarmed: list[str] = []
 
-            def healed(_: EtcdPlan, upkeep: Upkeep) -> bool:
-                if upkeep.reason is not None:
-                    alarmed.append(upkeep.reason.value)
-                return bool(alarmed) and upkeep.reason is None
+        def healed(_: EtcdPlan, upkeep: Upkeep) -> bool:
+            if upkeep.reason is not None:
+                alarmed.append(upkeep.reason.value)
+            return bool(alarmed) and upkeep.reason is None
 
-            await until(operator, 1, "the alarm is over", healed)
-            assert set(alarmed) == {"EtcdOutOfSpace"}
-            await store.put("rewritten", b"y")
-            assert operator.seen.figures[0].size < quota // 2
-
-    asyncio.run(scenario())
+        await until(operator, 1, "the alarm is over", healed)
+        assert set(alarmed) == {"EtcdOutOfSpace"}
+        await store.put("rewritten", b"y")
+        assert operator.seen.figures[0].size < quota // 2
 
 
-def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_goes(
+async def test_a_full_etcd_whose_data_is_in_use_stays_alarmed_until_something_goes(
     tmp_path: Path,
 ) -> None:
     quota = 8 << 20
 
-    async def scenario() -> None:
-        async with stage(tmp_path, (f"--quota-backend-bytes={quota}",)) as (_, operator, store):
-            operator.quota_bytes = quota
-            await settled(operator, 1)
-            await fill(store, lambda number: f"kept/{number}")
-            await until(
-                operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None
-            )
-            for _ in range(4):
-                _, upkeep = await operator.once(1)
-            assert upkeep.reason is not None
-            assert upkeep.end_alarms == ()
-            await store.transact((), [Delete("kept/", prefix=True)])  # deleting is allowed
-            await until(operator, 1, "the alarm is over", lambda _, upkeep: upkeep.reason is None)
-            await store.put("k", b"v")
-
-    asyncio.run(scenario())
+    async with stage(tmp_path, (f"--quota-backend-bytes={quota}",)) as (_, operator, store):
+        operator.quota_bytes = quota
+        await settled(operator, 1)
+        await fill(store, lambda number: f"kept/{number}")
+        await until(operator, 1, "the alarm is seen", lambda _, upkeep: upkeep.reason is not None)
+        for _ in range(4):
+            _, upkeep = await operator.once(1)
+        assert upkeep.reason is not None
+        assert upkeep.end_alarms == ()
+        await store.transact((), [Delete("kept/", prefix=True)])  # deleting is allowed
+        await until(operator, 1, "the alarm is over", lambda _, upkeep: upkeep.reason is None)
+        await store.put("k", b"v")
 
 
-def test_a_snapshot_is_streamed_whole(tmp_path: Path) -> None:
+async def test_a_snapshot_is_streamed_whole(tmp_path: Path) -> None:
     """etcd appends the hash of what went before: 32 bytes after a whole number of pages."""
 
-    async def scenario() -> None:
-        async with stage(tmp_path) as (_, operator, store):
-            await settled(operator, 1)
-            await store.put("k", b"v" * 5000)
-            data = b"".join([piece async for piece in operator.admin.snapshot(0)])
-            assert len(data) % 512 == 32
-            assert b"v" * 5000 in data
-
-    asyncio.run(scenario())
+    async with stage(tmp_path) as (_, operator, store):
+        await settled(operator, 1)
+        await store.put("k", b"v" * 5000)
+        data = b"".join([piece async for piece in operator.admin.snapshot(0)])
+        assert len(data) % 512 == 32
+        assert b"v" * 5000 in data

@@ -199,7 +199,7 @@ async def addresses(opened: EtcdStore) -> list[str]:
     return [url for member in answer.members for url in member.peerURLs]
 
 
-def test_nobody_without_a_certificate_is_heard(tmp_path: Path, keyring: Keyring) -> None:
+async def test_nobody_without_a_certificate_is_heard(tmp_path: Path, keyring: Keyring) -> None:
     """Only the probe needs neither certificate nor user."""
     pod = Pod(tmp_path, keyring)
 
@@ -213,12 +213,12 @@ def test_nobody_without_a_certificate_is_heard(tmp_path: Path, keyring: Keyring)
         pod.wait_ready()
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         pod.stop()
 
 
-def test_three_members_trust_each_other_and_no_client_passes_for_one(
+async def test_three_members_trust_each_other_and_no_client_passes_for_one(
     tmp_path: Path, keyring: Keyring
 ) -> None:
     pods = [Pod(tmp_path, keyring, ordinal) for ordinal in range(3)]
@@ -239,7 +239,7 @@ def test_three_members_trust_each_other_and_no_client_passes_for_one(
                 await asyncio.to_thread(fetched, url, keyring.context(user))
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         for pod in pods:
             pod.stop()
@@ -251,7 +251,7 @@ def fetched(url: str, context: ssl.SSLContext) -> bytes:
         return content
 
 
-def test_a_broker_does_its_work_with_the_rights_of_its_role(
+async def test_a_broker_does_its_work_with_the_rights_of_its_role(
     tmp_path: Path, keyring: Keyring
 ) -> None:
     """Registers, leads, serves, writes checkpoints and drains; its certificate is renewed
@@ -295,7 +295,7 @@ def test_a_broker_does_its_work_with_the_rights_of_its_role(
         assert "permission denied" not in broker.log_path.read_text()
 
     try:
-        asyncio.run(scenario())
+        await scenario()
     finally:
         broker.kill()
         pod.stop()

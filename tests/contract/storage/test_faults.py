@@ -64,84 +64,75 @@ async def all_read(volume: FaultyVolume) -> dict[int, RecordPlace]:
     [VolumeFaults(write_error=1.0), VolumeFaults(flush_error=1.0)],
     ids=["short write", "failed flush"],
 )
-def test_a_file_that_fails_is_left_and_everything_goes_into_the_next(
+async def test_a_file_that_fails_is_left_and_everything_goes_into_the_next(
     tmp_path: Path, faults: VolumeFaults
 ) -> None:
     """No producer learns of it; the failed file ends, for everybody, where its acknowledged part
     does; it is never written again."""
 
-    async def scenario() -> None:
-        async with bad_disk(tmp_path) as (volume, writer, failures):
-            done: dict[int, RecordPlace] = {}
-            append_numbered(writer, 0, done)
-            await writer.barrier()
-            end = writer.position.offset
-            volume.faults = faults
-            append_numbered(writer, 1, done)
-            append_numbered(writer, 2, done)
-            while volume.struck == 0:
-                await asyncio.sleep(0)
-            volume.faults = VolumeFaults()
-            await writer.barrier()
-            assert (failures, writer.files_abandoned) == ([], 1)
-            assert [place.file for place in done.values()] == [0, 1, 1]
-            assert await read_seal(volume, INCARNATION, 0) == end
-            assert await all_read(volume) == done
-
-    asyncio.run(scenario())
+    async with bad_disk(tmp_path) as (volume, writer, failures):
+        done: dict[int, RecordPlace] = {}
+        append_numbered(writer, 0, done)
+        await writer.barrier()
+        end = writer.position.offset
+        volume.faults = faults
+        append_numbered(writer, 1, done)
+        append_numbered(writer, 2, done)
+        while volume.struck == 0:
+            await asyncio.sleep(0)
+        volume.faults = VolumeFaults()
+        await writer.barrier()
+        assert (failures, writer.files_abandoned) == ([], 1)
+        assert [place.file for place in done.values()] == [0, 1, 1]
+        assert await read_seal(volume, INCARNATION, 0) == end
+        assert await all_read(volume) == done
 
 
-def test_a_disk_that_fails_twice_in_a_row_ends_the_log(tmp_path: Path) -> None:
+async def test_a_disk_that_fails_twice_in_a_row_ends_the_log(tmp_path: Path) -> None:
     """Nothing that was not acknowledged before is; what was is there."""
 
-    async def scenario() -> None:
-        async with bad_disk(tmp_path) as (volume, writer, failures):
-            done: dict[int, RecordPlace] = {}
-            append_numbered(writer, 0, done)
-            await writer.barrier()
-            volume.faults = VolumeFaults(flush_error=1.0)
-            append_numbered(writer, 1, done)
-            while not failures:
-                await asyncio.sleep(0.001)
-            assert writer.fenced
-            assert list(done) == [0]
-            assert done.items() <= (await all_read(volume)).items()
-
-    asyncio.run(scenario())
+    async with bad_disk(tmp_path) as (volume, writer, failures):
+        done: dict[int, RecordPlace] = {}
+        append_numbered(writer, 0, done)
+        await writer.barrier()
+        volume.faults = VolumeFaults(flush_error=1.0)
+        append_numbered(writer, 1, done)
+        while not failures:
+            await asyncio.sleep(0.001)
+        assert writer.fenced
+        assert list(done) == [0]
+        assert done.items() <= (await all_read(volume)).items()
 
 
 @pytest.mark.parametrize(
     "reserved", [True, False], ids=["before a block", "in the middle of a block"]
 )
-def test_a_full_disk_is_waited_for(tmp_path: Path, reserved: bool) -> None:
+async def test_a_full_disk_is_waited_for(tmp_path: Path, reserved: bool) -> None:
     """The log says so, acknowledges nothing, and goes on where it was once there is space; it is
     not fenced."""
 
-    async def scenario() -> None:
-        async with bad_disk(tmp_path) as (volume, writer, failures):
-            done: dict[int, RecordPlace] = {}
-            append_numbered(writer, 0, done)
-            await writer.barrier()
-            volume.faults = VolumeFaults(full=True, reserved=reserved)
-            number = 1
-            while writer.space.stalled is None:
-                append_numbered(writer, number, done, size=3000)
-                number += 1
-                await asyncio.sleep(0.002)
-            with pytest.raises(StorageFull):
-                writer.space.check_room()
-            acknowledged = len(done)
-            append_numbered(writer, number, done)
-            await asyncio.sleep(0.05)
-            assert len(done) == acknowledged
-            volume.faults = VolumeFaults()
-            await asyncio.wait_for(writer.barrier(), WAIT_S)
+    async with bad_disk(tmp_path) as (volume, writer, failures):
+        done: dict[int, RecordPlace] = {}
+        append_numbered(writer, 0, done)
+        await writer.barrier()
+        volume.faults = VolumeFaults(full=True, reserved=reserved)
+        number = 1
+        while writer.space.stalled is None:
+            append_numbered(writer, number, done, size=3000)
+            number += 1
+            await asyncio.sleep(0.002)
+        with pytest.raises(StorageFull):
             writer.space.check_room()
-            assert failures == []
-            assert list(done) == list(range(number + 1))
-            assert await all_read(volume) == done
-
-    asyncio.run(scenario())
+        acknowledged = len(done)
+        append_numbered(writer, number, done)
+        await asyncio.sleep(0.05)
+        assert len(done) == acknowledged
+        volume.faults = VolumeFaults()
+        await asyncio.wait_for(writer.barrier(), WAIT_S)
+        writer.space.check_room()
+        assert failures == []
+        assert list(done) == list(range(number + 1))
+        assert await all_read(volume) == done
 
 
 class Promising(FaultyVolume):
@@ -152,72 +143,65 @@ class Promising(FaultyVolume):
         """Nobody looks."""
 
 
-def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_after_the_other(
+async def test_space_that_was_promised_and_is_not_there_is_waited_for_in_one_file_after_the_other(
     tmp_path: Path,
 ) -> None:
     """A block that finds no space in the next file either waits: nothing is acknowledged
     concurrently, nothing is lost, nothing comes twice."""
 
-    async def scenario() -> None:
-        inner, failures = PosixVolume(tmp_path), Failures()
-        volume = Promising(inner, CLOCK)
-        writer = new_writer(volume, failures)
-        await writer.open()
-        done: dict[int, RecordPlace] = {}
-        append_numbered(writer, 0, done)
-        await writer.barrier()
-        volume.faults = VolumeFaults(full=True, reserved=False)
-        append_numbered(writer, 1, done)
-        while writer.space.stalled is None:
-            await asyncio.sleep(0.001)
-        assert (list(done), failures) == ([0], [])
-        volume.faults = VolumeFaults()
-        await asyncio.wait_for(writer.barrier(), WAIT_S)
-        assert (list(done), failures, writer.space.short) == ([0, 1], [], None)
-        assert await all_read(volume) == done
-        await writer.close()
-        await inner.close()
-
-    asyncio.run(scenario())
+    inner, failures = PosixVolume(tmp_path), Failures()
+    volume = Promising(inner, CLOCK)
+    writer = new_writer(volume, failures)
+    await writer.open()
+    done: dict[int, RecordPlace] = {}
+    append_numbered(writer, 0, done)
+    await writer.barrier()
+    volume.faults = VolumeFaults(full=True, reserved=False)
+    append_numbered(writer, 1, done)
+    while writer.space.stalled is None:
+        await asyncio.sleep(0.001)
+    assert (list(done), failures) == ([0], [])
+    volume.faults = VolumeFaults()
+    await asyncio.wait_for(writer.barrier(), WAIT_S)
+    assert (list(done), failures, writer.space.short) == ([0, 1], [], None)
+    assert await all_read(volume) == done
+    await writer.close()
+    await inner.close()
 
 
-def test_a_log_that_cannot_begin_leaves_no_claim_behind(tmp_path: Path) -> None:
+async def test_a_log_that_cannot_begin_leaves_no_claim_behind(tmp_path: Path) -> None:
     """Else each attempt of a broker that starts on a full disk would leave one."""
 
-    async def scenario() -> None:
-        inner = PosixVolume(tmp_path)
-        volume = FaultyVolume(inner, CLOCK, VolumeFaults(create_error=1.0))
-        for _ in range(3):
-            with pytest.raises(StorageError):
-                await new_writer(volume, Failures()).open()
-        assert await inner.list("") == []
-        await inner.close()
-
-    asyncio.run(scenario())
+    inner = PosixVolume(tmp_path)
+    volume = FaultyVolume(inner, CLOCK, VolumeFaults(create_error=1.0))
+    for _ in range(3):
+        with pytest.raises(StorageError):
+            await new_writer(volume, Failures()).open()
+    assert await inner.list("") == []
+    await inner.close()
 
 
-def test_a_file_that_cannot_be_created_is_tried_again_and_leaves_no_gap(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with bad_disk(tmp_path) as (volume, writer, failures):
-            done: dict[int, RecordPlace] = {}
-            # what comes next prepares a spare, which fails
-            append_numbered(writer, 0, done, size=9000)
-            await writer.barrier()
-            volume.faults = VolumeFaults(create_error=1.0)
-            number = 0
-            while volume.struck < 2:
-                number += 1
-                append_numbered(writer, number, done, size=9000)
-                await asyncio.sleep(0.001)
-            volume.faults = VolumeFaults()
-            await writer.barrier()
-            assert failures == []
-            assert await all_read(volume) == done
-            assert sorted({place.file for place in done.values()}) == list(
-                range(writer.position.file + 1)
-            )
-
-    asyncio.run(scenario())
+async def test_a_file_that_cannot_be_created_is_tried_again_and_leaves_no_gap(
+    tmp_path: Path,
+) -> None:
+    async with bad_disk(tmp_path) as (volume, writer, failures):
+        done: dict[int, RecordPlace] = {}
+        # what comes next prepares a spare, which fails
+        append_numbered(writer, 0, done, size=9000)
+        await writer.barrier()
+        volume.faults = VolumeFaults(create_error=1.0)
+        number = 0
+        while volume.struck < 2:
+            number += 1
+            append_numbered(writer, number, done, size=9000)
+            await asyncio.sleep(0.001)
+        volume.faults = VolumeFaults()
+        await writer.barrier()
+        assert failures == []
+        assert await all_read(volume) == done
+        assert sorted({place.file for place in done.values()}) == list(
+            range(writer.position.file + 1)
+        )
 
 
 FAULTS = st.builds(

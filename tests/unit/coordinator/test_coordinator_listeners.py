@@ -64,66 +64,60 @@ async def lookup(peer: Peer, listener: str = "") -> str:
     return answer.brokerServiceUrl or f"{answer.error} {answer.message}"
 
 
-def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path) -> None:
+async def test_a_client_outside_finds_a_coordinator_by_its_own_listener(tmp_path: Path) -> None:
     """By name, or by the port that it came in on; everybody else by the internal address; the
     port that its address stands for is open."""
 
-    async def main() -> None:
-        file, port = tmp_path / "listeners", free_port()
-        file.write_text(f"external:{OUTSIDE}\n")
-        async with (
-            stage(tmp_path / "volume", file, port) as (broker, coordinator, _, admission),
-            rest_over(tmp_path, broker) as rest,
-        ):
-            internal = f"pulsar://{HOST}:{coordinator.port}"
-            async with open_peer(broker) as peer:
-                assert await lookup(peer, "external") == OUTSIDE
-                assert await lookup(peer, "internal") == internal
-                refused = await lookup(peer, "named")
-                assert refused.startswith(
-                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
-                    "does not have named"
-                )
-            async with open_peer(broker, port=admission) as peer:
-                assert await lookup(peer) == OUTSIDE
-            assert (await rest.get(f"{PATH}?listenerName=external"))["brokerUrl"] == OUTSIDE
-            assert (await rest.get(PATH))["brokerUrl"] == internal
-            _, writer = await asyncio.open_connection(HOST, port)
-            writer.close()
-
-    asyncio.run(main())
+    file, port = tmp_path / "listeners", free_port()
+    file.write_text(f"external:{OUTSIDE}\n")
+    async with (
+        stage(tmp_path / "volume", file, port) as (broker, coordinator, _, admission),
+        rest_over(tmp_path, broker) as rest,
+    ):
+        internal = f"pulsar://{HOST}:{coordinator.port}"
+        async with open_peer(broker) as peer:
+            assert await lookup(peer, "external") == OUTSIDE
+            assert await lookup(peer, "internal") == internal
+            refused = await lookup(peer, "named")
+            assert refused.startswith(
+                f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
+                "does not have named"
+            )
+        async with open_peer(broker, port=admission) as peer:
+            assert await lookup(peer) == OUTSIDE
+        assert (await rest.get(f"{PATH}?listenerName=external"))["brokerUrl"] == OUTSIDE
+        assert (await rest.get(PATH))["brokerUrl"] == internal
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.close()
 
 
-def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: Path) -> None:
+async def test_an_address_that_comes_late_reaches_clients_without_a_restart(tmp_path: Path) -> None:
     """Until then they are told to try again; the number keeps its holder, and the record says
     what clients are told."""
 
-    async def main() -> None:
-        file, port = tmp_path / "listeners", free_port()
-        async with stage(tmp_path / "volume", file, port) as (
-            broker,
-            coordinator,
-            store,
-            admission,
-        ):
-            async with open_peer(broker, port=admission) as peer:
-                refused = await lookup(peer)
-                assert refused.startswith(
-                    f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
-                    "does not have"
-                )
-                for url in (OUTSIDE, "pulsar://198.51.100.7:6650"):
-                    file.write_text(f"external:{url}\n")
-                    while await lookup(peer) != url:
-                        await asyncio.sleep(0.02)
-                    item = await store.get(keys.coordinator_claim(0))
-                    assert item is not None
-                    record = CoordinatorClaimRecord.decode(item.value)
-                    assert record.listeners == {"external": ListenerAddress(url)}
-                    assert record.incarnation == coordinator.incarnation
-            await coordinator.stop()
-            assert await store.get(keys.coordinator_claim(0)) is None, (
-                "it was bound to the lease again, and given back"
+    file, port = tmp_path / "listeners", free_port()
+    async with stage(tmp_path / "volume", file, port) as (
+        broker,
+        coordinator,
+        store,
+        admission,
+    ):
+        async with open_peer(broker, port=admission) as peer:
+            refused = await lookup(peer)
+            assert refused.startswith(
+                f"{int(WireCode.SERVICE_NOT_READY)} transaction coordinator tx-coordinator-0 "
+                "does not have"
             )
-
-    asyncio.run(main())
+            for url in (OUTSIDE, "pulsar://198.51.100.7:6650"):
+                file.write_text(f"external:{url}\n")
+                while await lookup(peer) != url:
+                    await asyncio.sleep(0.02)
+                item = await store.get(keys.coordinator_claim(0))
+                assert item is not None
+                record = CoordinatorClaimRecord.decode(item.value)
+                assert record.listeners == {"external": ListenerAddress(url)}
+                assert record.incarnation == coordinator.incarnation
+        await coordinator.stop()
+        assert await store.get(keys.coordinator_claim(0)) is None, (
+            "it was bound to the lease again, and given back"
+        )

@@ -49,129 +49,112 @@ OF_LOST = TopicName.parse("persistent://public/lost/a")
 TIMEOUT_S = 120.0
 
 
-def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
+async def test_switched_off_nothing_is_written(tmp_path: Path) -> None:
     """No log, no checkpoint, and the record that components without logs of coordinators read."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
-            item = await store.get(keys.coordinator(0))
-            assert item is not None
-            assert b'"chain":[],"checkpoint":null' in item.value
-            await coordinator.stop()
-        left = [
-            path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()
-        ]
-        assert not {names.LOGS, names.COORDINATORS, names.CLAIMS} & set(left)
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
+        item = await store.get(keys.coordinator(0))
+        assert item is not None
+        assert b'"chain":[],"checkpoint":null' in item.value
+        await coordinator.stop()
+    left = [path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()]
+    assert not {names.LOGS, names.COORDINATORS, names.CLAIMS} & set(left)
 
 
-def test_the_course_of_a_transaction(tmp_path: Path) -> None:
+async def test_the_course_of_a_transaction(tmp_path: Path) -> None:
     """Its participants learn of the decision before the client does; the end can be asked for
     again, its opposite is told the outcome."""
 
-    async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (broker, _, peer):
-            assert code(await peer.connect()) is None
-            txn = await peer.begin(A)
-            assert txn == TxnId(0, 0)
-            assert code(await peer.acknowledge(txn, B, "shop")) is None
-            answer = await peer.end(txn)
-            assert (code(answer), answer.txnid_most_bits, answer.txnid_least_bits) == (None, 0, 0)
-            told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
-            assert told == {(A, txn, COMMIT), (f"{B}/shop", txn, COMMIT)}
-            assert code(await peer.end(txn)) is None
-            answer = await peer.end(txn, ABORT)
-            assert code(answer) == WireCode.INVALID_TXN_STATUS
-            assert "COMMITTED" in answer.message
-            assert code(await peer.join(txn, A)) == WireCode.INVALID_TXN_STATUS
-            assert code(await peer.end(TxnId(0, 7))) == WireCode.TRANSACTION_NOT_FOUND
-            second = await peer.begin(A)
-            assert code(await peer.end(second, ABORT)) is None
-            assert broker.told.get_nowait() == (A, second, ABORT)
-            assert broker.low_watermarks == [-1, -1, 0]
-
-    asyncio.run(scenario())
+    async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (broker, _, peer):
+        assert code(await peer.connect()) is None
+        txn = await peer.begin(A)
+        assert txn == TxnId(0, 0)
+        assert code(await peer.acknowledge(txn, B, "shop")) is None
+        answer = await peer.end(txn)
+        assert (code(answer), answer.txnid_most_bits, answer.txnid_least_bits) == (None, 0, 0)
+        told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
+        assert told == {(A, txn, COMMIT), (f"{B}/shop", txn, COMMIT)}
+        assert code(await peer.end(txn)) is None
+        answer = await peer.end(txn, ABORT)
+        assert code(answer) == WireCode.INVALID_TXN_STATUS
+        assert "COMMITTED" in answer.message
+        assert code(await peer.join(txn, A)) == WireCode.INVALID_TXN_STATUS
+        assert code(await peer.end(TxnId(0, 7))) == WireCode.TRANSACTION_NOT_FOUND
+        second = await peer.begin(A)
+        assert code(await peer.end(second, ABORT)) is None
+        assert broker.told.get_nowait() == (A, second, ABORT)
+        assert broker.low_watermarks == [-1, -1, 0]
 
 
-def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
+async def test_a_client_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
     """The answer comes after the patience; the broker is asked again until it answers."""
 
-    async def scenario() -> None:
-        async with transaction_stage(
-            tmp_path, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5
-        ) as (
-            broker,
-            _,
-            peer,
-        ):
-            broker.silent = True
-            txn = await peer.begin(A)
-            assert code(await peer.end(txn)) is None
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
-            broker.silent = False
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
-
-    asyncio.run(scenario())
+    async with transaction_stage(
+        tmp_path, transaction_end_patience_s=0.05, transaction_participant_timeout_s=0.5
+    ) as (
+        broker,
+        _,
+        peer,
+    ):
+        broker.silent = True
+        txn = await peer.begin(A)
+        assert code(await peer.end(txn)) is None
+        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
+        broker.silent = False
+        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, txn, COMMIT)
 
 
-def test_an_unforeseen_error_of_one_participant_delays_no_other(
+async def test_an_unforeseen_error_of_one_participant_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted and tried again until the participant has carried the decision out; the life
     goes on."""
 
-    async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (
-            _,
-            coordinator,
-            peer,
-        ):
-            assert code(await peer.connect()) is None
-            txn = await peer.begin(A, B)
-            attempt, failures, told = Attempts.make, [1, 1], list[str]()
+    async with transaction_stage(tmp_path, transaction_end_patience_s=30) as (
+        _,
+        coordinator,
+        peer,
+    ):
+        assert code(await peer.connect()) is None
+        txn = await peer.begin(A, B)
+        attempt, failures, told = Attempts.make, [1, 1], list[str]()
 
-            async def surprising(self: Attempts, order: Any) -> bool:
-                told.append(order.name.topic)
-                if order.name.topic == A and failures:
-                    failures.pop()
-                    raise RuntimeError("unforeseen")
-                return await attempt(self, order)
+        async def surprising(self: Attempts, order: Any) -> bool:
+            told.append(order.name.topic)
+            if order.name.topic == A and failures:
+                failures.pop()
+                raise RuntimeError("unforeseen")
+            return await attempt(self, order)
 
-            monkeypatch.setattr(Attempts, "make", surprising)
-            assert code(await peer.end(txn, COMMIT)) is None
-            assert sorted(told) == [A, A, A, B]
-            assert coordinator.metrics.surprises.counts == {"ends of transactions": 2}
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(Attempts, "make", surprising)
+        assert code(await peer.end(txn, COMMIT)) is None
+        assert sorted(told) == [A, A, A, B]
+        assert coordinator.metrics.surprises.counts == {"ends of transactions": 2}
 
 
 @pytest.mark.parametrize(
     "gone", [WireCode.TOPIC_NOT_FOUND, WireCode.SUBSCRIPTION_NOT_FOUND, WireCode.INVALID_TXN_STATUS]
 )
-def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) -> None:
+async def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) -> None:
     """So has what ended the other way there, for good. Whatever else a broker refuses with is
     tried again."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        verdicts = [
-            Refusal(WireCode.SERVICE_NOT_READY, "moving"),
-            Refusal(WireCode.NOT_ALLOWED, "not yet"),
-            Refusal(gone, "gone"),
-        ]
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            broker.verdict = lambda _command: verdicts.pop(0)
-            assert code(await peer.end(await peer.begin(A))) is None
-            assert verdicts == []
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    verdicts = [
+        Refusal(WireCode.SERVICE_NOT_READY, "moving"),
+        Refusal(WireCode.NOT_ALLOWED, "not yet"),
+        Refusal(gone, "gone"),
+    ]
+    async with (
+        topic_server(store) as broker,
+        running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        broker.verdict = lambda _command: verdicts.pop(0)
+        assert code(await peer.end(await peer.begin(A))) is None
+        assert verdicts == []
 
 
 @pytest.mark.parametrize(
@@ -186,176 +169,159 @@ def test_what_does_not_exist_any_more_has_ended(tmp_path: Path, gone: WireCode) 
     ],
     ids=["a topic is entered", "bundles are recorded", "it was put back concurrently"],
 )
-def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(
+async def test_a_namespace_whose_record_was_lost_has_not_ended_its_topics(
     tmp_path: Path, key: str, value: bytes
 ) -> None:
     """No broker finds it for a while. What the store knows of it says that a topic may be there:
     it is asked when it is found again."""
 
-    async def scenario() -> None:
-        store, topic = MemoryStore(CLOCK), str(OF_LOST)
-        await store.put(key, value)
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            txn = await peer.begin(topic)
-            assert code(await peer.acknowledge(txn, topic, "shop")) is None
-            broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")] * 4
-            assert code(await peer.end(txn)) is None
-            told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
-            assert told == {(topic, txn, COMMIT), (f"{topic}/shop", txn, COMMIT)}
-            assert broker.lookups == []
-
-    asyncio.run(scenario())
+    store, topic = MemoryStore(CLOCK), str(OF_LOST)
+    await store.put(key, value)
+    async with (
+        topic_server(store) as broker,
+        running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        txn = await peer.begin(topic)
+        assert code(await peer.acknowledge(txn, topic, "shop")) is None
+        broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")] * 4
+        assert code(await peer.end(txn)) is None
+        told = {broker.told.get_nowait() for _ in range(broker.told.qsize())}
+        assert told == {(topic, txn, COMMIT), (f"{topic}/shop", txn, COMMIT)}
+        assert broker.lookups == []
 
 
-def test_a_namespace_that_was_deleted_has_ended_its_topics(tmp_path: Path) -> None:
+async def test_a_namespace_that_was_deleted_has_ended_its_topics(tmp_path: Path) -> None:
     """Nothing in the store says that one of them may come back: the entry of that name is a
     partitioned topic's, the bundle was split."""
 
-    async def scenario() -> None:
-        store, bundle = MemoryStore(CLOCK), BundleName(OF_LOST.namespace_name, 0, 1 << 31)
-        await store.put(keys.partitioned_topic(OF_LOST), PartitionedTopicRecord(2, {}).encode())
-        await store.put(keys.bundle(bundle), BundleRecord(BundleState.DELETED, 1).encode())
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")]
-            assert code(await peer.end(await peer.begin(str(OF_LOST)))) is None
-            assert (broker.lookups, broker.told.qsize()) == ([], 0)
-
-    asyncio.run(scenario())
+    store, bundle = MemoryStore(CLOCK), BundleName(OF_LOST.namespace_name, 0, 1 << 31)
+    await store.put(keys.partitioned_topic(OF_LOST), PartitionedTopicRecord(2, {}).encode())
+    await store.put(keys.bundle(bundle), BundleRecord(BundleState.DELETED, 1).encode())
+    async with (
+        topic_server(store) as broker,
+        running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        broker.lookups = [Refusal(WireCode.TOPIC_NOT_FOUND, "no such namespace")]
+        assert code(await peer.end(await peer.begin(str(OF_LOST)))) is None
+        assert (broker.lookups, broker.told.qsize()) == ([], 0)
 
 
-def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path) -> None:
+async def test_a_transaction_that_is_forgotten_by_its_client_is_aborted(tmp_path: Path) -> None:
     """At its timeout; a commit that comes later is told so."""
 
-    async def scenario() -> None:
-        async with transaction_stage(tmp_path) as (broker, _, peer):
-            txn = await peer.begin(timeout_ms=1000)
-            slow = await peer.begin(A, timeout_ms=2000)
-            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, slow, ABORT)
-            answer = await peer.end(txn)
-            assert code(answer) == WireCode.INVALID_TXN_STATUS
-            assert "ABORTED" in answer.message
-
-    asyncio.run(scenario())
+    async with transaction_stage(tmp_path) as (broker, _, peer):
+        txn = await peer.begin(timeout_ms=1000)
+        slow = await peer.begin(A, timeout_ms=2000)
+        assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, slow, ABORT)
+        answer = await peer.end(txn)
+        assert code(answer) == WireCode.INVALID_TXN_STATUS
+        assert "ABORTED" in answer.message
 
 
-def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path) -> None:
+async def test_metrics_tell_how_transactions_end_and_how_long_it_takes(tmp_path: Path) -> None:
     """One committed at a participant, one aborted, one whose time was over: counted by outcome,
     and timed until they have ended everywhere."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            topic_server(store),
-            running_coordinator(tmp_path, store) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            committed, aborted = await peer.begin(A), await peer.begin()
-            assert code(await peer.end(committed)) is None
-            assert code(await peer.end(aborted, ABORT)) is None
-            await peer.begin(timeout_ms=1)
-            sample = coordinator.metrics.registry.get_sample_value
-            name, outcomes = (
-                "magnetar_coordinator_transactions_decided_total",
-                ("committed", "aborted", "timed_out"),
-            )
-            async with asyncio.timeout(TIMEOUT_S):
-                while [sample(name, {"outcome": outcome}) for outcome in outcomes] != [1, 1, 1]:
-                    await asyncio.sleep(0.01)
-                while (
-                    sample("magnetar_coordinator_settle_seconds_count", {"outcome": "committed"})
-                    != 1
-                ):
-                    await asyncio.sleep(0.01)
-            assert sample("magnetar_coordinator_transactions_begun_total") == 3
-            assert sample("magnetar_coordinator_request_seconds_count", {"command": "end_txn"}) == 2
-            assert sample("magnetar_coordinator_request_seconds_sum", {"command": "new_txn"}) > 0
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        topic_server(store),
+        running_coordinator(tmp_path, store) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        committed, aborted = await peer.begin(A), await peer.begin()
+        assert code(await peer.end(committed)) is None
+        assert code(await peer.end(aborted, ABORT)) is None
+        await peer.begin(timeout_ms=1)
+        sample = coordinator.metrics.registry.get_sample_value
+        name, outcomes = (
+            "magnetar_coordinator_transactions_decided_total",
+            ("committed", "aborted", "timed_out"),
+        )
+        async with asyncio.timeout(TIMEOUT_S):
+            while [sample(name, {"outcome": outcome}) for outcome in outcomes] != [1, 1, 1]:
+                await asyncio.sleep(0.01)
+            while (
+                sample("magnetar_coordinator_settle_seconds_count", {"outcome": "committed"}) != 1
+            ):
+                await asyncio.sleep(0.01)
+        assert sample("magnetar_coordinator_transactions_begun_total") == 3
+        assert sample("magnetar_coordinator_request_seconds_count", {"command": "end_txn"}) == 2
+        assert sample("magnetar_coordinator_request_seconds_sum", {"command": "new_txn"}) > 0
 
 
-def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(tmp_path: Path) -> None:
+async def test_whoever_waits_when_a_life_ends_is_told_and_its_gauges_end_with_it(
+    tmp_path: Path,
+) -> None:
     """Not left to its own timeout: the next incarnation knows what was decided. On connections
     that go on, as a standalone server's do."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        gauges = "held", "epoch", "transactions", "oldest_transaction_seconds"
+    store = MemoryStore(CLOCK)
+    gauges = "held", "epoch", "transactions", "oldest_transaction_seconds"
 
-        async def told(coordinator: Coordinator) -> list[float | None]:
-            return [
-                coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}")
-                for name in gauges
-            ]
+    async def told(coordinator: Coordinator) -> list[float | None]:
+        return [
+            coordinator.metrics.registry.get_sample_value(f"magnetar_coordinator_{name}")
+            for name in gauges
+        ]
 
-        async with (
-            topic_server(store) as broker,
-            running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            broker.silent = True
-            txn = await peer.begin(A)
-            transactions = coordinator.service.transactions
-            assert transactions is not None
-            waiting = asyncio.create_task(transactions.end(txn.least, COMMIT, Caller()))
-            async with asyncio.timeout(TIMEOUT_S):
-                await broker.told.get()
-            assert (await told(coordinator))[:3] == [1, 1, 1]
-            coordinator.fail("a test")
-            assert await told(coordinator) == [0, 0, 0, 0]
-            await coordinator.close()
-            with pytest.raises(TransactionCoordinatorNotFound, match="look it up again"):
-                await asyncio.wait_for(waiting, TIMEOUT_S)
-            with pytest.raises(TransactionCoordinatorNotFound):
-                await transactions.end(txn.least, COMMIT, Caller())
-            assert await told(coordinator) == [0, 0, 0, 0]
-
-    asyncio.run(scenario())
+    async with (
+        topic_server(store) as broker,
+        running_coordinator(tmp_path, store, transaction_end_patience_s=60) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        broker.silent = True
+        txn = await peer.begin(A)
+        transactions = coordinator.service.transactions
+        assert transactions is not None
+        waiting = asyncio.create_task(transactions.end(txn.least, COMMIT, Caller()))
+        async with asyncio.timeout(TIMEOUT_S):
+            await broker.told.get()
+        assert (await told(coordinator))[:3] == [1, 1, 1]
+        coordinator.fail("a test")
+        assert await told(coordinator) == [0, 0, 0, 0]
+        await coordinator.close()
+        with pytest.raises(TransactionCoordinatorNotFound, match="look it up again"):
+            await asyncio.wait_for(waiting, TIMEOUT_S)
+        with pytest.raises(TransactionCoordinatorNotFound):
+            await transactions.end(txn.least, COMMIT, Caller())
+        assert await told(coordinator) == [0, 0, 0, 0]
 
 
-def test_the_next_life_carries_on(tmp_path: Path) -> None:
+async def test_the_next_life_carries_on(tmp_path: Path) -> None:
     """After a crash: decisions are carried out, open transactions stay open, outcomes are known,
     ids are new."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with topic_server(store) as broker:
-            broker.silent = True
-            async with (
-                running_coordinator(tmp_path, store, transaction_end_patience_s=0) as first,
-                transaction_peer(first) as peer,
-            ):
-                decided, opened, over = await peer.begin(A), await peer.begin(B), await peer.begin()
-                assert code(await peer.end(decided)) is None
-                assert code(await peer.end(over, ABORT)) is None
-                first.fail("killed")
-            broker.silent = False
-            while not broker.told.empty():
-                broker.told.get_nowait()
-            async with (
-                running_coordinator(tmp_path, store) as second,
-                transaction_peer(second) as peer,
-            ):
-                assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, decided, COMMIT)
-                assert code(await peer.end(decided)) is None
-                assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS
-                assert code(await peer.end(opened)) is None
-                assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (B, opened, COMMIT)
-                assert await peer.begin() == TxnId(0, 3)
-                await second.stop()
-            assert (await record_of(store)).open_transactions == 1
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with topic_server(store) as broker:
+        broker.silent = True
+        async with (
+            running_coordinator(tmp_path, store, transaction_end_patience_s=0) as first,
+            transaction_peer(first) as peer,
+        ):
+            decided, opened, over = await peer.begin(A), await peer.begin(B), await peer.begin()
+            assert code(await peer.end(decided)) is None
+            assert code(await peer.end(over, ABORT)) is None
+            first.fail("killed")
+        broker.silent = False
+        while not broker.told.empty():
+            broker.told.get_nowait()
+        async with (
+            running_coordinator(tmp_path, store) as second,
+            transaction_peer(second) as peer,
+        ):
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (A, decided, COMMIT)
+            assert code(await peer.end(decided)) is None
+            assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS
+            assert code(await peer.end(opened)) is None
+            assert await asyncio.wait_for(broker.told.get(), TIMEOUT_S) == (B, opened, COMMIT)
+            assert await peer.begin() == TxnId(0, 3)
+            await second.stop()
+        assert (await record_of(store)).open_transactions == 1
 
 
-def test_an_unforeseen_error_in_background_work_ends_no_life(
+async def test_an_unforeseen_error_in_background_work_ends_no_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted, and the work begins again."""
@@ -370,180 +336,153 @@ def test_an_unforeseen_error_in_background_work_ends_no_life(
 
     monkeypatch.setattr(CoordinatorClaim, "set_changed", set_changed)
 
-    async def scenario() -> None:
-        async with (
-            running_coordinator(tmp_path, MemoryStore(CLOCK)) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            await asyncio.wait_for(again.wait(), TIMEOUT_S)
-            assert coordinator.metrics.surprises.counts["coordinator set"] == 1
-            assert coordinator.ready
-            assert code(await peer.end(await peer.begin())) is None
-
-    asyncio.run(scenario())
+    async with (
+        running_coordinator(tmp_path, MemoryStore(CLOCK)) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        await asyncio.wait_for(again.wait(), TIMEOUT_S)
+        assert coordinator.metrics.surprises.counts["coordinator set"] == 1
+        assert coordinator.ready
+        assert code(await peer.end(await peer.begin())) is None
 
 
 @pytest.mark.parametrize("ahead_ms", [365 * 86_400_000, -365 * 86_400_000])
-def test_a_wall_clock_that_jumps_ends_nothing_and_forgets_nothing(
+async def test_a_wall_clock_that_jumps_ends_nothing_and_forgets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
     """Between two incarnations: what is open stays open, outcomes stay known, and administrators
     read ages that passed."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
-            opened, over = await peer.begin(), await peer.begin()
-            assert code(await peer.end(over, ABORT)) is None
-            first.fail("killed")
-        wall_ms = CLOCK.wall_ms
-        monkeypatch.setattr(CLOCK, "wall_ms", lambda: wall_ms() + ahead_ms)
-        async with running_coordinator(tmp_path, store) as second, transaction_peer(second) as peer:
-            (row,) = await CoordinatorInspection(lambda: second).transactions(0, 0, 10)
-            assert row["age_ms"] < TIMEOUT_S * 1000
-            assert abs(CLOCK.wall_ms() - row["opened_ms"]) < TIMEOUT_S * 1000
-            assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS, "its outcome is known"
-            assert code(await peer.end(opened)) is None
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
+        opened, over = await peer.begin(), await peer.begin()
+        assert code(await peer.end(over, ABORT)) is None
+        first.fail("killed")
+    wall_ms = CLOCK.wall_ms
+    monkeypatch.setattr(CLOCK, "wall_ms", lambda: wall_ms() + ahead_ms)
+    async with running_coordinator(tmp_path, store) as second, transaction_peer(second) as peer:
+        (row,) = await CoordinatorInspection(lambda: second).transactions(0, 0, 10)
+        assert row["age_ms"] < TIMEOUT_S * 1000
+        assert abs(CLOCK.wall_ms() - row["opened_ms"]) < TIMEOUT_S * 1000
+        assert code(await peer.end(over)) == WireCode.INVALID_TXN_STATUS, "its outcome is known"
+        assert code(await peer.end(opened)) is None
 
 
-def test_a_life_that_was_fenced_answers_nothing(tmp_path: Path) -> None:
+async def test_a_life_that_was_fenced_answers_nothing(tmp_path: Path) -> None:
     """Its claim is gone: the request in flight ends with the connection, and the life with it."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_coordinator(tmp_path, store, claim_check_s=60) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            await peer.begin()
-            (tmp_path / names.claim(coordinator.incarnation)).unlink()
-            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-                await peer.new()
-            async with asyncio.timeout(TIMEOUT_S):
-                await coordinator.ended()
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        running_coordinator(tmp_path, store, claim_check_s=60) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        await peer.begin()
+        (tmp_path / names.claim(coordinator.incarnation)).unlink()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await peer.new()
+        async with asyncio.timeout(TIMEOUT_S):
+            await coordinator.ended()
 
 
-def test_an_idle_life_learns_that_it_was_fenced(tmp_path: Path) -> None:
+async def test_an_idle_life_learns_that_it_was_fenced(tmp_path: Path) -> None:
     """It looks for its claim without anything to write."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store, claim_check_s=0.05) as coordinator:
-            (tmp_path / names.claim(coordinator.incarnation)).unlink()
-            async with asyncio.timeout(TIMEOUT_S):
-                await coordinator.ended()
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_coordinator(tmp_path, store, claim_check_s=0.05) as coordinator:
+        (tmp_path / names.claim(coordinator.incarnation)).unlink()
+        async with asyncio.timeout(TIMEOUT_S):
+            await coordinator.ended()
 
 
-def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
+async def test_requests_that_are_wrong_are_told_why(tmp_path: Path) -> None:
     """Another coordinator's number, names that are none, timeouts and limits; the connection
     goes on."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_coordinator(
-                tmp_path, store, transactions_open_max=1, transaction_timeout_max_s=100
-            ) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
-            assert code(await peer.connect(1)) == elsewhere
-            assert code(await peer.end(TxnId(1, 0))) == elsewhere
-            for nobodys in (16, (1 << 64) - 1):
-                assert code(await peer.connect(nobodys)) == WireCode.NOT_ALLOWED
-                assert code(await peer.end(TxnId(nobodys, 0))) == WireCode.NOT_ALLOWED
-                assert code(await peer.join(TxnId(nobodys, 0), A)) == WireCode.NOT_ALLOWED
-                assert (
-                    code(await peer.acknowledge(TxnId(nobodys, 0), A, "s")) == WireCode.NOT_ALLOWED
-                )
-            assert code(await peer.new(100_001)) == WireCode.METADATA
-            txn = await peer.begin(timeout_ms=100_000)
-            assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS
-            assert code(await peer.join(txn, "a//b")) == WireCode.INVALID_TOPIC_NAME
-            assert (
-                code(await peer.join(txn, "non-persistent://public/default/a"))
-                == WireCode.NOT_ALLOWED
-            )
-            assert (
-                code(await peer.join(txn, f"{COORDINATOR_TOPIC}-partition-0"))
-                == WireCode.NOT_ALLOWED
-            ), "nobody would ever end it there"
-            assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
-            many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
-            assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS
-            assert code(await peer.end(txn)) is None
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        running_coordinator(
+            tmp_path, store, transactions_open_max=1, transaction_timeout_max_s=100
+        ) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        elsewhere = WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        assert code(await peer.connect(1)) == elsewhere
+        assert code(await peer.end(TxnId(1, 0))) == elsewhere
+        for nobodys in (16, (1 << 64) - 1):
+            assert code(await peer.connect(nobodys)) == WireCode.NOT_ALLOWED
+            assert code(await peer.end(TxnId(nobodys, 0))) == WireCode.NOT_ALLOWED
+            assert code(await peer.join(TxnId(nobodys, 0), A)) == WireCode.NOT_ALLOWED
+            assert code(await peer.acknowledge(TxnId(nobodys, 0), A, "s")) == WireCode.NOT_ALLOWED
+        assert code(await peer.new(100_001)) == WireCode.METADATA
+        txn = await peer.begin(timeout_ms=100_000)
+        assert code(await peer.new()) == WireCode.TOO_MANY_REQUESTS
+        assert code(await peer.join(txn, "a//b")) == WireCode.INVALID_TOPIC_NAME
+        assert (
+            code(await peer.join(txn, "non-persistent://public/default/a")) == WireCode.NOT_ALLOWED
+        )
+        assert (
+            code(await peer.join(txn, f"{COORDINATOR_TOPIC}-partition-0")) == WireCode.NOT_ALLOWED
+        ), "nobody would ever end it there"
+        assert code(await peer.acknowledge(txn, A, "")) == WireCode.METADATA
+        many = [f"persistent://public/default/{'x' * 900}{number}" for number in range(5000)]
+        assert code(await peer.join(txn, *many)) == WireCode.TOO_MANY_REQUESTS
+        assert code(await peer.end(txn)) is None
 
 
-def test_turned_off_again_the_log_stays_named(tmp_path: Path) -> None:
+async def test_turned_off_again_the_log_stays_named(tmp_path: Path) -> None:
     """What was open then is open when transactions are switched on again."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_coordinator(tmp_path, store) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            txn = await peer.begin()
-            await coordinator.stop()
-        before = await record_of(store)
-        async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
-            record = await record_of(store)
-            assert (record.chain, record.checkpoint, record.open_transactions) == (
-                before.chain,
-                before.checkpoint,
-                1,
-            )
-            await coordinator.stop()
-        async with (
-            running_coordinator(tmp_path, store) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            assert code(await peer.end(txn)) is None
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        running_coordinator(tmp_path, store) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        txn = await peer.begin()
+        await coordinator.stop()
+    before = await record_of(store)
+    async with running_coordinator(tmp_path, store, enabled=0) as coordinator:
+        record = await record_of(store)
+        assert (record.chain, record.checkpoint, record.open_transactions) == (
+            before.chain,
+            before.checkpoint,
+            1,
+        )
+        await coordinator.stop()
+    async with (
+        running_coordinator(tmp_path, store) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        assert code(await peer.end(txn)) is None
 
 
-def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
+async def test_only_its_role_may_end_a_transaction(tmp_path: Path) -> None:
     """With security on: not another role, but a super user; a role that a proxy speaks for owns
     what is begun for it."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        security = authenticator(tmp_path / "security")
-        await permit(store, "ann", "eve", "proxy")
-        async with (
-            running_coordinator(tmp_path / "storage", store, security=security) as coordinator,
-            AsyncExitStack() as stack,
-        ):
+    store = MemoryStore(CLOCK)
+    security = authenticator(tmp_path / "security")
+    await permit(store, "ann", "eve", "proxy")
+    async with (
+        running_coordinator(tmp_path / "storage", store, security=security) as coordinator,
+        AsyncExitStack() as stack,
+    ):
 
-            async def peer_as(role: str, original: str = "") -> TransactionPeer:
-                peer = await stack.enter_async_context(
-                    transaction_peer(coordinator, handshake=False)
-                )
-                assert (
-                    await show(peer, token(role), original=original)
-                ).type == api.BaseCommand.CONNECTED
-                return peer
+        async def peer_as(role: str, original: str = "") -> TransactionPeer:
+            peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
+            assert (
+                await show(peer, token(role), original=original)
+            ).type == api.BaseCommand.CONNECTED
+            return peer
 
-            ann, eve, admin, ann_by_proxy = (
-                await peer_as("ann"),
-                await peer_as("eve"),
-                await peer_as("admin"),
-                await peer_as("proxy", "ann"),
-            )
-            txn, by_proxy = await ann.begin(), await ann_by_proxy.begin()
-            for other in (txn, by_proxy):
-                assert code(await eve.end(other)) == WireCode.NOT_ALLOWED
-                assert code(await eve.join(other, A)) == WireCode.NOT_ALLOWED
-            assert code(await admin.end(txn, ABORT)) is None
-            assert code(await ann.end(by_proxy)) is None
-
-    asyncio.run(scenario())
+        ann, eve, admin, ann_by_proxy = (
+            await peer_as("ann"),
+            await peer_as("eve"),
+            await peer_as("admin"),
+            await peer_as("proxy", "ann"),
+        )
+        txn, by_proxy = await ann.begin(), await ann_by_proxy.begin()
+        for other in (txn, by_proxy):
+            assert code(await eve.end(other)) == WireCode.NOT_ALLOWED
+            assert code(await eve.join(other, A)) == WireCode.NOT_ALLOWED
+        assert code(await admin.end(txn, ABORT)) is None
+        assert code(await ann.end(by_proxy)) is None

@@ -55,17 +55,14 @@ class Stage:
         return await self._discovery.announced(topic)
 
 
-def play(script: Script, park_timeout_s: float = 60.0) -> None:
-    async def main() -> None:
-        stage = Stage(park_timeout_s)
-        async with asyncio.timeout(120):
-            await script(stage)
-        await stage.store.close()
-
-    asyncio.run(main())
+async def play(script: Script, park_timeout_s: float = 60.0) -> None:
+    stage = Stage(park_timeout_s)
+    async with asyncio.timeout(120):
+        await script(stage)
+    await stage.store.close()
 
 
-def test_without_a_set_its_topic_is_one_like_any_other() -> None:
+async def test_without_a_set_its_topic_is_one_like_any_other() -> None:
     async def script(stage: Stage) -> None:
         assert (await stage.announced(), await stage.holder(0)) == (0, None)
         await stage.announce(2)
@@ -74,10 +71,10 @@ def test_without_a_set_its_topic_is_one_like_any_other() -> None:
             await stage.announced(TopicName.parse("persistent://a/b/c")),
         ) == (2, 0)
 
-    play(script)
+    await play(script)
 
 
-def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired_is_answered_for_by_the_first() -> (
+async def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired_is_answered_for_by_the_first() -> (
     None
 ):
     async def script(stage: Stage) -> None:
@@ -90,10 +87,10 @@ def test_a_coordinator_that_restarts_is_waited_for_and_one_that_is_retired_is_an
         await stage.claim(1)
         assert await waiting == "tx-coordinator-1"
 
-    play(script)
+    await play(script)
 
 
-def test_who_waits_when_the_set_is_withdrawn_is_told_at_once_that_there_is_none() -> None:
+async def test_who_waits_when_the_set_is_withdrawn_is_told_at_once_that_there_is_none() -> None:
     """Not after the time that look-ups may wait: two times as long as this test may last."""
 
     async def script(stage: Stage) -> None:
@@ -105,10 +102,10 @@ def test_who_waits_when_the_set_is_withdrawn_is_told_at_once_that_there_is_none(
         await stage.store.transact((), (Delete(keys.COORDINATOR_SET),))
         assert await asyncio.gather(*waiting) == [None, None]
 
-    play(script)
+    await play(script)
 
 
-def test_a_coordinator_that_does_not_come_is_refused_with_what_to_look_at() -> None:
+async def test_a_coordinator_that_does_not_come_is_refused_with_what_to_look_at() -> None:
     async def script(stage: Stage) -> None:
         await stage.announce(1)
         with pytest.raises(
@@ -116,4 +113,4 @@ def test_a_coordinator_that_does_not_come_is_refused_with_what_to_look_at() -> N
         ):
             await stage.holder(0)
 
-    play(script, park_timeout_s=0.2)
+    await play(script, park_timeout_s=0.2)

@@ -93,70 +93,59 @@ async def until_settled(found: Transactions) -> None:
             await asyncio.sleep(0)
 
 
-def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Path) -> None:
+async def test_one_of_many_participants_is_told_in_turn_with_others(tmp_path: Path) -> None:
     """A few in each turn of the loop, again those that refused, and one that was decided later
     does not wait for all of them."""
 
-    async def scenario() -> None:
-        topics = Topics()
-        topics.open.set()
-        topics.refusals = {"t1": 2, f"t{MANY - 1}": 1}
-        async with driving(tmp_path, topics) as found:
-            large = await begin(found, *(f"t{number}" for number in range(MANY)))
-            small = await begin(found, "small")
-            async with asyncio.timeout(TIMEOUT_S):
-                await asyncio.gather(
-                    *(found.end(txn.least, Action.COMMIT, Caller()) for txn in (large, small))
-                )
-            await until_settled(found)
-            assert (len(topics.told), len({*topics.told})) == (MANY + 1, MANY + 1)
-            assert topics.most_in_a_turn <= DRIVEN_PER_TURN_MAX
-            assert topics.told.index("small") <= 2 * DRIVEN_PER_TURN_MAX
-
-    asyncio.run(scenario())
+    topics = Topics()
+    topics.open.set()
+    topics.refusals = {"t1": 2, f"t{MANY - 1}": 1}
+    async with driving(tmp_path, topics) as found:
+        large = await begin(found, *(f"t{number}" for number in range(MANY)))
+        small = await begin(found, "small")
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(
+                *(found.end(txn.least, Action.COMMIT, Caller()) for txn in (large, small))
+            )
+        await until_settled(found)
+        assert (len(topics.told), len({*topics.told})) == (MANY + 1, MANY + 1)
+        assert topics.most_in_a_turn <= DRIVEN_PER_TURN_MAX
+        assert topics.told.index("small") <= 2 * DRIVEN_PER_TURN_MAX
 
 
-def test_participants_that_do_not_answer_are_so_many_at_most(tmp_path: Path) -> None:
+async def test_participants_that_do_not_answer_are_so_many_at_most(tmp_path: Path) -> None:
     """All others wait, and are told as those answer."""
 
-    async def scenario() -> None:
-        topics = Topics()
-        async with driving(tmp_path, topics) as found:
-            txn = await begin(found, *(f"t{number}" for number in range(MANY)))
-            await found.end(txn.least, Action.ABORT, Caller())
-            async with asyncio.timeout(TIMEOUT_S):
-                while topics.being_told < DRIVEN_AT_ONCE_MAX:
-                    await asyncio.sleep(0)
-            for _ in range(100):
+    topics = Topics()
+    async with driving(tmp_path, topics) as found:
+        txn = await begin(found, *(f"t{number}" for number in range(MANY)))
+        await found.end(txn.least, Action.ABORT, Caller())
+        async with asyncio.timeout(TIMEOUT_S):
+            while topics.being_told < DRIVEN_AT_ONCE_MAX:
                 await asyncio.sleep(0)
-            assert topics.being_told == DRIVEN_AT_ONCE_MAX
-            topics.open.set()
-            await until_settled(found)
-            assert (len(topics.told), topics.most_at_once) == (MANY, DRIVEN_AT_ONCE_MAX)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert topics.being_told == DRIVEN_AT_ONCE_MAX
+        topics.open.set()
+        await until_settled(found)
+        assert (len(topics.told), topics.most_at_once) == (MANY, DRIVEN_AT_ONCE_MAX)
 
-    asyncio.run(scenario())
 
-
-def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) -> None:
+async def test_what_the_life_before_has_decided_is_told_in_turn(tmp_path: Path) -> None:
     """Hundreds of decisions that nobody learned of: the next incarnation tells a few in each
     turn of its loop."""
 
-    async def scenario() -> None:
-        store, deaf, topics = MemoryStore(CLOCK), Topics(), Topics()
-        number = 3 * DRIVEN_PER_TURN_MAX
-        async with driving(tmp_path, deaf, store) as found:
-            decided = [await begin(found, f"t{at}") for at in range(number)]
-            await asyncio.gather(
-                *(found.end(txn.least, Action.COMMIT, Caller()) for txn in decided)
-            )
-        topics.open.set()
-        async with driving(tmp_path, topics, store, "next") as found:
-            assert found.live == number
-            await until_settled(found)
-        assert (deaf.told, len(topics.told), topics.most_in_a_turn) == (
-            [],
-            number,
-            DRIVEN_PER_TURN_MAX,
-        )
-
-    asyncio.run(scenario())
+    store, deaf, topics = MemoryStore(CLOCK), Topics(), Topics()
+    number = 3 * DRIVEN_PER_TURN_MAX
+    async with driving(tmp_path, deaf, store) as found:
+        decided = [await begin(found, f"t{at}") for at in range(number)]
+        await asyncio.gather(*(found.end(txn.least, Action.COMMIT, Caller()) for txn in decided))
+    topics.open.set()
+    async with driving(tmp_path, topics, store, "next") as found:
+        assert found.live == number
+        await until_settled(found)
+    assert (deaf.told, len(topics.told), topics.most_in_a_turn) == (
+        [],
+        number,
+        DRIVEN_PER_TURN_MAX,
+    )

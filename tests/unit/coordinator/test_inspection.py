@@ -13,63 +13,61 @@ from magnetar.coordinator.inspection import CoordinatorInspection
 from magnetar.errors import StoreUnavailable
 from magnetar.metadata.backends.memory import MemoryStore
 from tests.support.brokers import CLOCK
-from tests.support.coordinators import running_coordinator, transaction_peer, transaction_stage
-from tests.unit.coordinator.test_coordinator_transactions import TIMEOUT_S, A, code
+from tests.support.coordinators import (
+    code,
+    running_coordinator,
+    transaction_peer,
+    transaction_stage,
+)
 
+A = "persistent://public/default/a"
+TIMEOUT_S = 120.0
 NAMES_BYTES = 4 << 20
 ANSWER_BYTES_MAX = 16 << 20
 """What a broker takes of another process's answer."""
 
 
-def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: Path) -> None:
+async def test_an_answer_is_bounded_whatever_names_transactions_have(tmp_path: Path) -> None:
     """Transactions whose names would not fit into an answer still say how many participants they
     have, alone and in a list."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_coordinator(tmp_path, store) as coordinator,
-            transaction_peer(coordinator) as peer,
-        ):
-            inspection = CoordinatorInspection(lambda: coordinator)
-            small, large = await peer.begin(A), await peer.begin()
-            many = [
-                f"persistent://public/default/{'x' * 900}{number}"
-                for number in range(NAMES_BYTES // 1000)
-            ]
-            for suffix in ("a", "b"):
-                assert code(await peer.join(large, *(name + suffix for name in many))) is None
-            rows = await inspection.transactions(0, 0, 100)
-            assert [row["participants"] for row in rows] == [1, 2 * len(many)]
-            assert rows[0]["partitions"] == [A]
-            alone = await inspection.transaction(0, large.least)
-            assert "partitions" not in rows[1]
-            assert "partitions" not in alone
-            assert len(json.dumps([rows, alone])) < ANSWER_BYTES_MAX
-            assert (await inspection.transaction(0, small.least))["partitions"] == [A]
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        running_coordinator(tmp_path, store) as coordinator,
+        transaction_peer(coordinator) as peer,
+    ):
+        inspection = CoordinatorInspection(lambda: coordinator)
+        small, large = await peer.begin(A), await peer.begin()
+        many = [
+            f"persistent://public/default/{'x' * 900}{number}"
+            for number in range(NAMES_BYTES // 1000)
+        ]
+        for suffix in ("a", "b"):
+            assert code(await peer.join(large, *(name + suffix for name in many))) is None
+        rows = await inspection.transactions(0, 0, 100)
+        assert [row["participants"] for row in rows] == [1, 2 * len(many)]
+        assert rows[0]["partitions"] == [A]
+        alone = await inspection.transaction(0, large.least)
+        assert "partitions" not in rows[1]
+        assert "partitions" not in alone
+        assert len(json.dumps([rows, alone])) < ANSWER_BYTES_MAX
+        assert (await inspection.transaction(0, small.least))["partitions"] == [A]
 
 
-def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
+async def test_an_abort_ends_with_the_life_that_was_asked(tmp_path: Path) -> None:
     """A participant is silent, so the abort waits; the life fails, and whoever asked is told
     instead of waiting permanently."""
 
-    async def scenario() -> None:
-        async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (
-            server,
-            coordinator,
-            peer,
-        ):
-            server.silent = True
-            txn = await peer.begin(A)
-            abort = asyncio.create_task(
-                CoordinatorInspection(lambda: coordinator).abort(0, txn.least)
-            )
-            async with asyncio.timeout(TIMEOUT_S):
-                await server.told.get()
-                coordinator.fail("the test says so")
-                with pytest.raises(StoreUnavailable, match="the test says so"):
-                    await abort
-
-    asyncio.run(scenario())
+    async with transaction_stage(tmp_path, transaction_end_patience_s=60) as (
+        server,
+        coordinator,
+        peer,
+    ):
+        server.silent = True
+        txn = await peer.begin(A)
+        abort = asyncio.create_task(CoordinatorInspection(lambda: coordinator).abort(0, txn.least))
+        async with asyncio.timeout(TIMEOUT_S):
+            await server.told.get()
+            coordinator.fail("the test says so")
+            with pytest.raises(StoreUnavailable, match="the test says so"):
+                await abort

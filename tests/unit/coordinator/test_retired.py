@@ -49,70 +49,64 @@ class SetForward(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
-def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(
+async def test_of_numbers_that_are_gone_only_some_are_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last ones that were asked about; any other is read again, and what is served again is
     let go of."""
     monkeypatch.setattr(retired, "READ_MAX", 1)
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
-            ended = []
-            for tcid in (1, 2):
-                async with (
-                    running_coordinator(tmp_path, store, tcid=tcid) as other,
-                    transaction_peer(other) as at_other,
-                ):
-                    ended.append(await at_other.begin(tcid=tcid))
-                    assert code(await at_other.end(ended[-1])) is None
-                    await other.stop()
-            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
-            known = first.service._retired
-            assert known is not None
-            for txn in (*ended, *ended):
-                assert code(await peer.end(txn)) is None
-                assert [*known._read] == [txn.most]
-            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(3, 3, "test/tx").encode())
-            assert code(await peer.end(ended[1])) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
-            assert not known._read
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_coordinator(tmp_path, store) as first, transaction_peer(first) as peer:
+        ended = []
+        for tcid in (1, 2):
+            async with (
+                running_coordinator(tmp_path, store, tcid=tcid) as other,
+                transaction_peer(other) as at_other,
+            ):
+                ended.append(await at_other.begin(tcid=tcid))
+                assert code(await at_other.end(ended[-1])) is None
+                await other.stop()
+        await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+        known = first.service._retired
+        assert known is not None
+        for txn in (*ended, *ended):
+            assert code(await peer.end(txn)) is None
+            assert [*known._read] == [txn.most]
+        await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(3, 3, "test/tx").encode())
+        assert code(await peer.end(ended[1])) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        assert not known._read
 
 
-def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(
+async def test_outcomes_of_a_number_that_is_gone_are_forgotten_when_it_would_forget_them(
     tmp_path: Path,
 ) -> None:
     """Also while what the number has left stays in memory: else participants that ask would be
     told permanently that the end is under way."""
 
-    async def scenario() -> None:
-        store, clock = MemoryStore(CLOCK), SetForward()
-        async with (
-            running_coordinator(tmp_path, store, tcid=1) as other,
-            transaction_peer(other) as peer,
-        ):
-            txn, left_open = await peer.begin(tcid=1), await peer.begin(tcid=1)
-            assert code(await peer.end(txn)) is None
-            await other.stop()
-        asked = EndRequested(None, txn.least, COMMIT, Caller(), 0)
-        async with volume_in(tmp_path) as volume:
-            known = RetiredNumbers(store, volume, clock, Limits(outcome_kept_ms=1_000_000))
+    store, clock = MemoryStore(CLOCK), SetForward()
+    async with (
+        running_coordinator(tmp_path, store, tcid=1) as other,
+        transaction_peer(other) as peer,
+    ):
+        txn, left_open = await peer.begin(tcid=1), await peer.begin(tcid=1)
+        assert code(await peer.end(txn)) is None
+        await other.stop()
+    asked = EndRequested(None, txn.least, COMMIT, Caller(), 0)
+    async with volume_in(tmp_path) as volume:
+        known = RetiredNumbers(store, volume, clock, Limits(outcome_kept_ms=1_000_000))
+        await known.ask(1, asked)
+        core = await known.core_of(1)
+        clock.ahead_s = 900
+        await known.ask(1, asked)
+        clock.ahead_s = 2_000
+        with pytest.raises(TransactionNotFound, match="ended so long ago"):
             await known.ask(1, asked)
-            core = await known.core_of(1)
-            clock.ahead_s = 900
-            await known.ask(1, asked)
-            clock.ahead_s = 2_000
-            with pytest.raises(TransactionNotFound, match="ended so long ago"):
-                await known.ask(1, asked)
-            assert await known.core_of(1) is core, "it was not read again"
-            assert core.status(left_open.least) == "OPEN", "only its own coordinator may end it"
-
-    asyncio.run(scenario())
+        assert await known.core_of(1) is core, "it was not read again"
+        assert core.status(left_open.least) == "OPEN", "only its own coordinator may end it"
 
 
-def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Path) -> None:
+async def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Path) -> None:
     """It ends what it has; the record tells the operator."""
 
     async def until(store: MemoryStore, wanted: tuple[CoordinatorState, int]) -> None:
@@ -146,70 +140,62 @@ def test_a_retiring_number_begins_nothing_and_says_when_it_is_empty(tmp_path: Pa
             await until(store, (CoordinatorState.SERVING, 0))
             assert await peer.begin() == TxnId(0, 1)
 
-    asyncio.run(scenario())
+    await scenario()
 
 
-def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: Path) -> None:
+async def test_what_a_retiring_number_has_another_one_begin_is_its_clients(tmp_path: Path) -> None:
     """With security on: the role that asked the retiring number owns the transaction, and
     neither another role nor the coordinator does."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        security = authenticator(tmp_path / "security")
-        await permit(store, "ann", "eve")
-        async with (
-            running_coordinator(tmp_path / "storage", store, security=security) as first,
-            running_coordinator(tmp_path / "storage", store, tcid=1, security=security) as second,
-            AsyncExitStack() as stack,
-        ):
+    store = MemoryStore(CLOCK)
+    security = authenticator(tmp_path / "security")
+    await permit(store, "ann", "eve")
+    async with (
+        running_coordinator(tmp_path / "storage", store, security=security) as first,
+        running_coordinator(tmp_path / "storage", store, tcid=1, security=security) as second,
+        AsyncExitStack() as stack,
+    ):
 
-            async def peer_as(role: str, coordinator: Coordinator) -> TransactionPeer:
-                peer = await stack.enter_async_context(
-                    transaction_peer(coordinator, handshake=False)
-                )
-                assert (await show(peer, token(role))).type == api.BaseCommand.CONNECTED
-                return peer
+        async def peer_as(role: str, coordinator: Coordinator) -> TransactionPeer:
+            peer = await stack.enter_async_context(transaction_peer(coordinator, handshake=False))
+            assert (await show(peer, token(role))).type == api.BaseCommand.CONNECTED
+            return peer
 
-            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
-            ann, eve = await peer_as("ann", second), await peer_as("eve", second)
-            async with asyncio.timeout(TIMEOUT_S):
-                while (of_ann := await ann.begin(tcid=1)).most == 1:
-                    pass
-            of_eve = await eve.begin(tcid=1)
-            assert (of_ann.most, of_eve.most) == (0, 0)
-            ann_at_first, eve_at_first = await peer_as("ann", first), await peer_as("eve", first)
-            assert code(await eve_at_first.end(of_ann)) == WireCode.NOT_ALLOWED
-            assert code(await ann_at_first.end(of_eve)) == WireCode.NOT_ALLOWED
-            assert code(await ann_at_first.end(of_ann)) is None
-            assert code(await eve_at_first.end(of_eve)) is None
-
-    asyncio.run(scenario())
+        await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+        ann, eve = await peer_as("ann", second), await peer_as("eve", second)
+        async with asyncio.timeout(TIMEOUT_S):
+            while (of_ann := await ann.begin(tcid=1)).most == 1:
+                pass
+        of_eve = await eve.begin(tcid=1)
+        assert (of_ann.most, of_eve.most) == (0, 0)
+        ann_at_first, eve_at_first = await peer_as("ann", first), await peer_as("eve", first)
+        assert code(await eve_at_first.end(of_ann)) == WireCode.NOT_ALLOWED
+        assert code(await ann_at_first.end(of_eve)) == WireCode.NOT_ALLOWED
+        assert code(await ann_at_first.end(of_ann)) is None
+        assert code(await eve_at_first.end(of_eve)) is None
 
 
-def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
+async def test_a_retiring_number_has_another_one_begin(tmp_path: Path) -> None:
     """A client that knows only the retiring one gets a transaction of the other, and ends it
     there; a transaction of its own ends here."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            running_coordinator(tmp_path, store) as first,
-            running_coordinator(tmp_path, store, tcid=1) as second,
-            transaction_peer(first) as peer,
-            transaction_peer(second) as at_second,
-        ):
-            own = await at_second.begin(tcid=1)
-            assert own == TxnId(1, 0)
-            await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
-            async with asyncio.timeout(TIMEOUT_S):
-                while (found := await at_second.begin(tcid=1)).most == 1:
-                    pass
-            assert found == TxnId(0, 0)
-            assert code(await at_second.end(found)) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
-            assert code(await peer.end(found)) is None
-            assert code(await at_second.end(own)) is None
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        running_coordinator(tmp_path, store) as first,
+        running_coordinator(tmp_path, store, tcid=1) as second,
+        transaction_peer(first) as peer,
+        transaction_peer(second) as at_second,
+    ):
+        own = await at_second.begin(tcid=1)
+        assert own == TxnId(1, 0)
+        await store.put(keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "test/tx").encode())
+        async with asyncio.timeout(TIMEOUT_S):
+            while (found := await at_second.begin(tcid=1)).most == 1:
+                pass
+        assert found == TxnId(0, 0)
+        assert code(await at_second.end(found)) == WireCode.TRANSACTION_COORDINATOR_NOT_FOUND
+        assert code(await peer.end(found)) is None
+        assert code(await at_second.end(own)) is None
 
 
 @pytest.mark.parametrize("gives_back", [True, False], ids=["given back", "died while retiring"])

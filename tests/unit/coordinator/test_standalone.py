@@ -110,123 +110,113 @@ async def connected(broker: Broker) -> AsyncIterator[TransactionPeer]:
         await peer.close()
 
 
-def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path) -> None:
+async def test_one_that_cannot_begin_is_refused_for_now_and_tried_again(tmp_path: Path) -> None:
     """Its disk is full: clients are told to come back, the server goes on, and nothing holds the
     number when it is tried again."""
 
-    async def scenario() -> None:
-        store, volume = MemoryStore(CLOCK), FillingVolume(tmp_path)
-        async with standalone(volume, store) as (broker, _), connected(broker) as peer:
-            volume.full = True
-            for _attempt in range(2):
-                peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
-                refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
-                assert (int(refused.error), "cannot begin" in refused.message) == (
-                    int(WireCode.SERVICE_NOT_READY),
-                    True,
-                )
-                assert await store.get(keys.coordinator_claim(0)) is None
-            assert broker.ready
-            volume.full = False
-            txn = await peer.begin()
-            assert txn.most == 0
-        await store.close()
-
-    asyncio.run(scenario())
+    store, volume = MemoryStore(CLOCK), FillingVolume(tmp_path)
+    async with standalone(volume, store) as (broker, _), connected(broker) as peer:
+        volume.full = True
+        for _attempt in range(2):
+            peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+            refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
+            assert (int(refused.error), "cannot begin" in refused.message) == (
+                int(WireCode.SERVICE_NOT_READY),
+                True,
+            )
+            assert await store.get(keys.coordinator_claim(0)) is None
+        assert broker.ready
+        volume.full = False
+        txn = await peer.begin()
+        assert txn.most == 0
+    await store.close()
 
 
-def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
+async def test_it_asks_its_participants_within_the_process(tmp_path: Path) -> None:
     """A transaction that consumes and produces commits, another one aborts, and the server has
     connected to nobody, itself included."""
 
-    async def scenario() -> None:
-        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        topics = [f"persistent://public/default/{name}" for name in ("in", "out")]
-        async with standalone(volume, store) as (broker, _), Client(broker.service_url) as client:
-            consumer = await client.subscribe(topics[0], "s", initial_position="Earliest")
-            outcomes = await client.subscribe(topics[1], "s", initial_position="Earliest")
-            inputs, outputs = [await client.create_producer(topic) for topic in topics]
-            await inputs.send(b"first")
-            for value in (b"of the one that aborts", b"of the one that commits"):
-                message = await consumer.receive(ANSWER_S)
-                txn = client.transaction()
-                await txn.begin()
-                await outputs.send(value, txn=txn)
-                await consumer.acknowledge(message, txn=txn)
-                await (txn.commit() if value.endswith(b"commits") else txn.abort())
-            await inputs.send(b"second")
-            assert (await consumer.receive(ANSWER_S)).value == b"second", (
-                "the first one was acknowledged"
-            )
-            await outputs.send(b"an ordinary one behind them")
-            assert [(await outcomes.receive(ANSWER_S)).value for _ in range(2)] == [
-                value,
-                b"an ordinary one behind them",
-            ]
-        await store.close()
-
-    asyncio.run(scenario())
+    store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+    topics = [f"persistent://public/default/{name}" for name in ("in", "out")]
+    async with standalone(volume, store) as (broker, _), Client(broker.service_url) as client:
+        consumer = await client.subscribe(topics[0], "s", initial_position="Earliest")
+        outcomes = await client.subscribe(topics[1], "s", initial_position="Earliest")
+        inputs, outputs = [await client.create_producer(topic) for topic in topics]
+        await inputs.send(b"first")
+        for value in (b"of the one that aborts", b"of the one that commits"):
+            message = await consumer.receive(ANSWER_S)
+            txn = client.transaction()
+            await txn.begin()
+            await outputs.send(value, txn=txn)
+            await consumer.acknowledge(message, txn=txn)
+            await (txn.commit() if value.endswith(b"commits") else txn.abort())
+        await inputs.send(b"second")
+        assert (await consumer.receive(ANSWER_S)).value == b"second", (
+            "the first one was acknowledged"
+        )
+        await outputs.send(b"an ordinary one behind them")
+        assert [(await outcomes.receive(ANSWER_S)).value for _ in range(2)] == [
+            value,
+            b"an ordinary one behind them",
+        ]
+    await store.close()
 
 
-def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path) -> None:
+async def test_a_transaction_ends_at_a_topic_that_nobody_has_looked_up(tmp_path: Path) -> None:
     """Its bundle has no owner when the transaction is decided: it is assigned as by a look-up,
     and the topic does not exist."""
 
-    async def scenario() -> None:
-        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        async with standalone(volume, store) as (broker, coordinator), connected(broker) as peer:
-            txn = await peer.begin("persistent://public/default/nowhere")
-            assert not broker.ownership.owned
-            assert not (await peer.end(txn)).HasField("error")
-            assert coordinator._life is not None
-            assert coordinator._life.service.transactions is not None
-            assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (
-                0,
-                1,
-            )
-        await store.close()
-
-    asyncio.run(scenario())
+    store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+    async with standalone(volume, store) as (broker, coordinator), connected(broker) as peer:
+        txn = await peer.begin("persistent://public/default/nowhere")
+        assert not broker.ownership.owned
+        assert not (await peer.end(txn)).HasField("error")
+        assert coordinator._life is not None
+        assert coordinator._life.service.transactions is not None
+        assert (coordinator._life.service.transactions.live, len(broker.ownership.owned)) == (
+            0,
+            1,
+        )
+    await store.close()
 
 
-def test_what_was_committed_outlives_the_loss_of_its_namespaces_record(tmp_path: Path) -> None:
+async def test_what_was_committed_outlives_the_loss_of_its_namespaces_record(
+    tmp_path: Path,
+) -> None:
     """The record is gone when the transaction is decided, and put back: then its message is
     there, and what follows it."""
 
-    async def scenario() -> None:
-        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        topic = "persistent://public/default/out"
-        async with (
-            standalone(volume, store) as (broker, coordinator),
-            Client(broker.service_url) as client,
-        ):
-            output = await client.create_producer(topic)
-            reader = await client.create_reader(topic, EARLIEST)
-            key, namespaces = (
-                keys.namespace(TopicName.parse(topic).namespace_name),
-                broker.views.namespaces,
-            )
-            async with client.transaction() as txn:
-                await output.send(b"committed", txn=txn)
-                lost = await store.get(key)
-                assert lost is not None
-                await store.delete(key)
-                async with asyncio.timeout(ANSWER_S):
-                    while namespaces.get("public/default") is not None:
-                        await asyncio.sleep(0.01)
-            assert coordinator._life is not None
-            assert coordinator._life.service.transactions is not None
-            assert coordinator._life.service.transactions.live == 1, "it has not ended at its topic"
-            await store.put(key, lost.value)
-            assert (await reader.receive(ANSWER_S)).value == b"committed"
-            await output.send(b"later")
-            assert (await reader.receive(ANSWER_S)).value == b"later"
-        await store.close()
-
-    asyncio.run(scenario())
+    store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+    topic = "persistent://public/default/out"
+    async with (
+        standalone(volume, store) as (broker, coordinator),
+        Client(broker.service_url) as client,
+    ):
+        output = await client.create_producer(topic)
+        reader = await client.create_reader(topic, EARLIEST)
+        key, namespaces = (
+            keys.namespace(TopicName.parse(topic).namespace_name),
+            broker.views.namespaces,
+        )
+        async with client.transaction() as txn:
+            await output.send(b"committed", txn=txn)
+            lost = await store.get(key)
+            assert lost is not None
+            await store.delete(key)
+            async with asyncio.timeout(ANSWER_S):
+                while namespaces.get("public/default") is not None:
+                    await asyncio.sleep(0.01)
+        assert coordinator._life is not None
+        assert coordinator._life.service.transactions is not None
+        assert coordinator._life.service.transactions.live == 1, "it has not ended at its topic"
+        await store.put(key, lost.value)
+        assert (await reader.receive(ANSWER_S)).value == b"committed"
+        await output.send(b"later")
+        assert (await reader.receive(ANSWER_S)).value == b"later"
+    await store.close()
 
 
-def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(
+async def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does one that never answers. The end is tried again, and takes place."""
@@ -263,63 +253,57 @@ def test_a_surprise_at_a_participant_ends_neither_coordinator_nor_server(
             assert (surprises, broker.ready) == ([], True)
         await store.close()
 
-    asyncio.run(scenario())
+    await scenario()
 
 
-def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> None:
+async def test_a_planned_end_meets_a_coordinator_that_is_beginning(tmp_path: Path) -> None:
     """Whoever waits for it is answered or hung up on; no claim and no lease of it are left, and
     nobody wakes it any more."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with (
-            standalone(PosixVolume(tmp_path), store) as (broker, coordinator),
-            connected(broker) as peer,
-        ):
-            peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
-            while coordinator._waking is None:
-                await asyncio.sleep(0)
-            await coordinator.stop()
-            assert await store.get(keys.coordinator_claim(0)) is None
-            answer = await asyncio.wait_for(peer.receive(), ANSWER_S)
-            assert int(answer[0].error.error) == int(WireCode.SERVICE_NOT_READY)
-            peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
-            refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
-            assert "starts or stops" in refused.message
-            await broker.stop()
-        await store.close()
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with (
+        standalone(PosixVolume(tmp_path), store) as (broker, coordinator),
+        connected(broker) as peer,
+    ):
+        peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+        while coordinator._waking is None:
+            await asyncio.sleep(0)
+        await coordinator.stop()
+        assert await store.get(keys.coordinator_claim(0)) is None
+        answer = await asyncio.wait_for(peer.receive(), ANSWER_S)
+        assert int(answer[0].error.error) == int(WireCode.SERVICE_NOT_READY)
+        peer.write(requests.new_txn(peer.next_request(), 0, 60_000))
+        refused = (await peer.answer(api.BaseCommand.Type.ERROR)).error
+        assert "starts or stops" in refused.message
+        await broker.stop()
+    await store.close()
 
 
-def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarnation(
+async def test_it_fails_with_its_broker_and_is_there_from_the_start_of_the_next_incarnation(
     tmp_path: Path,
 ) -> None:
     """The number is lost under an open transaction: the broker ends and says why; the next one
     has the transaction before it serves anybody."""
 
-    async def scenario() -> None:
-        store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
-        coordinator, make = standalone_at(volume, store)
-        broker = make()
-        async with incarnation(coordinator, broker):
-            assert coordinator.exposition() == b""
-            async with connected(broker) as peer:
-                first = await peer.begin()
-                assert coordinator._life is not None
-                coordinator._life.fail("its number was taken over")
-                assert (
-                    await asyncio.wait_for(broker.ended(), ANSWER_S)
-                    == "transaction coordinator: its number was taken over"
-                )
-                assert await peer.closed_by_broker()
-        broker = make()
-        async with incarnation(coordinator, broker):
-            assert b"magnetar_coordinator_transactions 1.0" in coordinator.exposition()
-            async with connected(broker) as peer:
-                assert not (await peer.end(first)).HasField("error")
-                assert await peer.begin() > first
-        await volume.close()
-        await store.close()
-
-    asyncio.run(scenario())
+    store, volume = MemoryStore(CLOCK), PosixVolume(tmp_path)
+    coordinator, make = standalone_at(volume, store)
+    broker = make()
+    async with incarnation(coordinator, broker):
+        assert coordinator.exposition() == b""
+        async with connected(broker) as peer:
+            first = await peer.begin()
+            assert coordinator._life is not None
+            coordinator._life.fail("its number was taken over")
+            assert (
+                await asyncio.wait_for(broker.ended(), ANSWER_S)
+                == "transaction coordinator: its number was taken over"
+            )
+            assert await peer.closed_by_broker()
+    broker = make()
+    async with incarnation(coordinator, broker):
+        assert b"magnetar_coordinator_transactions 1.0" in coordinator.exposition()
+        async with connected(broker) as peer:
+            assert not (await peer.end(first)).HasField("error")
+            assert await peer.begin() > first
+    await volume.close()
+    await store.close()

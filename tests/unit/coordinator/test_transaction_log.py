@@ -59,311 +59,276 @@ async def slots_in(directory: Path) -> AsyncIterator[SlotVolume]:
 
 
 @pytest.mark.parametrize("volume_of", [volume_in, slots_in])
-def test_a_life_that_dies_loses_nothing_that_was_told(
+async def test_a_life_that_dies_loses_nothing_that_was_told(
     tmp_path: Path, volume_of: Callable[[Path], AbstractAsyncContextManager[Volume]]
 ) -> None:
     """The next incarnation fences it, knows every transaction and outcome, and gives new sequences
     only; where files are appended to, and on slots."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_of(tmp_path) as volume:
-            first = await begin_life(store, volume, "a")
-            opened, ending, ended = [await first.begin() for _ in range(3)]
-            first.handle(JoinRequested("join", ending, (A,), ANYBODY))
-            await end(first, ending)
-            await end(first, ended, Action.ABORT)
-            await store.revoke_lease(first.lease)
-            second = await begin_life(store, volume, "b")
-            assert [second.core.status(least) for least in (opened, ending, ended)] == [
-                "OPEN",
-                "COMMITTING",
-                "ABORTED",
-            ]
-            assert second.core.to_drive(ending) == (Action.COMMIT, (A,))
-            assert await second.begin() == 3
-            record = await record_of(store)
-            assert [span.incarnation for span in record.chain] == ["tx-coordinator-0.b"]
-            assert record.checkpoint is not None
-            assert (await volume.list(names.CLAIMS)) == [names.claim("tx-coordinator-0.b")]
-            first.answers.clear()
-            first.handle(NewRequested("late", 60_000, "", 0))
-            await first.settled()
-            assert first.answers == []
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_of(tmp_path) as volume:
+        first = await begin_life(store, volume, "a")
+        opened, ending, ended = [await first.begin() for _ in range(3)]
+        first.handle(JoinRequested("join", ending, (A,), ANYBODY))
+        await end(first, ending)
+        await end(first, ended, Action.ABORT)
+        await store.revoke_lease(first.lease)
+        second = await begin_life(store, volume, "b")
+        assert [second.core.status(least) for least in (opened, ending, ended)] == [
+            "OPEN",
+            "COMMITTING",
+            "ABORTED",
+        ]
+        assert second.core.to_drive(ending) == (Action.COMMIT, (A,))
+        assert await second.begin() == 3
+        record = await record_of(store)
+        assert [span.incarnation for span in record.chain] == ["tx-coordinator-0.b"]
+        assert record.checkpoint is not None
+        assert (await volume.list(names.CLAIMS)) == [names.claim("tx-coordinator-0.b")]
+        first.answers.clear()
+        first.handle(NewRequested("late", 60_000, "", 0))
+        await first.settled()
+        assert first.answers == []
 
 
-def test_a_former_life_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
+async def test_a_former_life_answers_nothing_after_a_takeover(tmp_path: Path) -> None:
     """What it appends is never acknowledged, and its checkpoint never pointed to; the successor
     does not know it."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            first = await begin_life(store, volume, "a")
-            await first.begin()
-            await store.revoke_lease(first.lease)
-            second = await begin_life(store, volume, "b")
-            first.handle(NewRequested("late", 60_000, "", 0))
-            await first.settled()
-            assert first.answers == []
-            assert isinstance(first.failed.result(), Fenced)
-            with pytest.raises(Fenced, match="another holder"):
-                await first.log.checkpoint(first.core)
-            assert await second.begin() == 1
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        first = await begin_life(store, volume, "a")
+        await first.begin()
+        await store.revoke_lease(first.lease)
+        second = await begin_life(store, volume, "b")
+        first.handle(NewRequested("late", 60_000, "", 0))
+        await first.settled()
+        assert first.answers == []
+        assert isinstance(first.failed.result(), Fenced)
+        with pytest.raises(Fenced, match="another holder"):
+            await first.log.checkpoint(first.core)
+        assert await second.begin() == 1
 
 
-def test_a_planned_end_loses_not_even_what_nobody_waited_for(tmp_path: Path) -> None:
+async def test_a_planned_end_loses_not_even_what_nobody_waited_for(tmp_path: Path) -> None:
     """ENDED records are deferred; a log that closes writes them."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            first = await begin_life(store, volume, "a")
-            least = await first.begin()
-            first.handle(JoinRequested("join", least, (A,), ANYBODY))
-            await end(first, least)
-            first.handle(ParticipantEnded(least, A, CLOCK.wall_ms()))
-            await first.log.close()
-            assert not first.failed.done()
-            await first.claim.release(first.core.live)
-            second = await begin_life(store, volume, "b")
-            assert (second.core.status(least), second.core.live) == ("COMMITTED", 0)
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        first = await begin_life(store, volume, "a")
+        least = await first.begin()
+        first.handle(JoinRequested("join", least, (A,), ANYBODY))
+        await end(first, least)
+        first.handle(ParticipantEnded(least, A, CLOCK.wall_ms()))
+        await first.log.close()
+        assert not first.failed.done()
+        await first.claim.release(first.core.live)
+        second = await begin_life(store, volume, "b")
+        assert (second.core.status(least), second.core.live) == ("COMMITTED", 0)
 
 
-def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path) -> None:
+async def test_checkpoints_shorten_the_log_and_delete_what_they_replace(tmp_path: Path) -> None:
     """Sequences, open transactions and outcomes survive; old checkpoints and files of the own
     log are gone; a recovery reads the rest."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            life = await begin_life(store, volume, "a")
-            kept = await life.begin()
-            for _ in range(600):
-                life.handle(NewRequested("new", 60_000, "x" * 200, CLOCK.wall_ms()))
-                await life.settled()
-                if life.log.checkpoint_due:
-                    await life.log.checkpoint(life.core)
-            record = await record_of(store)
-            assert record.checkpoint is not None
-            assert record.checkpoint.position.file > 0, "the log was rolled"
-            assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
-            files = [
-                names.log_number(name)
-                for name in await volume.list(names.logs_of("tx-coordinator-0.a"))
-            ]
-            assert (
-                min(number for number in files if number is not None)
-                >= record.checkpoint.position.file - 1
-            )
-            await store.revoke_lease(life.lease)
-            second = await begin_life(store, volume, "b")
-            assert (second.core.status(kept), second.core.live) == ("OPEN", 601)
-            assert await second.begin() == 601
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        life = await begin_life(store, volume, "a")
+        kept = await life.begin()
+        for _ in range(600):
+            life.handle(NewRequested("new", 60_000, "x" * 200, CLOCK.wall_ms()))
+            await life.settled()
+            if life.log.checkpoint_due:
+                await life.log.checkpoint(life.core)
+        record = await record_of(store)
+        assert record.checkpoint is not None
+        assert record.checkpoint.position.file > 0, "the log was rolled"
+        assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
+        files = [
+            names.log_number(name)
+            for name in await volume.list(names.logs_of("tx-coordinator-0.a"))
+        ]
+        assert (
+            min(number for number in files if number is not None)
+            >= record.checkpoint.position.file - 1
+        )
+        await store.revoke_lease(life.lease)
+        second = await begin_life(store, volume, "b")
+        assert (second.core.status(kept), second.core.live) == ("OPEN", 601)
+        assert await second.begin() == 601
 
 
-def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(
+async def test_what_cannot_be_deleted_goes_with_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory that cannot be synced does not end an incarnation whose log and record are in
     order (simulation seed 11 of coordinators)."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            life = await begin_life(store, volume, "a")
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        life = await begin_life(store, volume, "a")
 
-            async def refuse(name: str) -> bool:
-                raise StorageError(f"{name}: EIO")
+        async def refuse(name: str) -> bool:
+            raise StorageError(f"{name}: EIO")
 
-            with monkeypatch.context() as patch:
-                patch.setattr(volume, "remove", refuse)
-                await life.log.checkpoint(life.core)
-            assert len(await volume.list(names.coordinator_checkpoints(0))) == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(volume, "remove", refuse)
             await life.log.checkpoint(life.core)
-            record = await record_of(store)
-            assert record.checkpoint is not None
-            assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
-            assert await life.begin() == 0
+        assert len(await volume.list(names.coordinator_checkpoints(0))) == 2
+        await life.log.checkpoint(life.core)
+        record = await record_of(store)
+        assert record.checkpoint is not None
+        assert await volume.list(names.coordinator_checkpoints(0)) == [record.checkpoint.object]
+        assert await life.begin() == 0
 
-    asyncio.run(scenario())
 
-
-def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) -> None:
+async def test_what_is_missing_is_named_and_nothing_begins_anew(tmp_path: Path) -> None:
     """Neither without the checkpoint nor without the log that the record names."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            first = await begin_life(store, volume, "a")
-            await first.begin()
-            await store.revoke_lease(first.lease)
-            record = await record_of(store)
-            assert record.checkpoint is not None
-            log = names.log_file("tx-coordinator-0.a", 0)
-            data = await volume.read(record.checkpoint.object)
-            await volume.remove(record.checkpoint.object)
-            with pytest.raises(CorruptData, match=record.checkpoint.object):
-                await begin_life(store, volume, "b")
-            assert await volume.put_if_absent(record.checkpoint.object, data)
-            await volume.remove(log)
-            claim = await store.get(keys.coordinator_claim(0))
-            assert claim is not None
-            await store.delete(keys.coordinator_claim(0))
-            with pytest.raises(CorruptData, match=log):
-                await begin_life(store, volume, "c")
-            assert (await record_of(store)).chain == record.chain, (
-                "the chain stays for whoever comes after the file"
-            )
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        first = await begin_life(store, volume, "a")
+        await first.begin()
+        await store.revoke_lease(first.lease)
+        record = await record_of(store)
+        assert record.checkpoint is not None
+        log = names.log_file("tx-coordinator-0.a", 0)
+        data = await volume.read(record.checkpoint.object)
+        await volume.remove(record.checkpoint.object)
+        with pytest.raises(CorruptData, match=record.checkpoint.object):
+            await begin_life(store, volume, "b")
+        assert await volume.put_if_absent(record.checkpoint.object, data)
+        await volume.remove(log)
+        claim = await store.get(keys.coordinator_claim(0))
+        assert claim is not None
+        await store.delete(keys.coordinator_claim(0))
+        with pytest.raises(CorruptData, match=log):
+            await begin_life(store, volume, "c")
+        assert (await record_of(store)).chain == record.chain, (
+            "the chain stays for whoever comes after the file"
+        )
 
 
-def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None:
+async def test_a_life_that_never_settled_changes_nothing(tmp_path: Path) -> None:
     """It may die anywhere between taking the number and its word: the next one begins where the
     last that answered has ended."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            first = await begin_life(store, volume, "a")
-            least = await first.begin()
-            await store.revoke_lease(first.lease)
-            _, lease = await held(store, "b")
-            await store.revoke_lease(lease)
-            unsettled = await begin_life(store, volume, "c", settle=False)
-            await store.revoke_lease(unsettled.lease)
-            last = await begin_life(store, volume, "d")
-            assert last.core.status(least) == "OPEN"
-            assert await last.begin() == least + 1
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        first = await begin_life(store, volume, "a")
+        least = await first.begin()
+        await store.revoke_lease(first.lease)
+        _, lease = await held(store, "b")
+        await store.revoke_lease(lease)
+        unsettled = await begin_life(store, volume, "c", settle=False)
+        await store.revoke_lease(unsettled.lease)
+        last = await begin_life(store, volume, "d")
+        assert last.core.status(least) == "OPEN"
+        assert await last.begin() == least + 1
 
 
-def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
+async def test_an_older_store_that_was_put_back_is_refused(tmp_path: Path) -> None:
     """It would begin with less than was told: an incarnation whose epoch storage has seen does not
     begin."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            await begin_life(store, volume, "a")
-            with pytest.raises(StorageError, match="an older store was put back"):
-                await begin_life(MemoryStore(CLOCK), volume, "b")
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        await begin_life(store, volume, "a")
+        with pytest.raises(StorageError, match="an older store was put back"):
+            await begin_life(MemoryStore(CLOCK), volume, "b")
 
 
 @pytest.mark.parametrize("backed_up", [True, False])
-def test_a_lost_store_is_rebuilt_with_every_transaction(tmp_path: Path, backed_up: bool) -> None:
+async def test_a_lost_store_is_rebuilt_with_every_transaction(
+    tmp_path: Path, backed_up: bool
+) -> None:
     """From the newest checkpoint and the log behind it, with an old backup and without any; a
     sequence is never given again."""
 
-    async def scenario() -> None:
-        store, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            storage_id = await read_or_create_storage_id(volume, CLOCK)
-            await store.put(keys.CLUSTER, ClusterRecord(storage_id, 0, 1).encode())
-            first = await begin_life(store, volume, "a")
-            backup = await read_backup(store, 0) if backed_up else None
-            told = [await first.begin() for _ in range(3)]
-            await first.log.checkpoint(first.core)
-            told.append(await first.begin())
-            await end(first, told[0])
-            done = await restore_store(fresh, volume, CLOCK, backup=backup, source="test")
-            assert done.store.problems == []
-            record = await record_of(fresh)
-            assert record.state is CoordinatorState.RECOVERING
-            second = await begin_life(fresh, volume, "b", restore=done.number)
-            assert [second.core.status(least) for least in told] == [
-                "COMMITTED",
-                "OPEN",
-                "OPEN",
-                "OPEN",
-            ]
-            assert await second.begin() == 4
-            first.answers.clear()
-            first.handle(NewRequested("late", 60_000, "", 0))
-            await first.settled()
-            assert first.answers == []
-
-    asyncio.run(scenario())
+    store, fresh = MemoryStore(CLOCK), MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        storage_id = await read_or_create_storage_id(volume, CLOCK)
+        await store.put(keys.CLUSTER, ClusterRecord(storage_id, 0, 1).encode())
+        first = await begin_life(store, volume, "a")
+        backup = await read_backup(store, 0) if backed_up else None
+        told = [await first.begin() for _ in range(3)]
+        await first.log.checkpoint(first.core)
+        told.append(await first.begin())
+        await end(first, told[0])
+        done = await restore_store(fresh, volume, CLOCK, backup=backup, source="test")
+        assert done.store.problems == []
+        record = await record_of(fresh)
+        assert record.state is CoordinatorState.RECOVERING
+        second = await begin_life(fresh, volume, "b", restore=done.number)
+        assert [second.core.status(least) for least in told] == [
+            "COMMITTED",
+            "OPEN",
+            "OPEN",
+            "OPEN",
+        ]
+        assert await second.begin() == 4
+        first.answers.clear()
+        first.handle(NewRequested("late", 60_000, "", 0))
+        await first.settled()
+        assert first.answers == []
 
 
-def test_a_restore_without_a_coordinators_log_is_a_problem(tmp_path: Path) -> None:
+async def test_a_restore_without_a_coordinators_log_is_a_problem(tmp_path: Path) -> None:
     """It is named before anything is written."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            storage_id = await read_or_create_storage_id(volume, CLOCK)
-            await store.put(keys.CLUSTER, ClusterRecord(storage_id, 0, 1).encode())
-            first = await begin_life(store, volume, "a")
-            await first.begin()
-            await volume.remove(names.log_file("tx-coordinator-0.a", 0))
-            with pytest.raises(
-                InvalidRequest, match="transaction coordinator 0 cannot be recovered without"
-            ):
-                await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="test")
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        storage_id = await read_or_create_storage_id(volume, CLOCK)
+        await store.put(keys.CLUSTER, ClusterRecord(storage_id, 0, 1).encode())
+        first = await begin_life(store, volume, "a")
+        await first.begin()
+        await volume.remove(names.log_file("tx-coordinator-0.a", 0))
+        with pytest.raises(
+            InvalidRequest, match="transaction coordinator 0 cannot be recovered without"
+        ):
+            await restore_store(MemoryStore(CLOCK), volume, CLOCK, backup=None, source="test")
 
 
-def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
+async def test_the_collector_keeps_what_coordinators_need(tmp_path: Path) -> None:
     """A dead life's log stays while the record names it, and goes once a later life has its own;
     a living one is never fenced."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path, store=store, replaced_kept_s=0) as broker:
-            volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
-            first = await begin_life(store, volume, "a")
-            least = await first.begin()
-            await store.revoke_lease(first.lease)
-            _, lease = await held(store, "b")
-            await first.log.close()
-            for _ in range(3):
-                await garbage_collector.collect_dead()
-            await store.revoke_lease(lease)
-            third = await begin_life(store, volume, "c")
-            assert third.core.status(least) == "OPEN"
-            for _ in range(3):
-                await garbage_collector.collect_dead()
-            assert await volume.list(names.logs_of("tx-coordinator-0.a")) == []
-            assert await volume.exists(names.claim("tx-coordinator-0.c"))
-            assert await third.begin() == least + 1
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store, replaced_kept_s=0) as broker:
+        volume, garbage_collector = broker.context.volume, broker.maintenance.garbage_collector
+        first = await begin_life(store, volume, "a")
+        least = await first.begin()
+        await store.revoke_lease(first.lease)
+        _, lease = await held(store, "b")
+        await first.log.close()
+        for _ in range(3):
+            await garbage_collector.collect_dead()
+        await store.revoke_lease(lease)
+        third = await begin_life(store, volume, "c")
+        assert third.core.status(least) == "OPEN"
+        for _ in range(3):
+            await garbage_collector.collect_dead()
+        assert await volume.list(names.logs_of("tx-coordinator-0.a")) == []
+        assert await volume.exists(names.claim("tx-coordinator-0.c"))
+        assert await third.begin() == least + 1
 
 
-def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
+async def test_a_log_that_cannot_keep_up_ends_its_life(tmp_path: Path) -> None:
     """What was decided and does not fit is never followed by anything: the next incarnation
     begins with what is durable."""
 
-    async def scenario() -> None:
-        store = MemoryStore(CLOCK)
-        async with volume_in(tmp_path) as volume:
-            life = await begin_life(store, volume, "a")
-            least = await life.begin()
-            large = tuple(
-                Participant(f"persistent://public/default/{'x' * 900}{number}")
-                for number in range(80)
-            )
-            life.handle(JoinRequested("join", least, large, ANYBODY))
-            assert "cannot keep up" in str(life.failed.result())
-            life.handle(NewRequested("new", 60_000, "", 0))
-            await asyncio.wait_for(life.log.check_claim(), 120)
-            assert life.answers == []
-            await store.revoke_lease(life.lease)
-            second = await begin_life(store, volume, "b")
-            assert (second.core.status(least), second.core.live) == ("OPEN", 1)
-
-    asyncio.run(scenario())
+    store = MemoryStore(CLOCK)
+    async with volume_in(tmp_path) as volume:
+        life = await begin_life(store, volume, "a")
+        least = await life.begin()
+        large = tuple(
+            Participant(f"persistent://public/default/{'x' * 900}{number}") for number in range(80)
+        )
+        life.handle(JoinRequested("join", least, large, ANYBODY))
+        assert "cannot keep up" in str(life.failed.result())
+        life.handle(NewRequested("new", 60_000, "", 0))
+        await asyncio.wait_for(life.log.check_claim(), 120)
+        assert life.answers == []
+        await store.revoke_lease(life.lease)
+        second = await begin_life(store, volume, "b")
+        assert (second.core.status(least), second.core.live) == ("OPEN", 1)

@@ -7,7 +7,6 @@ every later life knows.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -181,11 +180,8 @@ class Course:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_course_of_lives_loses_a_word(tmp_path: Path, seed: int) -> None:
+async def test_no_course_of_lives_loses_a_word(tmp_path: Path, seed: int) -> None:
     """Sequences are new, open transactions keep their participants, decisions stay."""
 
-    async def scenario() -> None:
-        async with volume_in(tmp_path) as volume:
-            await Course(seed, MemoryStore(CLOCK), volume).run()
-
-    asyncio.run(scenario())
+    async with volume_in(tmp_path) as volume:
+        await Course(seed, MemoryStore(CLOCK), volume).run()

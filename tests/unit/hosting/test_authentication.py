@@ -35,152 +35,128 @@ async def _refused(peer: Peer, answer: api.BaseCommand, code: int) -> None:
     assert await peer.closed_by_broker()
 
 
-def test_only_who_shows_a_good_token_gets_in(tmp_path: Path) -> None:
+async def test_only_who_shows_a_good_token_gets_in(tmp_path: Path) -> None:
     """Nothing, a wrong key, an expired token, another method: an error with Pulsar's code, and
     the end of the connection."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _):
+    async with secured_broker(tmp_path) as (broker, _):
+        async with peer_of(broker) as peer:
+            assert (await show(peer, token("admin"))).type == Type.CONNECTED
+            assert await peer.lookup()
+        for data, method in (
+            (b"", ""),
+            (b"", "token"),
+            (token("admin", key=OTHER), "token"),
+            (token("admin", -1), "token"),
+            (b"x" * 40_000, "token"),
+            (token("admin"), "basic"),
+            (token("admin"), INTERNAL_METHOD),
+            (b"", "tls"),
+        ):
             async with peer_of(broker) as peer:
-                assert (await show(peer, token("admin"))).type == Type.CONNECTED
-                assert await peer.lookup()
-            for data, method in (
-                (b"", ""),
-                (b"", "token"),
-                (token("admin", key=OTHER), "token"),
-                (token("admin", -1), "token"),
-                (b"x" * 40_000, "token"),
-                (token("admin"), "basic"),
-                (token("admin"), INTERNAL_METHOD),
-                (b"", "tls"),
-            ):
-                async with peer_of(broker) as peer:
-                    await _refused(peer, await show(peer, data, method), api.AuthenticationError)
-
-    asyncio.run(run())
+                await _refused(peer, await show(peer, data, method), api.AuthenticationError)
 
 
-def test_nothing_is_answered_before_the_handshake(tmp_path: Path) -> None:
+async def test_nothing_is_answered_before_the_handshake(tmp_path: Path) -> None:
     """A LOOKUP sent in one go behind a CONNECT that is refused is not looked at."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            peer.write(
-                requests.connect("test", 21) + command_frame("lookup", request_id=1, topic=TOPIC)
-            )
-            assert (await peer.answer()).type == Type.ERROR
-            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-                await peer.answer()
-
-    asyncio.run(run())
+    async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+        peer.write(
+            requests.connect("test", 21) + command_frame("lookup", request_id=1, topic=TOPIC)
+        )
+        assert (await peer.answer()).type == Type.ERROR
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await peer.answer()
 
 
-def test_the_anonymous_role_is_for_who_shows_nothing(tmp_path: Path) -> None:
+async def test_the_anonymous_role_is_for_who_shows_nothing(tmp_path: Path) -> None:
     """A wrong token is refused also where nobody needs one: its owner believes that it is used."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path, WITH_ANONYMOUS) as (broker, _):
-            for method in ("", "none", "basic"):
-                async with peer_of(broker) as peer:
-                    assert (await show(peer, b"", method)).type == Type.CONNECTED
+    async with secured_broker(tmp_path, WITH_ANONYMOUS) as (broker, _):
+        for method in ("", "none", "basic"):
             async with peer_of(broker) as peer:
-                await _refused(
-                    peer, await show(peer, token("admin", key=OTHER)), api.AuthenticationError
-                )
+                assert (await show(peer, b"", method)).type == Type.CONNECTED
+        async with peer_of(broker) as peer:
+            await _refused(
+                peer, await show(peer, token("admin", key=OTHER)), api.AuthenticationError
+            )
 
-    asyncio.run(run())
 
-
-def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
+async def test_a_token_is_asked_for_anew_before_it_ends(tmp_path: Path) -> None:
     """AUTH_CHALLENGE, and the connection goes on with the answer; it has the same role or ends."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            assert (await show(peer, token("admin", 8))).type == Type.CONNECTED
-            challenge = (await peer.answer(Type.AUTH_CHALLENGE)).auth_challenge
-            assert challenge.challenge.auth_data == REFRESH
-            assert challenge.challenge.auth_method_name == "token"
-            peer.write(requests.auth_response("test", 21, "token", token("admin", 100).encode()))
-            assert await peer.lookup()
-            peer.write(requests.auth_response("test", 21, "token", token("somebody", 100).encode()))
-            await _refused(peer, await peer.answer(), api.AuthenticationError)
-
-    asyncio.run(run())
+    async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+        assert (await show(peer, token("admin", 8))).type == Type.CONNECTED
+        challenge = (await peer.answer(Type.AUTH_CHALLENGE)).auth_challenge
+        assert challenge.challenge.auth_data == REFRESH
+        assert challenge.challenge.auth_method_name == "token"
+        peer.write(requests.auth_response("test", 21, "token", token("admin", 100).encode()))
+        assert await peer.lookup()
+        peer.write(requests.auth_response("test", 21, "token", token("somebody", 100).encode()))
+        await _refused(peer, await peer.answer(), api.AuthenticationError)
 
 
 @pytest.mark.parametrize("refreshes", [True, False])
-def test_a_connection_ends_with_its_token(tmp_path: Path, refreshes: bool) -> None:
+async def test_a_connection_ends_with_its_token(tmp_path: Path, refreshes: bool) -> None:
     """Whether its client was asked and said nothing, or cannot be asked."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
-            assert (await show(peer, token("admin", 5), refreshes=refreshes)).type == Type.CONNECTED
-            if refreshes:
-                await peer.answer(Type.AUTH_CHALLENGE)
-            await _refused(peer, await peer.answer(), api.AuthenticationError)
-
-    asyncio.run(run())
+    async with secured_broker(tmp_path) as (broker, _), peer_of(broker) as peer:
+        assert (await show(peer, token("admin", 5), refreshes=refreshes)).type == Type.CONNECTED
+        if refreshes:
+            await peer.answer(Type.AUTH_CHALLENGE)
+        await _refused(peer, await peer.answer(), api.AuthenticationError)
 
 
-def test_a_proxy_speaks_for_others_and_nobody_else_does(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _):
-            for role, original, good in (
-                ("proxy", "admin", True),
-                ("proxy", "", False),
-                ("proxy", "proxy", False),
-                ("admin", "admin", True),
-                ("admin", "other", False),
-            ):
-                async with peer_of(broker) as peer:
-                    answer = await show(peer, token(role), original=original)
-                    if good:
-                        assert answer.type == Type.CONNECTED
-                    else:
-                        await _refused(peer, answer, api.AuthorizationError)
-
-    asyncio.run(run())
+async def test_a_proxy_speaks_for_others_and_nobody_else_does(tmp_path: Path) -> None:
+    async with secured_broker(tmp_path) as (broker, _):
+        for role, original, good in (
+            ("proxy", "admin", True),
+            ("proxy", "", False),
+            ("proxy", "proxy", False),
+            ("admin", "admin", True),
+            ("admin", "other", False),
+        ):
+            async with peer_of(broker) as peer:
+                answer = await show(peer, token(role), original=original)
+                if good:
+                    assert answer.type == Type.CONNECTED
+                else:
+                    await _refused(peer, answer, api.AuthorizationError)
 
 
-def test_who_was_let_in_by_an_earlier_key_connects_anew(tmp_path: Path) -> None:
+async def test_who_was_let_in_by_an_earlier_key_connects_anew(tmp_path: Path) -> None:
     """A key that leaked is worth nothing a moment after it was replaced."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, found), peer_of(broker) as peer:
-            assert (await show(peer, token("admin"))).type == Type.CONNECTED
-            following = asyncio.create_task(found.source.follow())
-            (tmp_path / "security" / "key").write_bytes(OTHER.secret)
-            assert await peer.closed_by_broker()
-            async with peer_of(broker) as before:
-                await _refused(before, await show(before, token("admin")), api.AuthenticationError)
-            async with peer_of(broker) as after:
-                assert (await show(after, token("admin", key=OTHER))).type == Type.CONNECTED
-            following.cancel()
-
-    asyncio.run(run())
-
-
-def test_a_broken_document_changes_nothing_and_counts_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        found = authenticator(tmp_path)
-        before = found.source.current
+    async with secured_broker(tmp_path) as (broker, found), peer_of(broker) as peer:
+        assert (await show(peer, token("admin"))).type == Type.CONNECTED
         following = asyncio.create_task(found.source.follow())
-        changed = asyncio.Event()
-        found.source.listen(changed.set)
-        (tmp_path / "security.yaml").write_text("authentication: [")
-        async with asyncio.timeout(120):
-            while not found.source.reloads_failed:
-                await asyncio.sleep(0.01)
-            assert found.source.current is before
-            (tmp_path / "security.yaml").write_text(
-                DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]")
-            )
-            await changed.wait()
-        assert found.source.current.document.super_user_roles == {"chief"}
-        assert found.source.reloads_failed == 1
+        (tmp_path / "security" / "key").write_bytes(OTHER.secret)
+        assert await peer.closed_by_broker()
+        async with peer_of(broker) as before:
+            await _refused(before, await show(before, token("admin")), api.AuthenticationError)
+        async with peer_of(broker) as after:
+            assert (await show(after, token("admin", key=OTHER))).type == Type.CONNECTED
         following.cancel()
 
-    asyncio.run(run())
+
+async def test_a_broken_document_changes_nothing_and_counts_once(tmp_path: Path) -> None:
+    found = authenticator(tmp_path)
+    before = found.source.current
+    following = asyncio.create_task(found.source.follow())
+    changed = asyncio.Event()
+    found.source.listen(changed.set)
+    (tmp_path / "security.yaml").write_text("authentication: [")
+    async with asyncio.timeout(120):
+        while not found.source.reloads_failed:
+            await asyncio.sleep(0.01)
+        assert found.source.current is before
+        (tmp_path / "security.yaml").write_text(
+            DOCUMENT.replace("DIRECTORY", str(tmp_path)).replace("[admin]", "[chief]")
+        )
+        await changed.wait()
+    assert found.source.current.document.super_user_roles == {"chief"}
+    assert found.source.reloads_failed == 1
+    following.cancel()
 
 
 def test_a_cluster_needs_an_internal_key(tmp_path: Path) -> None:
@@ -232,36 +208,31 @@ def test_an_internal_key_is_replaced_while_processes_have_files_of_different_pha
         process.principal(INTERNAL_METHOD, former, "")
 
 
-def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None:
+async def test_only_processes_connect_anew_when_their_key_goes(tmp_path: Path) -> None:
     """A key that comes cuts nobody off, one that goes those that came by internal keys; clients
     have nothing to do with it."""
 
-    async def run() -> None:
-        (tmp_path / "security").mkdir()
-        (tmp_path / "security" / "internal").write_bytes(b"1" * 32)
-        document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
-        async with (
-            secured_broker(tmp_path, document) as (broker, found),
-            peer_of(broker) as client,
-            peer_of(broker) as process,
-        ):
-            assert (await show(client, token("admin"))).type == Type.CONNECTED
-            assert (
-                await show(process, found.internal_token(), INTERNAL_METHOD)
-            ).type == Type.CONNECTED
-            changed = asyncio.Event()
-            found.source.listen(changed.set)
-            following = asyncio.create_task(found.source.follow())
-            (tmp_path / "security" / "internal").write_bytes(key_lines((b"1" * 32, b"2" * 32)))
-            async with asyncio.timeout(30):
-                await changed.wait()
-            assert await process.lookup()
-            (tmp_path / "security" / "internal").write_bytes(key_lines((b"2" * 32,)))
-            assert await process.closed_by_broker()
-            assert await client.lookup()
-            following.cancel()
-
-    asyncio.run(run())
+    (tmp_path / "security").mkdir()
+    (tmp_path / "security" / "internal").write_bytes(b"1" * 32)
+    document = DOCUMENT + "internal: {keyFile: DIRECTORY/internal}\n"
+    async with (
+        secured_broker(tmp_path, document) as (broker, found),
+        peer_of(broker) as client,
+        peer_of(broker) as process,
+    ):
+        assert (await show(client, token("admin"))).type == Type.CONNECTED
+        assert (await show(process, found.internal_token(), INTERNAL_METHOD)).type == Type.CONNECTED
+        changed = asyncio.Event()
+        found.source.listen(changed.set)
+        following = asyncio.create_task(found.source.follow())
+        (tmp_path / "security" / "internal").write_bytes(key_lines((b"1" * 32, b"2" * 32)))
+        async with asyncio.timeout(30):
+            await changed.wait()
+        assert await process.lookup()
+        (tmp_path / "security" / "internal").write_bytes(key_lines((b"2" * 32,)))
+        assert await process.closed_by_broker()
+        assert await client.lookup()
+        following.cancel()
 
 
 NOBODY = PeerCertificate()

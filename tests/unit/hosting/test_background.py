@@ -24,7 +24,7 @@ async def beside(work: Coroutine[Any, Any, None], reached: Callable[[], bool]) -
     await asyncio.wait([task])
 
 
-def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader or a listener that fails in a way that nobody has foreseen is counted once, like
     a broken file, and the next content is taken."""
     monkeypatch.setattr(followed_files, "REREAD_S", 0.001)
@@ -45,13 +45,13 @@ def test_files_are_followed_whatever_happens(monkeypatch: pytest.MonkeyPatch) ->
             raise RuntimeError("a listener's")
 
     follower = Follower("test", file="x")
-    asyncio.run(beside(follower.follow(read, take), lambda: len(taken) > 3))
+    await beside(follower.follow(read, take), lambda: len(taken) > 3)
     assert taken[:4] == ["sound", "refused", "sound", "sound"]
     assert follower.failed == 3
     assert "secret" not in follower._trouble
 
 
-def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "AGAIN_S", 0.001)
     times: list[int] = []
 
@@ -60,5 +60,5 @@ def test_what_has_to_go_on_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("a bug")
 
     surprises = Surprises()
-    asyncio.run(beside(surprises.again_and_again("test", work), lambda: len(times) > 2))
+    await beside(surprises.again_and_again("test", work), lambda: len(times) > 2)
     assert surprises.counts["test"] >= 2

@@ -56,12 +56,9 @@ async def listening(
         await listener.close()
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await scenario()
-
-    asyncio.run(bounded())
+async def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.timeout(60):
+        await scenario()
 
 
 async def opened(port: int, data: bytes = b"") -> Streams:
@@ -94,7 +91,7 @@ async def ends(streams: Streams) -> bool:
         streams[1].close()
 
 
-def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None:
+async def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None:
     """What is asked of REST, by however many connections, leaves the loop to others between any
     two requests."""
 
@@ -117,11 +114,11 @@ def test_requests_of_many_peers_begin_one_in_a_turn_and_probes_at_once() -> None
         await application({"path": "/x"}, None, None)
         assert len(begun["/x"]) == 10
 
-    run(scenario)
+    await run(scenario)
 
 
 @pytest.mark.parametrize("begun", [b"", HALF, POST + b"12345"])
-def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
+async def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
     """As many as may be open are: a probe from the same address is answered, for the oldest of
     them."""
 
@@ -137,7 +134,7 @@ def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
             for _, writer in slow[20:]:
                 writer.close()
 
-    run(scenario)
+    await run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +147,7 @@ def test_unfinished_requests_keep_no_one_from_an_answer(begun: bytes) -> None:
         ("BODY_S", GET + POST + b"1"),
     ],
 )
-def test_every_part_of_a_request_has_a_time_limit(
+async def test_every_part_of_a_request_has_a_time_limit(
     monkeypatch: pytest.MonkeyPatch, limit: str, begun: bytes
 ) -> None:
     """Also of one that stands behind another on the same connection."""
@@ -163,10 +160,12 @@ def test_every_part_of_a_request_has_a_time_limit(
                 await reader.readuntil(b"yes")
             assert await ends((reader, writer))
 
-    run(scenario)
+    await run(scenario)
 
 
-def test_a_connection_that_is_kept_alive_is_answered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_kept_alive_is_answered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No time limit is left of a request that was answered."""
     monkeypatch.setattr(http, "HEAD_S", 0.2)
     monkeypatch.setattr(http, "BODY_S", 0.2)
@@ -180,11 +179,13 @@ def test_a_connection_that_is_kept_alive_is_answered_again(monkeypatch: pytest.M
                 await asyncio.sleep(0.3)  # longer than either limit
             streams[1].close()
 
-    run(scenario)
+    await run(scenario)
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+async def test_a_large_request_is_read_in_turns(
+    monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
     """However many chunks it has, a turn of the loop looks at so many bytes at most; pieces that
     come concurrently keep their order."""
     looked_at: list[int] = []
@@ -213,12 +214,12 @@ def test_a_large_request_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, piece
             assert await answer(streams) == b"yes"
             streams[1].close()
 
-    run(scenario)
+    await run(scenario)
     assert max(looked_at) <= http.SLICE_BYTES
     assert sum(looked_at) == len(request) + len(GET)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_mistake_of_ours() -> None:
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_mistake_of_ours() -> None:
     """Nothing is logged as one, and the next request is answered."""
     left, asked = asyncio.Event(), small_application()
     add_refusals(asked)
@@ -241,11 +242,11 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_mistake_of_ours() 
             probe[1].close()
 
     with capture_logs() as logged:
-        run(scenario)
+        await run(scenario)
     assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == []
 
 
-def test_a_peer_that_reads_no_answer_is_not_waited_for_long(
+async def test_a_peer_that_reads_no_answer_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "STALL_S", 0.2)
@@ -260,4 +261,4 @@ def test_a_peer_that_reads_no_answer_is_not_waited_for_long(
                 await reader.readexactly(64 << 20)
             writer.close()
 
-    run(scenario)
+    await run(scenario)

@@ -36,19 +36,16 @@ CLOCK = SystemClock()
 Script = Callable[[MemoryStore, PosixVolume], Awaitable[None]]
 
 
-def run(directory: Path, script: Script) -> None:
-    async def main() -> None:
-        store, volume = MemoryStore(CLOCK), PosixVolume(directory)
-        try:
-            await script(store, volume)
-        finally:
-            await store.close()
-            await volume.close()
-
-    asyncio.run(main())
+async def run(directory: Path, script: Script) -> None:
+    store, volume = MemoryStore(CLOCK), PosixVolume(directory)
+    try:
+        await script(store, volume)
+    finally:
+        await store.close()
+        await volume.close()
 
 
-def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
+async def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         first = await join_cluster(store, volume, CLOCK)
         await volume.put_if_absent(names.log_file("broker-0.1", 0), b"log")
@@ -58,10 +55,10 @@ def test_a_new_cluster_begins_and_is_joined_again(tmp_path: Path) -> None:
         assert namespace is not None
         assert len(NamespaceRecord.decode(namespace.value).boundaries) > 1
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
+async def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
     """The leader could make none yet and said so, and all brokers have gone: the cluster is
     joined again."""
 
@@ -75,10 +72,10 @@ def test_a_report_on_copies_is_not_taken_for_a_copy(tmp_path: Path) -> None:
         await keep_backup(store, volume, await read_backup(store, 0), kept=2)
         assert await join_cluster(store, volume, CLOCK) == first
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
+async def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
     """The error names the commands that bring the store back, and nothing was written into the
     empty one."""
 
@@ -90,7 +87,7 @@ def test_an_empty_store_over_logs_is_refused(tmp_path: Path) -> None:
             await join_cluster(empty, volume, CLOCK)
         assert (await empty.range("")).items == ()
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
 class LostStore(MemoryStore):
@@ -122,7 +119,9 @@ class LostStore(MemoryStore):
 
 
 @pytest.mark.parametrize("only", ["", keys.RESTORE])
-def test_a_store_that_is_lost_while_it_is_joined_stays_lost(tmp_path: Path, only: str) -> None:
+async def test_a_store_that_is_lost_while_it_is_joined_stays_lost(
+    tmp_path: Path, only: str
+) -> None:
     """At whichever call; so does one whose restore begins then, which takes the restore number
     away (simulation seed 315 of restore)."""
 
@@ -144,10 +143,10 @@ def test_a_store_that_is_lost_while_it_is_joined_stays_lost(tmp_path: Path, only
                 await store.put(item.key, item.value)
         assert refused > 3
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_store_whose_restore_was_not_finished_is_refused(tmp_path: Path) -> None:
+async def test_a_store_whose_restore_was_not_finished_is_refused(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         joined = await join_cluster(store, volume, CLOCK)
         assert await raise_restore_number(volume, CLOCK, 1, "test") == 1
@@ -156,10 +155,10 @@ def test_a_store_whose_restore_was_not_finished_is_refused(tmp_path: Path) -> No
         with pytest.raises(StorageError, match="restore"):
             await check_restore(volume, joined.restore)
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path) -> None:
+async def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path) -> None:
     """Even when its revision was raised, as etcd's restore does: it has not learned of the copy."""
 
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
@@ -177,10 +176,10 @@ def test_a_store_that_is_older_than_a_copy_in_storage_is_refused(tmp_path: Path)
         with pytest.raises(StorageError, match="restore --in-place"):
             await join_cluster(old, volume, CLOCK)
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> None:
+async def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await join_cluster(store, volume, CLOCK)
         await volume.put_if_absent(
@@ -189,10 +188,10 @@ def test_a_store_that_is_behind_a_term_in_storage_is_refused(tmp_path: Path) -> 
         with pytest.raises(StorageError, match="a term of revision 777"):
             await join_cluster(store, volume, CLOCK)
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
+async def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> None:
     """An empty store in its place is as good as none, whatever is asked of it; a restored one is
     another, which is said once."""
 
@@ -218,10 +217,10 @@ def test_who_joined_a_store_changes_nothing_in_another_one(tmp_path: Path) -> No
         assert await store.get("tenants/a") is None
         assert len(told) == 1
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_concurrent_restores_get_numbers_of_their_own(tmp_path: Path) -> None:
+async def test_concurrent_restores_get_numbers_of_their_own(tmp_path: Path) -> None:
     async def script(_store: MemoryStore, volume: PosixVolume) -> None:
         numbers = await asyncio.gather(
             *(raise_restore_number(volume, CLOCK, 1, "test") for _ in range(5))
@@ -230,10 +229,10 @@ def test_concurrent_restores_get_numbers_of_their_own(tmp_path: Path) -> None:
         assert await raise_restore_number(volume, CLOCK, 9, "test") == 9
         assert await read_restore_number(volume) == 9
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_only_the_newest_copies_are_kept_and_an_old_leader_adds_none(tmp_path: Path) -> None:
+async def test_only_the_newest_copies_are_kept_and_an_old_leader_adds_none(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await join_cluster(store, volume, CLOCK)
         late = await read_backup(store, 0)
@@ -245,65 +244,62 @@ def test_only_the_newest_copies_are_kept_and_an_old_leader_adds_none(tmp_path: P
         assert await keep_backup(store, volume, late, kept=2) is None
         assert await list_backups(volume) == kept[-2:]
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
+async def test_a_wrong_volume_is_refused(tmp_path: Path) -> None:
     async def script(store: MemoryStore, volume: PosixVolume) -> None:
         await store.put(keys.CLUSTER, ClusterRecord("0" * 32, 0, 1).encode())
         with pytest.raises(StorageError, match="different volume"):
             await join_cluster(store, volume, CLOCK)
 
-    run(tmp_path, script)
+    await run(tmp_path, script)
 
 
-def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(
+async def test_a_broker_whose_store_is_emptied_serves_on_and_ends_with_the_restore(
     tmp_path: Path,
 ) -> None:
     """It changes nothing in the empty store, registers in it as nobody, and loses nothing; no
     new broker is let in."""
 
-    async def script() -> None:
-        store = MemoryStore(CLOCK)
-        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            await peer.produce()
-            store._core = MemoryStore(CLOCK)._core
-            broker._lease_lost("test")
-            await peer.send(b"under the claim", 0)
-            with pytest.raises(StoreUnavailable, match="waits for its restore"):
-                await broker.context.store.put("tenants/a", b"{}")
-            await asyncio.sleep(2 * STORE_RETRY_S)  # for several tries to register
-            await peer.send(b"still", 1)
-            assert broker.ready
-            assert (await store.range("")).items == ()
-            async with volume_in(tmp_path) as volume:
-                with pytest.raises(RestoreAwaited, match="metadata rebuild"):
-                    await join_cluster(store, volume, CLOCK)
-                await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
-            assert "claim" in await broker.ended()
-            assert (await store.range(keys.INCARNATIONS)).items == ()
-        async with (
-            running_broker(tmp_path, store=store, name="broker-1") as broker,
-            open_peer(broker) as peer,
-        ):
-            await peer.lookup()
-            core = (
-                (
-                    await broker.ownership.serving(
-                        await broker.ownership.bundle_of(TopicName.parse(TOPIC))
-                    )
+    store = MemoryStore(CLOCK)
+    async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce()
+        store._core = MemoryStore(CLOCK)._core
+        broker._lease_lost("test")
+        await peer.send(b"under the claim", 0)
+        with pytest.raises(StoreUnavailable, match="waits for its restore"):
+            await broker.context.store.put("tenants/a", b"{}")
+        await asyncio.sleep(2 * STORE_RETRY_S)  # for several tries to register
+        await peer.send(b"still", 1)
+        assert broker.ready
+        assert (await store.range("")).items == ()
+        async with volume_in(tmp_path) as volume:
+            with pytest.raises(RestoreAwaited, match="metadata rebuild"):
+                await join_cluster(store, volume, CLOCK)
+            await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
+        assert "claim" in await broker.ended()
+        assert (await store.range(keys.INCARNATIONS)).items == ()
+    async with (
+        running_broker(tmp_path, store=store, name="broker-1") as broker,
+        open_peer(broker) as peer,
+    ):
+        await peer.lookup()
+        core = (
+            (
+                await broker.ownership.serving(
+                    await broker.ownership.bundle_of(TopicName.parse(TOPIC))
                 )
-                .topics[TOPIC]
-                .core
             )
-            assert core.ledgers.end - core.ledgers.first == 2
-        await store.close()
+            .topics[TOPIC]
+            .core
+        )
+        assert core.ledgers.end - core.ledgers.first == 2
+    await store.close()
 
-    asyncio.run(script())
 
-
-def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -> None:
+async def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -> None:
     """Their writers may have been fenced between the name's being there and its being durable
     (simulation seed 184 of restore)."""
     made: list[str] = []
@@ -313,21 +309,18 @@ def test_a_restored_store_points_to_manifests_that_are_durable(tmp_path: Path) -
             made.append(name)
             return await super().put_if_absent(name, data)
 
-    async def script() -> None:
-        async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
-            await peer.lookup()
-            await peer.produce()
-            await peer.send(b"x", 0)
-            await broker.service.roll(TopicName.parse(TOPIC))
-        store, volume = MemoryStore(CLOCK), Noting(tmp_path)
-        await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
-        pointers = [
-            ManifestPointer.decode(item.value).object
-            for item in (await store.range(keys.MANIFESTS)).items
-        ]
-        assert pointers
-        assert {*pointers} <= {*made}
-        await store.close()
-        await volume.close()
-
-    asyncio.run(script())
+    async with running_broker(tmp_path) as broker, open_peer(broker) as peer:
+        await peer.lookup()
+        await peer.produce()
+        await peer.send(b"x", 0)
+        await broker.service.roll(TopicName.parse(TOPIC))
+    store, volume = MemoryStore(CLOCK), Noting(tmp_path)
+    await restore_store(store, volume, CLOCK, backup=None, source="storage alone")
+    pointers = [
+        ManifestPointer.decode(item.value).object
+        for item in (await store.range(keys.MANIFESTS)).items
+    ]
+    assert pointers
+    assert {*pointers} <= {*made}
+    await store.close()
+    await volume.close()

@@ -15,19 +15,18 @@ CLOCK = SystemClock()
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancelled_stop_does_not_keep_the_next_one_from_ending_the_thread(turns: int) -> None:
+async def test_a_cancelled_stop_does_not_keep_the_next_one_from_ending_the_thread(
+    turns: int,
+) -> None:
     """A broker that fails while it registers again cancels that, and stops the same keeper once
     more."""
 
-    async def scenario() -> None:
-        keeper = ThreadedLeaseKeeper(lambda: MemoryStore(CLOCK), CLOCK, 5.0, lambda _reason: None)
-        await keeper.start()
-        first = asyncio.create_task(keeper.stop(revoke=False))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await asyncio.wait_for(keeper.stop(revoke=True), 120)
-        assert "lease" not in {thread.name for thread in threading.enumerate()}
-
-    asyncio.run(scenario())
+    keeper = ThreadedLeaseKeeper(lambda: MemoryStore(CLOCK), CLOCK, 5.0, lambda _reason: None)
+    await keeper.start()
+    first = asyncio.create_task(keeper.stop(revoke=False))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.wait_for(keeper.stop(revoke=True), 120)
+    assert "lease" not in {thread.name for thread in threading.enumerate()}

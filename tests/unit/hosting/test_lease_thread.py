@@ -37,12 +37,12 @@ class World:
         self.lost.append((reason, threading.current_thread()))
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+async def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.wait_for(scenario(), 120)
 
 
 @pytest.mark.slow
-def test_a_busy_main_loop_keeps_its_lease() -> None:
+async def test_a_busy_main_loop_keeps_its_lease() -> None:
     async def scenario() -> None:
         world = World(ttl_s=2.0, stall_max_s=60)
         lease = await world.keeper.start()
@@ -54,11 +54,11 @@ def test_a_busy_main_loop_keeps_its_lease() -> None:
         await world.keeper.stop(revoke=True)
         assert not world.keeper.valid()
 
-    run(scenario)
+    await run(scenario)
 
 
 @pytest.mark.slow
-def test_a_stuck_main_loop_loses_its_lease_and_hears_it_on_the_main_loop() -> None:
+async def test_a_stuck_main_loop_loses_its_lease_and_hears_it_on_the_main_loop() -> None:
     async def scenario() -> None:
         world = World(ttl_s=0.3, stall_max_s=0.2)
         await world.keeper.start()
@@ -72,10 +72,10 @@ def test_a_stuck_main_loop_loses_its_lease_and_hears_it_on_the_main_loop() -> No
         assert thread is threading.main_thread()
         await world.keeper.stop(revoke=False)
 
-    run(scenario)
+    await run(scenario)
 
 
-def test_stopping_revokes_closes_the_store_and_ends_the_thread() -> None:
+async def test_stopping_revokes_closes_the_store_and_ends_the_thread() -> None:
     async def scenario() -> None:
         world = World(ttl_s=5, stall_max_s=5)
         await world.keeper.start()
@@ -87,10 +87,10 @@ def test_stopping_revokes_closes_the_store_and_ends_the_thread() -> None:
         assert "lease" not in {thread.name for thread in threading.enumerate()}
         assert world.lost == []
 
-    run(scenario)
+    await run(scenario)
 
 
-def test_a_failing_connection_is_the_callers_error() -> None:
+async def test_a_failing_connection_is_the_callers_error() -> None:
     async def scenario() -> None:
         def refuse() -> MetadataStore:
             raise StoreUnavailable("nobody there")
@@ -103,4 +103,4 @@ def test_a_failing_connection_is_the_callers_error() -> None:
         await keeper.stop(revoke=True)
         assert lost == []
 
-    run(scenario)
+    await run(scenario)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import httpx
@@ -47,7 +46,7 @@ def test_what_peers_cause_is_limited_by_name_and_counted() -> None:
     )
 
 
-def test_changes_are_in_the_audit_log() -> None:
+async def test_changes_are_in_the_audit_log() -> None:
     """No token, query or body. What failed, or only read, changed nothing."""
     application = FastAPI()
 
@@ -59,50 +58,44 @@ def test_changes_are_in_the_audit_log() -> None:
     async def get(name: str) -> str:
         return name
 
-    async def run() -> None:
-        listener = HttpListener(application, HOST, 0)
-        port = await listener.open()
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
-            with capture_logs() as logged:
-                await client.get("/things/a")
-                await client.put("/things/a?token=secret", content=b"secret")
-                await client.put("/nothing")
-        await listener.close()
-        [change] = [line for line in logged if line["event"].startswith("audit.")]
-        assert change == {
-            "event": "audit.changed",
-            "log_level": "info",
-            "role": "",
-            "original": "",
-            "address": HOST,
-            "method": "PUT",
-            "path": "/things/a",
-            "status": 200,
-        }
-
-    asyncio.run(run())
+    listener = HttpListener(application, HOST, 0)
+    port = await listener.open()
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
+        with capture_logs() as logged:
+            await client.get("/things/a")
+            await client.put("/things/a?token=secret", content=b"secret")
+            await client.put("/nothing")
+    await listener.close()
+    [change] = [line for line in logged if line["event"].startswith("audit.")]
+    assert change == {
+        "event": "audit.changed",
+        "log_level": "info",
+        "role": "",
+        "original": "",
+        "address": HOST,
+        "method": "PUT",
+        "path": "/things/a",
+        "status": 200,
+    }
 
 
-def test_a_role_that_is_denied_is_named(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, _):
-            assert broker.guard is not None
-            with capture_logs() as logged, pytest.raises(NotAuthorized):
-                await broker.guard.require(
-                    Principal("eve"), Right.CONSUME, "public/default", Place(None, "s"), "no"
-                )
-            [found] = [line for line in logged if line["event"] == "audit.denied"]
-            assert (found["role"], found["right"], found["namespace"], found["subscription"]) == (
-                "eve",
-                "CONSUME",
-                "public/default",
-                "s",
+async def test_a_role_that_is_denied_is_named(tmp_path: Path) -> None:
+    async with secured_broker(tmp_path) as (broker, _):
+        assert broker.guard is not None
+        with capture_logs() as logged, pytest.raises(NotAuthorized):
+            await broker.guard.require(
+                Principal("eve"), Right.CONSUME, "public/default", Place(None, "s"), "no"
             )
+        [found] = [line for line in logged if line["event"] == "audit.denied"]
+        assert (found["role"], found["right"], found["namespace"], found["subscription"]) == (
+            "eve",
+            "CONSUME",
+            "public/default",
+            "s",
+        )
 
-    asyncio.run(run())
 
-
-def test_a_change_is_logged_with_its_role(tmp_path: Path) -> None:
+async def test_a_change_is_logged_with_its_role(tmp_path: Path) -> None:
     """The gate says who it was."""
     found = authenticator(tmp_path / "security")
     gate = RestGate(found, lambda: None)
@@ -116,22 +109,19 @@ def test_a_change_is_logged_with_its_role(tmp_path: Path) -> None:
     async def put_thing(name: str) -> str:
         return name
 
-    async def run() -> None:
-        listener = HttpListener(application, HOST, 0)
-        port = await listener.open()
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
-            with capture_logs() as logged:
-                await client.put("/things/a", headers={"authorization": f"Bearer {token('admin')}"})
-                with pytest.raises(httpx.HTTPError):
-                    (
-                        await client.put(
-                            "/things/a", headers={"authorization": f"Bearer {token('eve')}"}
-                        )
-                    ).raise_for_status()
-        await listener.close()
-        events = [
-            (line["event"], line["role"]) for line in logged if line["event"].startswith("audit.")
-        ]
-        assert events == [("audit.changed", "admin"), ("audit.denied", "eve")]
-
-    asyncio.run(run())
+    listener = HttpListener(application, HOST, 0)
+    port = await listener.open()
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}") as client:
+        with capture_logs() as logged:
+            await client.put("/things/a", headers={"authorization": f"Bearer {token('admin')}"})
+            with pytest.raises(httpx.HTTPError):
+                (
+                    await client.put(
+                        "/things/a", headers={"authorization": f"Bearer {token('eve')}"}
+                    )
+                ).raise_for_status()
+    await listener.close()
+    events = [
+        (line["event"], line["role"]) for line in logged if line["event"].startswith("audit.")
+    ]
+    assert events == [("audit.changed", "admin"), ("audit.denied", "eve")]

@@ -92,17 +92,14 @@ def test_a_closed_client_has_no_connection_left(tmp_path: Path, run_on: Any) -> 
     run_on(run())
 
 
-def test_a_client_that_trusts_another_authority_is_not_fooled(tmp_path: Path) -> None:
+async def test_a_client_that_trusts_another_authority_is_not_fooled(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
 
-    async def run() -> None:
-        async with tls_broker(tmp_path / "volume", ours.server()) as (broker, _):
-            client = Client(broker.service_url_tls, tls=theirs.context(), operation_timeout_s=1.0)
-            async with client:
-                with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
-                    await client.create_producer(TOPIC)
-
-    asyncio.run(run())
+    async with tls_broker(tmp_path / "volume", ours.server()) as (broker, _):
+        client = Client(broker.service_url_tls, tls=theirs.context(), operation_timeout_s=1.0)
+        async with client:
+            with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.create_producer(TOPIC)
 
 
 async def _shown(port: int, context: ssl.SSLContext) -> int:
@@ -118,75 +115,69 @@ def _port(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
+async def test_who_has_no_address_with_tls_yet_is_waited_for(tmp_path: Path) -> None:
     """While a cluster gets TLS, a coordinator may still be without it: its clients are told to
     try again, not given an empty address."""
     authority = Authority(tmp_path / "ca")
 
-    async def run() -> None:
-        async with (
-            tls_broker(tmp_path / "volume", authority.server()) as (broker, _),
-            asyncio.timeout(60),
-        ):
-            claim = CoordinatorClaimRecord(
-                "tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1"
+    async with (
+        tls_broker(tmp_path / "volume", authority.server()) as (broker, _),
+        asyncio.timeout(60),
+    ):
+        claim = CoordinatorClaimRecord(
+            "tx-0.0", 1, "tx-0", "pulsar://tx-0:6650", "http://x:8080", 0, "1"
+        )
+        await broker.context.store.put(
+            keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode()
+        )
+        await broker.context.store.put(keys.coordinator_claim(0), claim.encode())
+        coordinator = str(COORDINATOR_TOPIC.with_partition(0))
+        async with open_peer(broker) as plain:
+            assert await plain.lookup(coordinator) == "pulsar://tx-0:6650"
+        peer = Peer(
+            *await asyncio.open_connection(
+                HOST, _port(broker.service_url_tls), ssl=authority.context()
             )
-            await broker.context.store.put(
-                keys.COORDINATOR_SET, CoordinatorSetRecord(1, 1, "shop/tx").encode()
-            )
-            await broker.context.store.put(keys.coordinator_claim(0), claim.encode())
-            coordinator = str(COORDINATOR_TOPIC.with_partition(0))
-            async with open_peer(broker) as plain:
-                assert await plain.lookup(coordinator) == "pulsar://tx-0:6650"
-            peer = Peer(
-                *await asyncio.open_connection(
-                    HOST, _port(broker.service_url_tls), ssl=authority.context()
-                )
-            )
-            peer.write(requests.connect("test", 21))
-            await peer.answer(Type.CONNECTED)
-            answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
-            assert (answer.response, answer.error) == (answer.Failed, api.ServiceNotReady)
-            secure = replace(claim, service_url_tls="pulsar+ssl://tx-0:6651")
-            await broker.context.store.put(keys.coordinator_claim(0), secure.encode())
-            answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
-            assert answer.brokerServiceUrlTls == "pulsar+ssl://tx-0:6651"
-            await peer.close()
-
-    asyncio.run(run())
+        )
+        peer.write(requests.connect("test", 21))
+        await peer.answer(Type.CONNECTED)
+        answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
+        assert (answer.response, answer.error) == (answer.Failed, api.ServiceNotReady)
+        secure = replace(claim, service_url_tls="pulsar+ssl://tx-0:6651")
+        await broker.context.store.put(keys.coordinator_claim(0), secure.encode())
+        answer = (await peer.ask("lookup", topic=coordinator)).lookup_response
+        assert answer.brokerServiceUrlTls == "pulsar+ssl://tx-0:6651"
+        await peer.close()
 
 
-def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> None:
+async def test_a_replaced_certificate_is_shown_to_who_comes_next(tmp_path: Path) -> None:
     """Who is connected stays; a pair that does not match changes nothing and counts once."""
     authority = Authority(tmp_path / "ca")
     directory = authority.server()
 
-    async def run() -> None:
-        async with (
-            tls_broker(tmp_path / "volume", directory) as (broker, admission),
-            asyncio.timeout(60),
-        ):
-            following = asyncio.create_task(admission.certificates.follow())
-            context, port = authority.context(), _port(broker.service_url_tls)
-            async with Client(broker.service_url_tls, tls=context) as client:
-                producer = await client.create_producer(TOPIC)
-                before = await _shown(port, context)
-                key = (directory / "tls.key").read_bytes()
-                (directory / "tls.key").write_bytes(
-                    authority.client("x").joinpath("tls.key").read_bytes()
-                )
-                while not admission.certificates.reloads_failed:
-                    await asyncio.sleep(0.01)
-                assert await _shown(port, context) == before
-                (directory / "tls.key").write_bytes(key)
-                authority.server()
-                while await _shown(port, context) == before:
-                    await asyncio.sleep(0.01)
-                await producer.send(b"on the connection from before")
-                assert admission.certificates.expires_s > CLOCK.wall_ms() / 1000
-            following.cancel()
-
-    asyncio.run(run())
+    async with (
+        tls_broker(tmp_path / "volume", directory) as (broker, admission),
+        asyncio.timeout(60),
+    ):
+        following = asyncio.create_task(admission.certificates.follow())
+        context, port = authority.context(), _port(broker.service_url_tls)
+        async with Client(broker.service_url_tls, tls=context) as client:
+            producer = await client.create_producer(TOPIC)
+            before = await _shown(port, context)
+            key = (directory / "tls.key").read_bytes()
+            (directory / "tls.key").write_bytes(
+                authority.client("x").joinpath("tls.key").read_bytes()
+            )
+            while not admission.certificates.reloads_failed:
+                await asyncio.sleep(0.01)
+            assert await _shown(port, context) == before
+            (directory / "tls.key").write_bytes(key)
+            authority.server()
+            while await _shown(port, context) == before:
+                await asyncio.sleep(0.01)
+            await producer.send(b"on the connection from before")
+            assert admission.certificates.expires_s > CLOCK.wall_ms() / 1000
+        following.cancel()
 
 
 def test_files_that_are_no_pair_stop_the_start_by_their_name(tmp_path: Path) -> None:
@@ -214,7 +205,7 @@ def test_files_that_are_no_pair_stop_the_start_by_their_name(tmp_path: Path) -> 
         TlsCertificates(directory)
 
 
-def test_unfinished_handshakes_end_in_time_and_the_oldest_makes_room(tmp_path: Path) -> None:
+async def test_unfinished_handshakes_end_in_time_and_the_oldest_makes_room(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
 
     async def run() -> None:
@@ -233,69 +224,58 @@ def test_unfinished_handshakes_end_in_time_and_the_oldest_makes_room(tmp_path: P
         assert await _shown(listener.port, authority.context())
         listener.close()
 
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await run()
-
-    asyncio.run(bounded())
+    async with asyncio.timeout(60):
+        await run()
 
 
-def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
+async def test_a_clients_certificate_is_its_role(tmp_path: Path) -> None:
     """Also by HTTPS; one of another authority is refused in the handshake."""
     authority = Authority(tmp_path / "ca")
     document = DOCUMENT.replace("authentication: {", "authentication: {tls: true, ")
 
-    async def run() -> None:
-        found = authenticator(tmp_path / "security", document)
-        async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (
-            broker,
-            admission,
-        ):
-            await appoint(broker, "chief")
-            async with Client(broker.service_url_tls, tls=authority.context("chief")) as client:
-                await (await client.create_producer(TOPIC)).send(b"a")
-            async with Client(broker.service_url_tls, tls=authority.context("other")) as client:
-                with pytest.raises(Exception, match="not authorized"):
-                    await client.create_producer(TOPIC)
-            application = FastAPI()
+    found = authenticator(tmp_path / "security", document)
+    async with tls_broker(tmp_path / "volume", authority.server(clients=True), found) as (
+        broker,
+        admission,
+    ):
+        await appoint(broker, "chief")
+        async with Client(broker.service_url_tls, tls=authority.context("chief")) as client:
+            await (await client.create_producer(TOPIC)).send(b"a")
+        async with Client(broker.service_url_tls, tls=authority.context("other")) as client:
+            with pytest.raises(Exception, match="not authorized"):
+                await client.create_producer(TOPIC)
+        application = FastAPI()
 
-            @application.get("/name")
-            async def name(request: Request) -> str:
-                return f"{request.scope[CERTIFICATE].common_name} {request.url.scheme}"
+        @application.get("/name")
+        async def name(request: Request) -> str:
+            return f"{request.scope[CERTIFICATE].common_name} {request.url.scheme}"
 
-            http = HttpListener(application, HOST, 0)
-            await http.open(plain=False)
-            port = await http.open_tls(admission, 0)
-            async with httpx.AsyncClient(verify=authority.context("chief")) as client:
-                assert (await client.get(f"https://{HOST}:{port}/name")).json() == "chief https"
-            async with httpx.AsyncClient(verify=authority.context()) as client:
-                assert (await client.get(f"https://{HOST}:{port}/name")).json() == " https"
-            await http.close()
-
-    asyncio.run(run())
+        http = HttpListener(application, HOST, 0)
+        await http.open(plain=False)
+        port = await http.open_tls(admission, 0)
+        async with httpx.AsyncClient(verify=authority.context("chief")) as client:
+            assert (await client.get(f"https://{HOST}:{port}/name")).json() == "chief https"
+        async with httpx.AsyncClient(verify=authority.context()) as client:
+            assert (await client.get(f"https://{HOST}:{port}/name")).json() == " https"
+        await http.close()
 
 
-def test_plain_ports_may_be_for_the_cluster_alone(tmp_path: Path) -> None:
-    async def run() -> None:
-        found = Authenticator(
-            authenticator(tmp_path / "security").source, CLOCK, plain_is_internal=True
-        )
-        async with running_broker(tmp_path / "volume", security=found) as broker:
-            async with open_peer(broker, handshake=False) as peer:
-                assert (await show(peer, token("admin"))).type == Type.ERROR
-            async with open_peer(broker, handshake=False) as peer:
-                assert (
-                    await show(peer, found.internal_token(), "magnetar-internal")
-                ).type == Type.CONNECTED
-        with pytest.raises(NotAuthorized, match=r"pulsar\+ssl"):
-            found.check_port(
-                found.principal("token", token("admin").encode(), PeerCertificate()), tls=False
-            )
+async def test_plain_ports_may_be_for_the_cluster_alone(tmp_path: Path) -> None:
+    found = Authenticator(
+        authenticator(tmp_path / "security").source, CLOCK, plain_is_internal=True
+    )
+    async with running_broker(tmp_path / "volume", security=found) as broker:
+        async with open_peer(broker, handshake=False) as peer:
+            assert (await show(peer, token("admin"))).type == Type.ERROR
+        async with open_peer(broker, handshake=False) as peer:
+            assert (
+                await show(peer, found.internal_token(), "magnetar-internal")
+            ).type == Type.CONNECTED
+    with pytest.raises(NotAuthorized, match=r"pulsar\+ssl"):
         found.check_port(
-            found.principal("token", token("admin").encode(), PeerCertificate()), tls=True
+            found.principal("token", token("admin").encode(), PeerCertificate()), tls=False
         )
-
-    asyncio.run(run())
+    found.check_port(found.principal("token", token("admin").encode(), PeerCertificate()), tls=True)
 
 
 @pytest.mark.parametrize(

@@ -41,97 +41,75 @@ async def prepared() -> MemoryStore:
     return store
 
 
-def test_a_partitioned_topic_stands_for_all_its_partitions() -> None:
-    async def body() -> None:
-        store = await prepared()
-        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
-        assert await partitions_of(store, TOPIC) == [TOPIC]
-        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
-        assert await partitions_of(store, TOPIC) == [
-            TOPIC.with_partition(index) for index in range(3)
-        ]
-        assert await partitions_of(store, TOPIC.with_partition(2)) == [TOPIC.with_partition(2)]
-
-    asyncio.run(body())
+async def test_a_partitioned_topic_stands_for_all_its_partitions() -> None:
+    store = await prepared()
+    await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(0, {}).encode())
+    assert await partitions_of(store, TOPIC) == [TOPIC]
+    await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
+    assert await partitions_of(store, TOPIC) == [TOPIC.with_partition(index) for index in range(3)]
+    assert await partitions_of(store, TOPIC.with_partition(2)) == [TOPIC.with_partition(2)]
 
 
-def test_a_topic_that_does_not_exist_is_named() -> None:
+async def test_a_topic_that_does_not_exist_is_named() -> None:
     """Nor does a partition beyond the last one; a namespace that is missing is named as such."""
 
-    async def body() -> None:
-        store = await prepared()
-        with pytest.raises(TopicNotFound, match="persistent://public/default/a b does not exist"):
-            await partitions_of(store, TOPIC)
-        await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
-        with pytest.raises(TopicNotFound, match="a b-partition-3 does not exist"):
-            await partitions_of(store, TOPIC.with_partition(3))
-        with pytest.raises(NamespaceNotFound, match="namespace public/default of topic"):
-            await partitions_of(MemoryStore(SystemClock()), TOPIC)
-
-    asyncio.run(body())
+    store = await prepared()
+    with pytest.raises(TopicNotFound, match="persistent://public/default/a b does not exist"):
+        await partitions_of(store, TOPIC)
+    await store.put(keys.partitioned_topic(TOPIC), PartitionedTopicRecord(3, {}).encode())
+    with pytest.raises(TopicNotFound, match="a b-partition-3 does not exist"):
+        await partitions_of(store, TOPIC.with_partition(3))
+    with pytest.raises(NamespaceNotFound, match="namespace public/default of topic"):
+        await partitions_of(MemoryStore(SystemClock()), TOPIC)
 
 
-def test_a_topic_that_stores_nothing_is_refused() -> None:
-    async def body() -> None:
-        with pytest.raises(InvalidRequest, match="not persistent"):
-            await partitions_of(
-                await prepared(), TopicName.parse("non-persistent://public/default/x")
-            )
-
-    asyncio.run(body())
+async def test_a_topic_that_stores_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not persistent"):
+        await partitions_of(await prepared(), TopicName.parse("non-persistent://public/default/x"))
 
 
-def test_the_bundle_is_the_one_brokers_use() -> None:
-    async def body() -> None:
-        assert await bundle_of_topic(await prepared(), TOPIC) == bundle_of(
-            TOPIC.namespace_name, initial_boundaries(4), TOPIC.hash
-        )
-        with pytest.raises(NamespaceNotFound, match="check --topic"):
-            await bundle_of_topic(MemoryStore(SystemClock()), TOPIC)
-
-    asyncio.run(body())
+async def test_the_bundle_is_the_one_brokers_use() -> None:
+    assert await bundle_of_topic(await prepared(), TOPIC) == bundle_of(
+        TOPIC.namespace_name, initial_boundaries(4), TOPIC.hash
+    )
+    with pytest.raises(NamespaceNotFound, match="check --topic"):
+        await bundle_of_topic(MemoryStore(SystemClock()), TOPIC)
 
 
-def test_only_a_live_owner_counts() -> None:
-    async def body() -> None:
-        store = await prepared()
-        bundle = await bundle_of_topic(store, TOPIC)
-        assert await owner_of(store, bundle) is None
-        await store.put(
-            keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
-        )
-        assert await owner_of(store, bundle) is None
-        record = IncarnationRecord("broker-0", "pulsar://h:6650", "http://h:8080", 1, "0.1.0")
-        await store.put(keys.incarnation("one"), record.encode())
-        assert await owner_of(store, bundle) == record
-
-    asyncio.run(body())
+async def test_only_a_live_owner_counts() -> None:
+    store = await prepared()
+    bundle = await bundle_of_topic(store, TOPIC)
+    assert await owner_of(store, bundle) is None
+    await store.put(
+        keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
+    )
+    assert await owner_of(store, bundle) is None
+    record = IncarnationRecord("broker-0", "pulsar://h:6650", "http://h:8080", 1, "0.1.0")
+    await store.put(keys.incarnation("one"), record.encode())
+    assert await owner_of(store, bundle) == record
 
 
 @pytest.mark.slow
-def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
-    async def body() -> None:
-        application = FastAPI()
-        asked: list[str] = []
+async def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
+    application = FastAPI()
+    asked: list[str] = []
 
-        @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll")
-        async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
-            asked.append(f"{tenant}/{namespace}/{topic}")
-            return {"position": {"ledgerId": 7, "entryId": 41}}
+    @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll")
+    async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+        asked.append(f"{tenant}/{namespace}/{topic}")
+        return {"position": {"ledgerId": 7, "entryId": 41}}
 
-        listener = HttpListener(application, "127.0.0.1", 0)
-        port = await listener.open()
-        try:
-            assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(
-                7, 41
-            )
-            assert asked == ["public/default/a b"]
-        finally:
-            await listener.close()
-        with pytest.raises(ServiceNotReady, match="--no-roll"):
-            await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC)
-
-    asyncio.run(body())
+    listener = HttpListener(application, "127.0.0.1", 0)
+    port = await listener.open()
+    try:
+        assert await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC) == Position(
+            7, 41
+        )
+        assert asked == ["public/default/a b"]
+    finally:
+        await listener.close()
+    with pytest.raises(ServiceNotReady, match="--no-roll"):
+        await asyncio.to_thread(roll_log, f"http://127.0.0.1:{port}", TOPIC)
 
 
 @pytest.mark.slow
@@ -145,40 +123,35 @@ def test_roll_names_the_topic_in_the_path_and_returns_the_position() -> None:
         (503, ServiceNotReady),
     ],
 )
-def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
+async def test_a_refusal_that_is_final_is_not_taken_for_one_that_passes(
     status: int, kind: type[MagnetarError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job asks again after the latter; of the former the first one is the answer."""
     monkeypatch.setattr(compact, "ROLL_RETRY_S", 0.0)
 
-    async def body() -> None:
-        application = FastAPI()
-        asked: list[int] = []
+    application = FastAPI()
+    asked: list[int] = []
 
-        @application.post(
-            "/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll", status_code=status
+    @application.post("/admin/v2/persistent/{tenant}/{namespace}/{topic}/roll", status_code=status)
+    async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
+        asked.append(status)
+        return {"reason": f"no {tenant}/{namespace}/{topic} here"}
+
+    listener = HttpListener(application, "127.0.0.1", 0)
+    port = await listener.open()
+    try:
+        store = await prepared()
+        bundle = await bundle_of_topic(store, TOPIC)
+        await store.put(
+            keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
         )
-        async def roll(tenant: str, namespace: str, topic: str) -> dict[str, Any]:
-            asked.append(status)
-            return {"reason": f"no {tenant}/{namespace}/{topic} here"}
-
-        listener = HttpListener(application, "127.0.0.1", 0)
-        port = await listener.open()
-        try:
-            store = await prepared()
-            bundle = await bundle_of_topic(store, TOPIC)
-            await store.put(
-                keys.bundle(bundle), BundleRecord(BundleState.OWNED, 5, incarnation="one").encode()
-            )
-            owner = IncarnationRecord(
-                "broker-0", "pulsar://h:6650", f"http://127.0.0.1:{port}", 1, "0.1.0"
-            )
-            await store.put(keys.incarnation("one"), owner.encode())
-            with pytest.raises(kind, match="public/default/a b") as raised:
-                await compact.roll_owner(store, TOPIC)
-            assert type(raised.value) is kind
-            assert len(asked) == (compact.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
-        finally:
-            await listener.close()
-
-    asyncio.run(body())
+        owner = IncarnationRecord(
+            "broker-0", "pulsar://h:6650", f"http://127.0.0.1:{port}", 1, "0.1.0"
+        )
+        await store.put(keys.incarnation("one"), owner.encode())
+        with pytest.raises(kind, match="public/default/a b") as raised:
+            await compact.roll_owner(store, TOPIC)
+        assert type(raised.value) is kind
+        assert len(asked) == (compact.ROLL_ATTEMPTS_MAX if kind is ServiceNotReady else 1)
+    finally:
+        await listener.close()

@@ -25,26 +25,25 @@ from magnetar_jobs.remote_store import RemoteStore
 from tests.support.secured import authenticator, token
 
 
-def serve(body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None = None) -> None:
+async def serve(
+    body: Callable[[MemoryStore, str], Awaitable[None]], gate: Gate | None = None
+) -> None:
     """Run `body(store, url)` against the routes over a memory store; `gate` is asked before
     each."""
 
-    async def run() -> None:
-        store = MemoryStore(SystemClock())
-        application = create_application(cast(Any, object()), gate)
-        application.include_router(store_router(store))
-        listener = HttpListener(application, "127.0.0.1", 0)
-        port = await listener.open()
-        try:
-            await body(store, f"http://127.0.0.1:{port}")
-        finally:
-            await listener.close()
-            await store.close()
-
-    asyncio.run(run())
+    store = MemoryStore(SystemClock())
+    application = create_application(cast(Any, object()), gate)
+    application.include_router(store_router(store))
+    listener = HttpListener(application, "127.0.0.1", 0)
+    port = await listener.open()
+    try:
+        await body(store, f"http://127.0.0.1:{port}")
+    finally:
+        await listener.close()
+        await store.close()
 
 
-def test_a_broker_that_asks_who_comes_is_shown_a_super_users_token(tmp_path: Path) -> None:
+async def test_a_broker_that_asks_who_comes_is_shown_a_super_users_token(tmp_path: Path) -> None:
     """Also from this machine: a user of it is not yet one of the cluster."""
 
     async def body(_store: MemoryStore, url: str) -> None:
@@ -57,11 +56,11 @@ def test_a_broker_that_asks_who_comes_is_shown_a_super_users_token(tmp_path: Pat
         with pytest.raises(StoreError, match="403"):
             await RemoteStore(url, str(tmp_path / "token")).get("k")
 
-    serve(body, RestGate(authenticator(tmp_path / "security"), lambda: None))
+    await serve(body, RestGate(authenticator(tmp_path / "security"), lambda: None))
 
 
 @pytest.mark.slow
-def test_reads_and_transactions_equal_those_of_the_store_itself() -> None:
+async def test_reads_and_transactions_equal_those_of_the_store_itself() -> None:
     async def body(store: MemoryStore, url: str) -> None:
         remote = RemoteStore(url)
         assert await remote.get("manifests/a") is None
@@ -87,22 +86,22 @@ def test_reads_and_transactions_equal_those_of_the_store_itself() -> None:
         assert (await remote.transact([], [Delete("manifests/", prefix=True)])).succeeded
         assert (await store.range("manifests/")).items == ()
 
-    serve(body)
+    await serve(body)
 
 
 @pytest.mark.slow
-def test_malformed_requests_are_refused_and_change_nothing() -> None:
+async def test_malformed_requests_are_refused_and_change_nothing() -> None:
     async def body(store: MemoryStore, url: str) -> None:
         remote = RemoteStore(url)
         with pytest.raises(StoreError, match="does not fit target"):
             await remote.transact([Compare("k", "value", "=", 3)], [Put("k", b"v")])
         assert await store.get("k") is None
 
-    serve(body)
+    await serve(body)
 
 
 @pytest.mark.slow
-def test_a_request_that_a_web_page_could_send_is_refused() -> None:
+async def test_a_request_that_a_web_page_could_send_is_refused() -> None:
     async def body(_store: MemoryStore, url: str) -> None:
         def post() -> int:
             data = json.dumps({"key": "k"}).encode()
@@ -117,9 +116,9 @@ def test_a_request_that_a_web_page_could_send_is_refused() -> None:
 
         assert await asyncio.to_thread(post) == 409
 
-    serve(body)
+    await serve(body)
 
 
-def test_no_broker_means_the_outcome_is_unknown() -> None:
+async def test_no_broker_means_the_outcome_is_unknown() -> None:
     with pytest.raises(StoreUnavailable, match="is the standalone broker running"):
-        asyncio.run(RemoteStore("http://127.0.0.1:9").put("k", b"v"))
+        await RemoteStore("http://127.0.0.1:9").put("k", b"v")

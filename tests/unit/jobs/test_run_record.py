@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from magnetar.clock import SystemClock
 from magnetar.metadata import keys
 from magnetar.metadata.backends.memory import MemoryStore
@@ -17,46 +15,37 @@ async def stored(store: MemoryStore) -> JobRunRecord:
     return JobRunRecord.decode(item.value)
 
 
-def test_a_run_goes_from_started_to_succeeded_and_keeps_its_start_time() -> None:
-    async def body() -> None:
-        store = MemoryStore(SystemClock())
-        run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
-        assert await run.begin() is None
-        begun = await stored(store)
-        await run.succeed({"keys": 3})
-        done = await stored(store)
-        assert (begun.state, done.state) == (STARTED, SUCCEEDED)
-        assert done.started_ms == begun.started_ms
-        assert done.finished_ms >= done.started_ms
-        assert done.result == {"keys": 3}
-
-    asyncio.run(body())
+async def test_a_run_goes_from_started_to_succeeded_and_keeps_its_start_time() -> None:
+    store = MemoryStore(SystemClock())
+    run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
+    assert await run.begin() is None
+    begun = await stored(store)
+    await run.succeed({"keys": 3})
+    done = await stored(store)
+    assert (begun.state, done.state) == (STARTED, SUCCEEDED)
+    assert done.started_ms == begun.started_ms
+    assert done.finished_ms >= done.started_ms
+    assert done.result == {"keys": 3}
 
 
-def test_a_run_that_succeeded_is_not_begun_again_nor_failed_by_a_late_driver() -> None:
-    async def body() -> None:
-        store = MemoryStore(SystemClock())
-        run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
-        await run.begin()
-        await run.succeed({"keys": 3})
-        await run.fail("a second driver lost its executors")
-        again = await run.begin()
-        assert again is not None
-        assert again.result == {"keys": 3}
-        assert (await stored(store)).state == SUCCEEDED
-
-    asyncio.run(body())
+async def test_a_run_that_succeeded_is_not_begun_again_nor_failed_by_a_late_driver() -> None:
+    store = MemoryStore(SystemClock())
+    run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
+    await run.begin()
+    await run.succeed({"keys": 3})
+    await run.fail("a second driver lost its executors")
+    again = await run.begin()
+    assert again is not None
+    assert again.result == {"keys": 3}
+    assert (await stored(store)).state == SUCCEEDED
 
 
-def test_a_failed_run_may_be_tried_again_and_its_message_is_bounded() -> None:
-    async def body() -> None:
-        store = MemoryStore(SystemClock())
-        run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
-        await run.begin()
-        await run.fail("x" * 10_000)
-        failed = await stored(store)
-        assert (failed.state, len(failed.message)) == (FAILED, MESSAGE_LENGTH_MAX)
-        assert await run.begin() is None
-        assert (await stored(store)).state == STARTED
-
-    asyncio.run(body())
+async def test_a_failed_run_may_be_tried_again_and_its_message_is_bounded() -> None:
+    store = MemoryStore(SystemClock())
+    run = RunRecord(store, SystemClock(), "compaction", "demo", "1")
+    await run.begin()
+    await run.fail("x" * 10_000)
+    failed = await stored(store)
+    assert (failed.state, len(failed.message)) == (FAILED, MESSAGE_LENGTH_MAX)
+    assert await run.begin() is None
+    assert (await stored(store)).state == STARTED

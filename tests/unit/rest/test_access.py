@@ -3,7 +3,6 @@ does not, and who is asked first."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -57,49 +56,46 @@ COMMANDS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_without_a_right_an_absent_tenant_looks_like_one_that_is_there(tmp_path: Path) -> None:
+async def test_without_a_right_an_absent_tenant_looks_like_one_that_is_there(
+    tmp_path: Path,
+) -> None:
     """Status and words of every answer, over HTTP and the binary protocol, for a role with no
     right anywhere."""
 
-    async def run() -> None:
-        async with secured_broker(tmp_path) as (broker, found), AsyncExitStack() as stack:
-            record = NamespaceRecord(boundaries=(0, 0xFFFFFFFF), policies={})
-            await broker.context.store.put(keys.tenant(HERE), TenantRecord(("chief",)).encode())
-            await broker.context.store.put(
-                keys.namespace(NamespaceName(HERE, "ns")), record.encode()
-            )
-            peer = await stack.enter_async_context(peer_of(broker))
-            assert (await show(peer, token("nobody"))).type == Type.CONNECTED
-            rest = await stack.enter_async_context(
-                rest_over(tmp_path, broker, RestGate(found, lambda: broker.guard))
-            )
+    async with secured_broker(tmp_path) as (broker, found), AsyncExitStack() as stack:
+        record = NamespaceRecord(boundaries=(0, 0xFFFFFFFF), policies={})
+        await broker.context.store.put(keys.tenant(HERE), TenantRecord(("chief",)).encode())
+        await broker.context.store.put(keys.namespace(NamespaceName(HERE, "ns")), record.encode())
+        peer = await stack.enter_async_context(peer_of(broker))
+        assert (await show(peer, token("nobody"))).type == Type.CONNECTED
+        rest = await stack.enter_async_context(
+            rest_over(tmp_path, broker, RestGate(found, lambda: broker.guard))
+        )
 
-            async def answers(tenant: str) -> dict[str, str]:
-                seen = {}
-                for method, path in ROUTES:
-                    answer = await rest.ask(
-                        method,
-                        path.format(tenant=tenant),
-                        headers={"Authorization": f"Bearer {token('nobody')}"},
-                    )
-                    assert answer.status_code in (401, 403), (method, path, answer.text)
-                    seen[f"{method} {path}"] = f"{answer.status_code} {answer.text}"
-                for name, values in COMMANDS.items():
-                    body = {
-                        key: value.format(tenant=tenant) if isinstance(value, str) else value
-                        for key, value in values.items()
-                    }
-                    answered = await peer.ask(name, **body)
-                    assert "Authorization" in str(answered), answered
-                    seen[name] = "".join(
-                        line for line in str(answered).splitlines() if "request_id" not in line
-                    )
-                return seen
+        async def answers(tenant: str) -> dict[str, str]:
+            seen = {}
+            for method, path in ROUTES:
+                answer = await rest.ask(
+                    method,
+                    path.format(tenant=tenant),
+                    headers={"Authorization": f"Bearer {token('nobody')}"},
+                )
+                assert answer.status_code in (401, 403), (method, path, answer.text)
+                seen[f"{method} {path}"] = f"{answer.status_code} {answer.text}"
+            for name, values in COMMANDS.items():
+                body = {
+                    key: value.format(tenant=tenant) if isinstance(value, str) else value
+                    for key, value in values.items()
+                }
+                answered = await peer.ask(name, **body)
+                assert "Authorization" in str(answered), answered
+                seen[name] = "".join(
+                    line for line in str(answered).splitlines() if "request_id" not in line
+                )
+            return seen
 
-            there, gone = await answers(HERE), await answers(ABSENT)
-            assert {key: text.replace(HERE, ABSENT) for key, text in there.items()} == gone
-
-    asyncio.run(run())
+        there, gone = await answers(HERE), await answers(ABSENT)
+        assert {key: text.replace(HERE, ABSENT) for key, text in there.items()} == gone
 
 
 @pytest.mark.parametrize(
@@ -134,68 +130,59 @@ def test_without_a_right_an_absent_tenant_looks_like_one_that_is_there(tmp_path:
         ("GET", "/magnetar/v1/status", 403),
     ],
 )
-def test_a_known_role_without_the_right_gets_pulsars_status(
+async def test_a_known_role_without_the_right_gets_pulsars_status(
     tmp_path: Path, method: str, path: str, status: int
 ) -> None:
     """Nobody known gets 401 everywhere, also for names that are not valid: nothing is looked at
     before."""
 
-    async def run() -> None:
-        async with (
-            secured_broker(tmp_path) as (broker, found),
-            rest_over(tmp_path, broker, RestGate(found, lambda: broker.guard)) as rest,
-        ):
-            refused = await rest.ask(
-                method, path, headers={"Authorization": f"Bearer {token('nobody')}"}
-            )
-            assert (refused.status_code, list(refused.json())) == (status, ["reason"]), refused.text
-            for shown in ({}, {"Authorization": "Bearer x.y.z"}):
-                assert (await rest.ask(method, path, headers=shown)).status_code == 401
-                assert (
-                    await rest.ask(method, path.replace("public", "no$name"), headers=shown)
-                ).status_code == 401
-
-    asyncio.run(run())
+    async with (
+        secured_broker(tmp_path) as (broker, found),
+        rest_over(tmp_path, broker, RestGate(found, lambda: broker.guard)) as rest,
+    ):
+        refused = await rest.ask(
+            method, path, headers={"Authorization": f"Bearer {token('nobody')}"}
+        )
+        assert (refused.status_code, list(refused.json())) == (status, ["reason"]), refused.text
+        for shown in ({}, {"Authorization": "Bearer x.y.z"}):
+            assert (await rest.ask(method, path, headers=shown)).status_code == 401
+            assert (
+                await rest.ask(method, path.replace("public", "no$name"), headers=shown)
+            ).status_code == 401
 
 
 @pytest.mark.parametrize("name", ["", "  ", "pulsar.dedup", "x" * 5000])
-def test_a_subscription_name_that_cannot_be_has_pulsars_code_and_leaves_no_topic(
+async def test_a_subscription_name_that_cannot_be_has_pulsars_code_and_leaves_no_topic(
     tmp_path: Path, name: str
 ) -> None:
     """ProducerBusy: what the C++ client turns into InvalidConfiguration. A topic that did not
     exist is not created for it."""
 
-    async def run() -> None:
-        async with connected_peer(tmp_path) as (_, peer):
-            refused = await peer.ask(
-                "subscribe", topic=TOPIC, consumer_id=1, subscription=name, subType=1
-            )
-            assert refused.type == Type.ERROR
-            assert refused.error.error == api.ProducerBusy
-            listed = await peer.ask("get_topics_of_namespace", namespace="public/default")
-            assert list(listed.get_topics_of_namespace_response.topics) == []
-
-    asyncio.run(run())
+    async with connected_peer(tmp_path) as (_, peer):
+        refused = await peer.ask(
+            "subscribe", topic=TOPIC, consumer_id=1, subscription=name, subType=1
+        )
+        assert refused.type == Type.ERROR
+        assert refused.error.error == api.ProducerBusy
+        listed = await peer.ask("get_topics_of_namespace", namespace="public/default")
+        assert list(listed.get_topics_of_namespace_response.topics) == []
 
 
 # --- names of producers ---------------------------------------------------------------------------
 
 
-def test_producers_names_are_short_and_no_incarnation_gives_one_again(tmp_path: Path) -> None:
+async def test_producers_names_are_short_and_no_incarnation_gives_one_again(tmp_path: Path) -> None:
     """They are in every entry; a second producer of a name would have its messages dropped as
     duplicates."""
 
-    async def run() -> None:
-        store, names = MemoryStore(CLOCK), []
-        for _ in range(3):  # the same broker, started again and again over one store
-            async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
-                await peer.lookup()
-                names += [(await peer.produce(number)).producer_name for number in range(3)]
-        assert len({*names}) == 9
-        assert max(map(len, names)) <= len("standalone-xx-1")
-        assert [name.rpartition("-")[2] for name in names] == ["1", "2", "3"] * 3
-
-    asyncio.run(run())
+    store, names = MemoryStore(CLOCK), []
+    for _ in range(3):  # the same broker, started again and again over one store
+        async with running_broker(tmp_path, store=store) as broker, open_peer(broker) as peer:
+            await peer.lookup()
+            names += [(await peer.produce(number)).producer_name for number in range(3)]
+    assert len({*names}) == 9
+    assert max(map(len, names)) <= len("standalone-xx-1")
+    assert [name.rpartition("-")[2] for name in names] == ["1", "2", "3"] * 3
 
 
 def test_an_incarnations_number_is_another_for_each_revision_and_restore() -> None:

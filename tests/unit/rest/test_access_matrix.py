@@ -103,49 +103,40 @@ async def _check(server: Server, roles: Collection[str]) -> None:
     assert "\n".join(filter(None, found)) == ""
 
 
-def test_every_route_answers_exactly_the_roles_of_its_row(
+async def test_every_route_answers_exactly_the_roles_of_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A route without a row fails, and a row without a route; a refused role has changed
     nothing, and no body was read before."""
 
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch) as server:
-            assert routes(server.application) == {*ROUTE_ROWS}
-            await _check(server, [role for role in GRANTED if role != "anonymous"])
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch) as server:
+        assert routes(server.application) == {*ROUTE_ROWS}
+        await _check(server, [role for role in GRANTED if role != "anonymous"])
 
 
-def test_the_anonymous_role_has_the_rights_of_a_known_role_without_grants(
+async def test_the_anonymous_role_has_the_rights_of_a_known_role_without_grants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And wrong credentials are not taken for none."""
 
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch, ANONYMOUS) as server:
-            await _check(server, ["anonymous", "forged"])
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch, ANONYMOUS) as server:
+        await _check(server, ["anonymous", "forged"])
 
 
-def test_every_route_of_a_coordinator_refuses_whom_its_row_refuses(
+async def test_every_route_of_a_coordinator_refuses_whom_its_row_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        async with secured_server(tmp_path, monkeypatch) as server:
-            security, port = server.process.security, None  # nobody gets as far as that here
-            assert security is not None
-            gate = RestGate(security, lambda: server.broker.guard)
-            application = coordinator_application(lambda: True, bytes, port, gate)  # type: ignore[arg-type]
-            assert routes(application) == {*COORDINATOR_ROWS}
-            server.application = application
-            found = [
-                await _wrong(server, role, *route, row, rights)
-                for route, row in COORDINATOR_ROWS.items()
-                for role, rights in GRANTED.items()
-                if role != "anonymous" and (row.right is Right.OPEN or row.right not in rights)
-            ]
-            assert "\n".join(filter(None, found)) == ""
-
-    asyncio.run(run())
+    async with secured_server(tmp_path, monkeypatch) as server:
+        security, port = server.process.security, None  # nobody gets as far as that here
+        assert security is not None
+        gate = RestGate(security, lambda: server.broker.guard)
+        application = coordinator_application(lambda: True, bytes, port, gate)  # type: ignore[arg-type]
+        assert routes(application) == {*COORDINATOR_ROWS}
+        server.application = application
+        found = [
+            await _wrong(server, role, *route, row, rights)
+            for route, row in COORDINATOR_ROWS.items()
+            for role, rights in GRANTED.items()
+            if role != "anonymous" and (row.right is Right.OPEN or row.right not in rights)
+        ]
+        assert "\n".join(filter(None, found)) == ""

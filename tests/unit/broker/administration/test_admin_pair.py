@@ -103,161 +103,141 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
         yield Pair(brokers, ports, store)
 
 
-def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
+async def test_an_unload_to_a_broker_leaves_there_what_it_has(tmp_path: Path) -> None:
     """Of a namespace and of a partitioned topic: the other bundles go there, whoever has them;
     again it is nothing at all."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as two:
-            parts = await two.partitioned()
-            topic, target = parts[0].base, two.second
-            here, there = [str(await two.first.ownership.bundle_of(part)) for part in parts]
-            await two.port.topics.unload_topic(topic, "second")
-            await until(lambda: {here, there} <= set(target.ownership.owned))
-            await until(
-                lambda: two.first.views.bundles.items[here].record.incarnation == target.incarnation
-            )
-            await two.port.topics.unload_topic(topic, "second")
-            assert {here, there} <= set(target.ownership.owned)
-            with pytest.raises(NotAllowed, match="owns the bundle already"):
-                await two.other_port.topics.unload_topic(parts[0], "second")
-            await two.place(parts[0], two.first)
-            await two.other_port.bundles.unload_namespace(
-                DEFAULT, two.first.context.http_url.removeprefix("http://")
-            )
-            await until(lambda: {here, there} <= set(two.first.ownership.owned))
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as two:
+        parts = await two.partitioned()
+        topic, target = parts[0].base, two.second
+        here, there = [str(await two.first.ownership.bundle_of(part)) for part in parts]
+        await two.port.topics.unload_topic(topic, "second")
+        await until(lambda: {here, there} <= set(target.ownership.owned))
+        await until(
+            lambda: two.first.views.bundles.items[here].record.incarnation == target.incarnation
+        )
+        await two.port.topics.unload_topic(topic, "second")
+        assert {here, there} <= set(target.ownership.owned)
+        with pytest.raises(NotAllowed, match="owns the bundle already"):
+            await two.other_port.topics.unload_topic(parts[0], "second")
+        await two.place(parts[0], two.first)
+        await two.other_port.bundles.unload_namespace(
+            DEFAULT, two.first.context.http_url.removeprefix("http://")
+        )
+        await until(lambda: {here, there} <= set(two.first.ownership.owned))
 
 
-def test_a_deletion_that_one_partition_refuses_deletes_none(tmp_path: Path) -> None:
+async def test_a_deletion_that_one_partition_refuses_deletes_none(tmp_path: Path) -> None:
     """Its client may be at another broker; without it all go, with their idle subscriptions."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as two:
-            parts = await two.partitioned()
-            async with open_peer(two.first) as quiet:
-                await quiet.produce(1, str(parts[0]))
-                sent = await quiet.send(b"kept")
-            async with open_peer(two.second) as peer:
-                await peer.subscribe(1, str(parts[1]))
-                mine = two.first.ownership.owned[str(await two.first.ownership.bundle_of(parts[0]))]
-                await until(lambda: not len(mine.topics[str(parts[0])].core.producers))
-                with pytest.raises(InUse, match="consumers connected to s"):
-                    await two.port.topics.delete_partitions(parts[0].base, force=False)
-                host = await two.first.service.open_topic(parts[0], create=False)
-                assert host.core.last_confirmed == sent
-            served = two.second.ownership.owned[str(await two.second.ownership.bundle_of(parts[1]))]
-            await until(lambda: not served.topics[str(parts[1])].subscriptions["s"].core.connected)
-            await two.port.topics.delete_partitions(parts[0].base, force=False)
-            assert not (await two.store.range(keys.partitioned_topics_in(DEFAULT))).items
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as two:
+        parts = await two.partitioned()
+        async with open_peer(two.first) as quiet:
+            await quiet.produce(1, str(parts[0]))
+            sent = await quiet.send(b"kept")
+        async with open_peer(two.second) as peer:
+            await peer.subscribe(1, str(parts[1]))
+            mine = two.first.ownership.owned[str(await two.first.ownership.bundle_of(parts[0]))]
+            await until(lambda: not len(mine.topics[str(parts[0])].core.producers))
+            with pytest.raises(InUse, match="consumers connected to s"):
+                await two.port.topics.delete_partitions(parts[0].base, force=False)
+            host = await two.first.service.open_topic(parts[0], create=False)
+            assert host.core.last_confirmed == sent
+        served = two.second.ownership.owned[str(await two.second.ownership.bundle_of(parts[1]))]
+        await until(lambda: not served.topics[str(parts[1])].subscriptions["s"].core.connected)
+        await two.port.topics.delete_partitions(parts[0].base, force=False)
+        assert not (await two.store.range(keys.partitioned_topics_in(DEFAULT))).items
 
 
-def test_a_request_follows_a_bundle_that_has_moved(tmp_path: Path) -> None:
+async def test_a_request_follows_a_bundle_that_has_moved(tmp_path: Path) -> None:
     """The broker that had it sends us on to the one that has it."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as two:
-            topic = TopicName.parse(f"persistent://{DEFAULT}/t")
-            await two.place(topic, two.second)
-            await two.other_port.topics.create_topic(topic, {"a": "b"})
-            path = f"/admin/v2/persistent/{DEFAULT}/t/properties?authoritative=false"
-            assert await ask_broker(
-                two.second.context, two.first.context.http_url, "GET", path
-            ) == {"a": "b"}
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as two:
+        topic = TopicName.parse(f"persistent://{DEFAULT}/t")
+        await two.place(topic, two.second)
+        await two.other_port.topics.create_topic(topic, {"a": "b"})
+        path = f"/admin/v2/persistent/{DEFAULT}/t/properties?authoritative=false"
+        assert await ask_broker(two.second.context, two.first.context.http_url, "GET", path) == {
+            "a": "b"
+        }
 
 
-def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
+async def test_a_destination_is_found_as_brokers_are_listed(tmp_path: Path) -> None:
     """With plain ports closed, too: by name, by address as listed, and as a URL."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as two:
-            record = IncarnationRecord(
-                "third",
-                "pulsar+ssl://h:1",
-                "https://third.example:8443",
-                0,
-                "1",
-                http_url_tls="https://third.example:8443",
-            )
-            await two.store.put(keys.incarnation("third.1"), record.encode())
-            await until(lambda: two.first.views.incarnations.get("third.1") is not None)
-            listed = await two.port.brokers.brokers("")
-            assert "third.example:8443" in listed
-            for name in ("third", "third.example:8443", "https://third.example:8443"):
-                assert two.port.moves.incarnation_of(name) == "third.1"
-            found = {two.port.moves.incarnation_of(name) for name in listed}
-            assert found == {two.first.incarnation, two.second.incarnation, "third.1"}
-            for name in ("fourth", "third.example", ""):
-                with pytest.raises(InvalidRequest):
-                    two.port.moves.incarnation_of(name)
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as two:
+        record = IncarnationRecord(
+            "third",
+            "pulsar+ssl://h:1",
+            "https://third.example:8443",
+            0,
+            "1",
+            http_url_tls="https://third.example:8443",
+        )
+        await two.store.put(keys.incarnation("third.1"), record.encode())
+        await until(lambda: two.first.views.incarnations.get("third.1") is not None)
+        listed = await two.port.brokers.brokers("")
+        assert "third.example:8443" in listed
+        for name in ("third", "third.example:8443", "https://third.example:8443"):
+            assert two.port.moves.incarnation_of(name) == "third.1"
+        found = {two.port.moves.incarnation_of(name) for name in listed}
+        assert found == {two.first.incarnation, two.second.incarnation, "third.1"}
+        for name in ("fourth", "third.example", ""):
+            with pytest.raises(InvalidRequest):
+                two.port.moves.incarnation_of(name)
 
 
-def test_who_asks_for_the_leader_waits_for_the_election(
+async def test_who_asks_for_the_leader_waits_for_the_election(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While there is none, and while the one there is, is not in sight yet; not permanently."""
 
-    async def scenario() -> None:
-        async with pair(tmp_path) as two:
-            for broker in (two.first, two.second):
-                await broker.leader.stop()
-            ghost = IncarnationRecord("third", "pulsar://h:1", "http://third.example:8080", 0, "1")
-            await two.store.put(keys.LEADER, LeaderRecord("third.1").encode())
-            asked = asyncio.create_task(two.port.brokers.leader_broker())
-            await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
-            assert not asked.done()
-            await two.store.put(keys.incarnation("third.1"), ghost.encode())
-            assert await asked == {
-                "serviceUrl": "http://third.example:8080",
-                "brokerId": "third.example:8080",
-            }
-            await two.store.delete(keys.LEADER)
-            asked = asyncio.create_task(two.other_port.brokers.leader_broker())
-            await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
-            assert not asked.done()
-            two.first.leader.start()
-            assert (await asked)["serviceUrl"] == two.first.context.http_url
-            await two.first.leader.stop()
-            monkeypatch.setattr(brokers_module, "LEADER_S", 0.2)
-            with pytest.raises(ServiceNotReady, match="no leader has been elected"):
-                await two.port.brokers.leader_broker()
-
-    asyncio.run(scenario())
+    async with pair(tmp_path) as two:
+        for broker in (two.first, two.second):
+            await broker.leader.stop()
+        ghost = IncarnationRecord("third", "pulsar://h:1", "http://third.example:8080", 0, "1")
+        await two.store.put(keys.LEADER, LeaderRecord("third.1").encode())
+        asked = asyncio.create_task(two.port.brokers.leader_broker())
+        await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
+        assert not asked.done()
+        await two.store.put(keys.incarnation("third.1"), ghost.encode())
+        assert await asked == {
+            "serviceUrl": "http://third.example:8080",
+            "brokerId": "third.example:8080",
+        }
+        await two.store.delete(keys.LEADER)
+        asked = asyncio.create_task(two.other_port.brokers.leader_broker())
+        await asyncio.sleep(3 * brokers_module.LEADER_LOOK_S)
+        assert not asked.done()
+        two.first.leader.start()
+        assert (await asked)["serviceUrl"] == two.first.context.http_url
+        await two.first.leader.stop()
+        monkeypatch.setattr(brokers_module, "LEADER_S", 0.2)
+        with pytest.raises(ServiceNotReady, match="no leader has been elected"):
+            await two.port.brokers.leader_broker()
 
 
-def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> None:
+async def test_the_health_of_a_broker_does_not_depend_on_another(tmp_path: Path) -> None:
     """Whoever has the bundle of the check's topic is registered and answers nothing: this broker
     is healthy, and checks its own parts."""
 
-    async def scenario() -> None:
-        silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
-        async with silent, pair(tmp_path) as two:
-            brokers, topic = (
-                (two.first, two.second),
-                TopicName.parse("persistent://pulsar/system/healthcheck-first"),
-            )
-            url = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
-            hanging = IncarnationRecord("third", f"pulsar://{url}", f"http://{url}", 0, "1")
-            await two.store.put(keys.incarnation("third.1"), hanging.encode())
-            await until(
-                lambda: all(
-                    broker.views.incarnations.get("third.1") is not None for broker in brokers
-                )
-            )
-            chain = (LogRange("third.1", LogPosition(1, 0), None),)
-            record = BundleRecord(BundleState.OWNED, 2, "third.1", chain=chain, epochs=(2,))
-            bundle = await two.first.ownership.bundle_of(topic)
-            await two.store.put(keys.bundle(bundle), record.encode())
-            await until(lambda: two.first.views.bundles.get(str(bundle)) is not None)
-            await two.port.brokers.check_health()
-            assert two.first.metrics.messages_out == 0
-            assert two.first.views.bundles.items[str(bundle)].record == record
-
-    asyncio.run(scenario())
+    silent = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
+    async with silent, pair(tmp_path) as two:
+        brokers, topic = (
+            (two.first, two.second),
+            TopicName.parse("persistent://pulsar/system/healthcheck-first"),
+        )
+        url = f"{HOST}:{silent.sockets[0].getsockname()[1]}"
+        hanging = IncarnationRecord("third", f"pulsar://{url}", f"http://{url}", 0, "1")
+        await two.store.put(keys.incarnation("third.1"), hanging.encode())
+        await until(
+            lambda: all(broker.views.incarnations.get("third.1") is not None for broker in brokers)
+        )
+        chain = (LogRange("third.1", LogPosition(1, 0), None),)
+        record = BundleRecord(BundleState.OWNED, 2, "third.1", chain=chain, epochs=(2,))
+        bundle = await two.first.ownership.bundle_of(topic)
+        await two.store.put(keys.bundle(bundle), record.encode())
+        await until(lambda: two.first.views.bundles.get(str(bundle)) is not None)
+        await two.port.brokers.check_health()
+        assert two.first.metrics.messages_out == 0
+        assert two.first.views.bundles.items[str(bundle)].record == record

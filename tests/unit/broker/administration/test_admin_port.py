@@ -42,15 +42,12 @@ async def opened(directory: Path) -> AsyncIterator[tuple[BrokerAdministration, B
         yield BrokerAdministration(Process(directory, broker)), broker, peer
 
 
-def play(directory: Path, script: Script) -> None:
-    async def main() -> None:
-        async with opened(directory) as (port, broker, peer):
-            await script(port, broker, peer)
-
-    asyncio.run(main())
+async def play(directory: Path, script: Script) -> None:
+    async with opened(directory) as (port, broker, peer):
+        await script(port, broker, peer)
 
 
-def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
+async def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
     async def script(port: BrokerAdministration, broker: Broker, _peer: Peer) -> None:
         async with asyncio.timeout(120):
             while not (status := await port.health.status())["leader"]:
@@ -69,10 +66,10 @@ def test_status_names_brokers_bundles_and_the_leader(tmp_path: Path) -> None:
         assert port.health.ready()
         assert b"magnetar_bundles_owned 1.0" in port.health.metrics()
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_stats_tell_what_happened(tmp_path: Path) -> None:
+async def test_stats_tell_what_happened(tmp_path: Path) -> None:
     """Messages, producers, subscriptions and their backlog."""
 
     async def script(port: BrokerAdministration, _broker: Broker, peer: Peer) -> None:
@@ -87,10 +84,10 @@ def test_stats_tell_what_happened(tmp_path: Path) -> None:
         )
         assert len(stats["subscriptions"]["s"]["consumers"]) == 1
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> None:
+async def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> None:
     async def script(port: BrokerAdministration, _broker: Broker, _peer: Peer) -> None:
         name, many = NamespaceName("a", "b"), TopicName.parse("persistent://a/b/many")
         await port.namespaces.create_namespace(name, initial_boundaries(8), {"retention": 1})
@@ -107,7 +104,7 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
                 await again
             assert refused.value.http_status == 409
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +127,7 @@ def test_namespaces_and_partitioned_topics_are_created_once(tmp_path: Path) -> N
         (lambda port: port.topics.unload_topic(NAME, "broker-0"), 409),
     ],
 )
-def test_refusals_have_the_status_that_admin_clients_expect(
+async def test_refusals_have_the_status_that_admin_clients_expect(
     tmp_path: Path, ask: Callable[[BrokerAdministration], Coroutine[Any, Any, Any]], status: int
 ) -> None:
     """404 for what is not there, 409 for what conflicts, 400, 406 and 412 for what is wrong."""
@@ -145,10 +142,10 @@ def test_refusals_have_the_status_that_admin_clients_expect(
             "names the field"
         )
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
+async def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
     """The only broker frees the bundle, clients are sent away, and the next lookup brings it
     back with everything in it."""
 
@@ -160,10 +157,12 @@ def test_an_unload_with_nobody_to_take_over_comes_back(tmp_path: Path) -> None:
         assert (await port.health.lookup(NAME, ""))["brokerUrl"] == broker.service_url
         assert await port.topics.topics(DEFAULT) == [TOPIC]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_nothing_is_answered_before_the_broker_is_ready_or_after_it_failed(tmp_path: Path) -> None:
+async def test_nothing_is_answered_before_the_broker_is_ready_or_after_it_failed(
+    tmp_path: Path,
+) -> None:
     """503 and not ready, but alive: an orchestrator must not kill a process that is about to
     serve again."""
 
@@ -181,4 +180,4 @@ def test_nothing_is_answered_before_the_broker_is_ready_or_after_it_failed(tmp_p
         with pytest.raises(ServiceNotReady):
             await starting.topics.topics(DEFAULT)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)

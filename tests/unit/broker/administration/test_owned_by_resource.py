@@ -3,7 +3,6 @@ route; everything else stays anybody's."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -46,17 +45,12 @@ CHANGES: tuple[tuple[str, str, Any, str], ...] = (
 )
 
 
-def play(directory: Path, script: Script) -> None:
-    async def main() -> None:
-        async with broker_with_rest(directory) as (broker, rest, _peer):
-            store = broker.context.store
-            record = NamespaceRecord(initial_boundaries(4), OWNED, "shop/orders", FIELDS)
-            await broker.views.namespaces.reach(
-                await store.put(keys.namespace(NAME), record.encode())
-            )
-            await script(broker, rest, store)
-
-    asyncio.run(main())
+async def play(directory: Path, script: Script) -> None:
+    async with broker_with_rest(directory) as (broker, rest, _peer):
+        store = broker.context.store
+        record = NamespaceRecord(initial_boundaries(4), OWNED, "shop/orders", FIELDS)
+        await broker.views.namespaces.reach(await store.put(keys.namespace(NAME), record.encode()))
+        await script(broker, rest, store)
 
 
 async def record_in(store: MetadataStore) -> NamespaceRecord:
@@ -65,7 +59,7 @@ async def record_in(store: MetadataStore) -> NamespaceRecord:
     return NamespaceRecord.decode(item.value)
 
 
-def test_a_change_of_an_owned_field_is_refused_with_the_owner(tmp_path: Path) -> None:
+async def test_a_change_of_an_owned_field_is_refused_with_the_owner(tmp_path: Path) -> None:
     """By every route that could make one; nothing of the record has changed afterwards."""
 
     async def script(_broker: Broker, rest: Rest, store: MetadataStore) -> None:
@@ -77,10 +71,12 @@ def test_a_change_of_an_owned_field_is_refused_with_the_owner(tmp_path: Path) ->
             ), (method, path)
         assert (await record_in(store)).policies == OWNED
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_fields_of_nobody_stay_anybodys_and_the_same_value_is_no_change(tmp_path: Path) -> None:
+async def test_fields_of_nobody_stay_anybodys_and_the_same_value_is_no_change(
+    tmp_path: Path,
+) -> None:
     """Beside owned ones: another policy, quota, role and property; the record keeps its owner
     through all of it."""
 
@@ -111,10 +107,12 @@ def test_fields_of_nobody_stay_anybodys_and_the_same_value_is_no_change(tmp_path
         }
         assert record.policies["properties"] == {"team": "blue", "cost": "low"}
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_an_owned_namespace_is_not_deleted_by_rest_until_it_is_released(tmp_path: Path) -> None:
+async def test_an_owned_namespace_is_not_deleted_by_rest_until_it_is_released(
+    tmp_path: Path,
+) -> None:
     """Not by force either, nor with its tenant; the owner is shown, and can be taken away where
     its resource is gone."""
 
@@ -147,10 +145,10 @@ def test_an_owned_namespace_is_not_deleted_by_rest_until_it_is_released(tmp_path
         await rest("DELETE", "/magnetar/v1/namespaces/no/where/owner", status=404)
         await rest("DELETE", f"{NAMESPACE}?force=true")
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_who_takes_a_field_while_it_is_edited_is_not_written_over(tmp_path: Path) -> None:
+async def test_who_takes_a_field_while_it_is_edited_is_not_written_over(tmp_path: Path) -> None:
     """The owner is compared in the transaction that would change the field, not before it."""
 
     async def script(_broker: Broker, rest: Rest, store: MetadataStore) -> None:
@@ -176,10 +174,10 @@ def test_who_takes_a_field_while_it_is_edited_is_not_written_over(tmp_path: Path
             del store.get
         assert await record_in(store) == owned
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) -> None:
+async def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) -> None:
     """The field that the resource sets is refused, the other one is not, and the tenant is not
     deleted."""
 
@@ -209,4 +207,4 @@ def test_a_tenant_that_is_owned_keeps_what_the_owner_sets(tmp_path: Path) -> Non
             == "TopicNamespace shop/orders owns tenant acme; delete that resource instead"
         )
 
-    play(tmp_path, script)
+    await play(tmp_path, script)

@@ -49,21 +49,21 @@ class Caller:
     store = MemoryStore(CLOCK)
 
 
-def exchange(answer: bytes) -> tuple[Any, bytes]:
+async def exchange(answer: bytes) -> tuple[Any, bytes]:
     async def ask(url: str) -> Any:
         return await ask_peer(Caller(), url, "POST", TOPIC, "/terminate")
 
-    return asyncio.run(_with_peer(answer, ask))
+    return await _with_peer(answer, ask)
 
 
-def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
+async def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
     """The name is encoded once; no content is None."""
-    found, asked = exchange(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"ledgerId":3}')
+    found, asked = await exchange(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"ledgerId":3}')
     assert found == {"ledgerId": 3}
     assert asked.startswith(
         b"POST /admin/v2/persistent/public/default/a%20b-partition-1/terminate HTTP/1.1\r\n"
     )
-    assert exchange(b"HTTP/1.1 204 No Content\r\n\r\n")[0] is None
+    assert (await exchange(b"HTTP/1.1 204 No Content\r\n\r\n"))[0] is None
 
 
 @pytest.mark.parametrize(
@@ -77,60 +77,55 @@ def test_a_request_names_the_topic_and_its_answer_comes_back() -> None:
         (b"", ServiceNotReady, "before its answer"),
     ],
 )
-def test_a_refusal_keeps_its_status_and_reason(
+async def test_a_refusal_keeps_its_status_and_reason(
     answer: bytes, error: type[MagnetarError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        exchange(answer)
+        await exchange(answer)
 
 
-def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
+async def test_nobody_but_a_registered_broker_is_asked_after_a_redirect() -> None:
     """Its address may have been put there by anybody: it is refused, and hears nothing. Nor is
     one that sends us in circles asked permanently."""
     visited = 0
 
-    async def main() -> None:
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal visited
+        visited += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            f"HTTP/1.1 307 Temporary Redirect\r\nLOCATION: {stranger_url}/again\r\n\r\n".encode()
+        )
+        writer.close()
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal visited
-            visited += 1
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(
-                f"HTTP/1.1 307 Temporary Redirect\r\nLOCATION: {stranger_url}/again\r\n\r\n".encode()
-            )
-            writer.close()
+    stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
+    stranger_url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+    moved = (
+        "HTTP/1.1 307 Temporary Redirect\r\nlocation: "
+        f"{stranger_url}/admin/v2/x?y=1\r\ncontent-length: 0\r\n\r\n"
+    ).encode()
 
-        stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
-        stranger_url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
-        moved = (
-            "HTTP/1.1 307 Temporary Redirect\r\nlocation: "
-            f"{stranger_url}/admin/v2/x?y=1\r\ncontent-length: 0\r\n\r\n"
-        ).encode()
+    async def ask(url: str) -> Any:
+        return await ask_peer(Caller(), url, "PUT", TOPIC, "/unload")
 
-        async def ask(url: str) -> Any:
-            return await ask_peer(Caller(), url, "PUT", TOPIC, "/unload")
-
-        with pytest.raises(ServiceNotReady, match="which is no live broker"):
-            await _with_peer(moved, ask)
-        assert visited == 0
-        record = IncarnationRecord("broker-1", "pulsar://127.0.0.1:1", stranger_url, 0, "1")
-        await Caller.store.put(keys.incarnation("broker-1.1"), record.encode())
-        with pytest.raises(ServiceNotReady, match="sent on 3 times"):
-            await _with_peer(moved, ask)
-        assert visited == 2
-        stranger.close()
-        await stranger.wait_closed()
-
-    asyncio.run(main())
+    with pytest.raises(ServiceNotReady, match="which is no live broker"):
+        await _with_peer(moved, ask)
+    assert visited == 0
+    record = IncarnationRecord("broker-1", "pulsar://127.0.0.1:1", stranger_url, 0, "1")
+    await Caller.store.put(keys.incarnation("broker-1.1"), record.encode())
+    with pytest.raises(ServiceNotReady, match="sent on 3 times"):
+        await _with_peer(moved, ask)
+    assert visited == 2
+    stranger.close()
+    await stranger.wait_closed()
 
 
-def test_a_peer_that_is_gone_is_not_ready() -> None:
+async def test_a_peer_that_is_gone_is_not_ready() -> None:
     async def main() -> None:
         await ask_peer(Caller(), "http://127.0.0.1:1", "GET", TOPIC, "/stats")
 
     with pytest.raises(ServiceNotReady, match="does not answer"):
-        asyncio.run(main())
+        await main()
 
 
 def test_the_loop_of_a_real_broker_carries_it_too() -> None:

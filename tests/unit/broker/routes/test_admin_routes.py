@@ -26,12 +26,9 @@ S = f"{T}/subscription/s"
 LATEST = (1 << 63) - 1
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
-    async def main() -> None:
-        async with broker_with_rest(directory, **settings) as (broker, rest, peer):
-            await script(broker, rest, peer)
-
-    asyncio.run(main())
+async def play(directory: Path, script: Script, **settings: Any) -> None:
+    async with broker_with_rest(directory, **settings) as (broker, rest, peer):
+        await script(broker, rest, peer)
 
 
 async def send_entry(peer: Peer, data: bytes, sequence: int, messages: int = 1) -> None:
@@ -50,7 +47,7 @@ async def publish(peer: Peer, count: int = 3) -> None:
         await send_entry(peer, encode_entry(metadata, f"m{number}".encode()), number)
 
 
-def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
+async def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
     """By place before a subscription, from either end, by id and by time; nothing is
     acknowledged by it."""
 
@@ -97,10 +94,10 @@ def test_messages_are_peeked_at_examined_and_found(tmp_path: Path) -> None:
             await rest("PUT", f"{T}/backlogSize", {"ledgerId": -1, "entryId": -1}, status=200)
         ) > 0
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
+async def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
     """Its headers tell how many messages it has; what a client wrote into its names cannot break
     the answer's head."""
 
@@ -131,7 +128,7 @@ def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
         assert found.headers["x-pulsar-producer-name"].startswith("p??X-Evil: 1")
         assert found.headers["x-pulsar-publish-time"] == str((1 << 63) - 1)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +163,7 @@ def test_a_compressed_batch_comes_whole_and_unpacked(tmp_path: Path) -> None:
         ("DELETE", f"{NAMESPACE}/permissions/s/nobody", 404),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_reason(
+async def test_what_is_wrong_is_refused_with_a_reason(
     tmp_path: Path, method: str, path: str, status: int
 ) -> None:
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
@@ -177,10 +174,10 @@ def test_what_is_wrong_is_refused_with_a_reason(
         body = {"ledgerId": 1, "entryId": 0} if path.endswith("resetcursor") else None
         await rest(method, path, body, status=status)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties(
+async def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties(
     tmp_path: Path,
 ) -> None:
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
@@ -205,10 +202,10 @@ def test_subscriptions_of_partitions_begin_where_asked_and_keep_their_properties
             f"persistent://public/default/many-partition-{number}" for number in (0, 1)
         ]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_create(
+async def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_create(
     tmp_path: Path,
 ) -> None:
     """A plain topic, the partitions that auto-creation makes, or 404 and nothing at all where it
@@ -251,10 +248,10 @@ def test_a_subscription_of_an_absent_topic_creates_what_the_namespace_lets_it_cr
         await rest("PUT", f"{TOPICS}/plain/subscription/other", {})
         assert await rest.get(f"{TOPICS}/plain/subscriptions") == ["other", "s"]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_health_is_a_message_that_was_published_and_read(
+async def test_health_is_a_message_that_was_published_and_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Concurrent checks share one round trip; a broker that cannot do it says so with 503."""
@@ -274,10 +271,10 @@ def test_health_is_a_message_that_was_published_and_read(
         refused = await rest("GET", "/admin/v2/brokers/health", status=503)
         assert "flush its log" in refused["reason"]
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
+async def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
     async def script(_broker: Broker, rest: Rest, peer: Peer) -> None:
         await publish(peer)
         # from the start: an election that settles is waited for
@@ -310,10 +307,10 @@ def test_brokers_tell_what_they_are_and_do(tmp_path: Path) -> None:
         ).text == span
         await rest("GET", "/admin/v2/brokers/backlog-quota-check")
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
+async def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
     """Work on a namespace reaches its bundles; work on a bundle only its own topics."""
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
@@ -339,10 +336,10 @@ def test_bundles_are_told_cleared_and_unloaded(tmp_path: Path) -> None:
         await rest("PUT", f"{NAMESPACE}/unload")
         assert not broker.ownership.owned
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_what_is_only_stored_comes_back_as_it_came(tmp_path: Path) -> None:
+async def test_what_is_only_stored_comes_back_as_it_came(tmp_path: Path) -> None:
     """Peers, domains, isolation policies, groups and quotas, each by name; removed again they
     are gone."""
 
@@ -369,10 +366,10 @@ def test_what_is_only_stored_comes_back_as_it_came(tmp_path: Path) -> None:
         assert await rest.get(quota) == default
         assert await rest.get("/admin/v2/bookies/all") == {"bookies": []}
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_permissions_by_namespace_topic_and_subscription(tmp_path: Path) -> None:
+async def test_permissions_by_namespace_topic_and_subscription(tmp_path: Path) -> None:
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         await rest("POST", f"{NAMESPACE}/permissions/r", ["consume"])
         await rest("POST", f"{T}/permissions/r", ["produce"])
@@ -385,4 +382,4 @@ def test_permissions_by_namespace_topic_and_subscription(tmp_path: Path) -> None
         assert await rest.get(f"{T}/permissions") == {"r": ["consume"]}
         assert await rest.get(f"{NAMESPACE}/permissions/subscription") == {}
 
-    play(tmp_path, script)
+    await play(tmp_path, script)

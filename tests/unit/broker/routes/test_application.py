@@ -3,7 +3,6 @@ that is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -46,7 +45,7 @@ CURRENT = CurrentPort()
 APPLICATION = create_application(every_resource(CURRENT))
 
 
-def ask(
+async def ask(
     port: MemoryPort,
     method: str,
     path: str,
@@ -63,7 +62,7 @@ def ask(
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, json=json, content=content, headers=headers)
 
-    return asyncio.run(run())
+    return await run()
 
 
 @pytest.fixture
@@ -79,48 +78,51 @@ def refused(answer: httpx.Response, status: int) -> str:
     return str(body["reason"])
 
 
-def test_health_follows_the_broker(port: MemoryPort) -> None:
+async def test_health_follows_the_broker(port: MemoryPort) -> None:
     """Ready says whether clients should come; live says whether the process moves."""
     for path in ("/ready", "/admin/v2/brokers/health", "/admin/v2/brokers/ready"):
-        assert (ask(port, "GET", path).status_code, ask(port, "GET", path).text) == (200, "ok")
+        assert (
+            (await ask(port, "GET", path)).status_code,
+            (await ask(port, "GET", path)).text,
+        ) == (200, "ok")
     port.is_ready = False
     for path in ("/ready", "/admin/v2/brokers/health?topicVersion=V2", "/admin/v2/brokers/ready"):
-        assert ask(port, "GET", path).status_code == 503
-    assert ask(port, "GET", "/live").status_code == 200
+        assert (await ask(port, "GET", path)).status_code == 503
+    assert (await ask(port, "GET", "/live")).status_code == 200
 
 
-def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
+async def test_metrics_version_clusters_and_status(port: MemoryPort) -> None:
     """Text where tools expect text, JSON where they expect JSON."""
     for path in ("/metrics", "/metrics/"):
-        answer = ask(port, "GET", path)
+        answer = await ask(port, "GET", path)
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert answer.content == port.metrics()
-    assert ask(port, "GET", "/admin/v2/brokers/version").text == "1.2.3"
-    assert ask(port, "GET", "/admin/v2/clusters").json() == ["standalone"]
-    assert ask(port, "GET", "/magnetar/v1/status").json() == {"leader": "broker-0.1"}
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {
+    assert (await ask(port, "GET", "/admin/v2/brokers/version")).text == "1.2.3"
+    assert (await ask(port, "GET", "/admin/v2/clusters")).json() == ["standalone"]
+    assert (await ask(port, "GET", "/magnetar/v1/status")).json() == {"leader": "broker-0.1"}
+    assert (await ask(port, "GET", "/magnetar/v1/damage")).json() == {
         "damage": port.damage(),
         "short_of_space": "",
     }
 
 
-def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
+async def test_a_namespace_is_created_once_and_read_back(port: MemoryPort) -> None:
     """204 without a body, then 409; bundles and policies arrive; without a body the defaults are
     taken."""
-    created = ask(
+    created = await ask(
         port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": {"numBundles": 8}, "retention": 5}
     )
     assert (created.status_code, created.content) == (204, b"")
     assert port.created[NamespaceName("a", "b")] == (8, {"retention": 5})
-    assert "already exists" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", json={}), 409)
-    assert ask(port, "PUT", f"{NAMESPACES}/a/c").status_code == 204
+    assert "already exists" in refused(await ask(port, "PUT", f"{NAMESPACES}/a/b", json={}), 409)
+    assert (await ask(port, "PUT", f"{NAMESPACES}/a/c")).status_code == 204
     assert port.created[NamespaceName("a", "c")] == (4, {})
-    assert ask(port, "GET", f"{NAMESPACES}/a").json() == ["a/b", "a/c"]
-    assert ask(port, "GET", f"{NAMESPACES}/a/b").json() == {
+    assert (await ask(port, "GET", f"{NAMESPACES}/a")).json() == ["a/b", "a/c"]
+    assert (await ask(port, "GET", f"{NAMESPACES}/a/b")).json() == {
         "bundles": {"numBundles": 8},
         "retention": 5,
     }
-    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
+    assert "does not exist" in refused(await ask(port, "GET", f"{NAMESPACES}/a/absent"), 404)
 
 
 NO_BUNDLES: list[tuple[Any, str]] = [
@@ -144,56 +146,54 @@ NO_BUNDLES: list[tuple[Any, str]] = [
 ]
 
 
-def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
+async def test_bundles_that_are_none_are_refused(port: MemoryPort) -> None:
     """400 names the field, whatever is wrong with a number of bundles or with boundaries."""
     for bundles, said in NO_BUNDLES:
         assert said in refused(
-            ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400
+            await ask(port, "PUT", f"{NAMESPACES}/a/b", json={"bundles": bundles}), 400
         )
     assert NamespaceName("a", "b") not in port.created
 
 
-def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
+async def test_a_namespace_is_divided_at_the_boundaries_given(port: MemoryPort) -> None:
     """In any order, once each, and whatever number stands beside them: what GET tells of one
     namespace makes another like it."""
     boundaries = ["0x00000000", "0x10000000", "0xffffffff", "0x1", "0x10000000"]
     body = {"bundles": {"boundaries": boundaries, "numBundles": 4}}
-    assert ask(port, "PUT", f"{NAMESPACES}/a/b", json=body).status_code == 204
+    assert (await ask(port, "PUT", f"{NAMESPACES}/a/b", json=body)).status_code == 204
     assert list(port.boundaries) == [0, 1, 0x10000000, 0xFFFFFFFF]
     assert (
-        ask(
+        await ask(
             port,
             "PUT",
             f"{NAMESPACES}/a/c",
             json={"bundles": {"boundaries": None, "numBundles": 2}},
-        ).status_code
-        == 204
-    )
+        )
+    ).status_code == 204
     assert list(port.boundaries) == [0, 0x80000000, 0xFFFFFFFF]
 
 
-def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:
+async def test_topics_are_listed_under_both_paths(port: MemoryPort) -> None:
     for path in (f"{NAMESPACES}/public/default/topics", TOPICS):
-        assert ask(port, "GET", path).json() == ["persistent://public/default/t"]
-    assert "does not exist" in refused(ask(port, "GET", f"{NAMESPACES}/no/where/topics"), 404)
+        assert (await ask(port, "GET", path)).json() == ["persistent://public/default/t"]
+    assert "does not exist" in refused(await ask(port, "GET", f"{NAMESPACES}/no/where/topics"), 404)
 
 
-def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
+async def test_a_partitioned_topic_is_created_once(port: MemoryPort) -> None:
     """204, then 409, which clients take for "somebody was faster"."""
-    created = ask(port, "PUT", f"{TOPICS}/many/partitions", json=3)
+    created = await ask(port, "PUT", f"{TOPICS}/many/partitions", json=3)
     assert (created.status_code, created.content) == (204, b"")
-    assert "already exists" in refused(ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409)
-    assert ask(port, "GET", f"{TOPICS}/many/partitions").json()["partitions"] == 3
-    assert (
-        ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true").json()[
-            "partitions"
-        ]
-        == 0
+    assert "already exists" in refused(
+        await ask(port, "PUT", f"{TOPICS}/many/partitions", json=3), 409
     )
-    refused(ask(port, "GET", f"{TOPICS}/single/partitions"), 404)
+    assert (await ask(port, "GET", f"{TOPICS}/many/partitions")).json()["partitions"] == 3
+    assert (
+        await ask(port, "GET", f"{TOPICS}/single/partitions?checkAllowAutoCreation=true")
+    ).json()["partitions"] == 0
+    refused(await ask(port, "GET", f"{TOPICS}/single/partitions"), 404)
 
 
-def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
+async def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
     """The namespace's list takes a mode; each domain has a list of its own."""
     base, durable, volatile = (
         f"{NAMESPACES}/public/default/topics",
@@ -201,21 +201,21 @@ def test_lists_are_asked_for_by_kind(port: MemoryPort) -> None:
         "non-persistent://public/default/t",
     )
     assert (
-        ask(port, "GET", base).json()
-        == ask(port, "GET", f"{base}?mode=PERSISTENT").json()
+        (await ask(port, "GET", base)).json()
+        == (await ask(port, "GET", f"{base}?mode=PERSISTENT")).json()
         == [durable]
     )
-    assert ask(port, "GET", f"{base}?mode=NON_PERSISTENT").json() == [volatile]
-    assert ask(port, "GET", f"{base}?mode=ALL").json() == [volatile, durable]
-    refused(ask(port, "GET", f"{base}?mode=SOME"), 400)
-    assert ask(port, "GET", TOPICS).json() == [durable]
-    assert ask(port, "GET", "/admin/v2/non-persistent/public/default").json() == [volatile]
+    assert (await ask(port, "GET", f"{base}?mode=NON_PERSISTENT")).json() == [volatile]
+    assert (await ask(port, "GET", f"{base}?mode=ALL")).json() == [volatile, durable]
+    refused(await ask(port, "GET", f"{base}?mode=SOME"), 400)
+    assert (await ask(port, "GET", TOPICS)).json() == [durable]
+    assert (await ask(port, "GET", "/admin/v2/non-persistent/public/default")).json() == [volatile]
 
 
 @pytest.mark.parametrize("content", [b"0", b"11", b'"three"', b"null", b"{}", b"3.5", b"", b"{"])
-def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: bytes) -> None:
+async def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: bytes) -> None:
     """400 with a reason, whatever is wrong with it."""
-    answer = ask(
+    answer = await ask(
         port,
         "PUT",
         f"{TOPICS}/many/partitions",
@@ -241,10 +241,10 @@ def test_a_wrong_number_of_partitions_is_refused(port: MemoryPort, content: byte
         "x:y-partition-0",
     ],
 )
-def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -> None:
+async def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -> None:
     """Percent-encoded once by the client, decoded once here."""
     encoded = "".join(f"%{byte:02X}" for byte in local.encode())
-    answer = ask(port, "GET", f"{TOPICS}/{encoded}/stats")
+    answer = await ask(port, "GET", f"{TOPICS}/{encoded}/stats")
     assert answer.json() == {"topic": f"persistent://public/default/{local}"}
 
 
@@ -260,28 +260,25 @@ def test_topic_names_arrive_as_they_were_written(port: MemoryPort, local: str) -
         ("GET", "/lookup/v2/topic/kafka/public/default/t"),
     ],
 )
-def test_an_invalid_name_is_412(port: MemoryPort, method: str, path: str) -> None:
+async def test_an_invalid_name_is_412(port: MemoryPort, method: str, path: str) -> None:
     """What Pulsar answers for a name outside its grammar."""
-    assert refused(ask(port, method, path), 412)
+    assert refused(await ask(port, method, path), 412)
 
 
-def test_unload_takes_a_destination(port: MemoryPort) -> None:
+async def test_unload_takes_a_destination(port: MemoryPort) -> None:
     topic = TopicName.parse("persistent://public/default/t")
-    assert ask(port, "PUT", f"{TOPICS}/t/unload").status_code == 204
+    assert (await ask(port, "PUT", f"{TOPICS}/t/unload")).status_code == 204
     assert (
-        ask(
-            port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false"
-        ).status_code
-        == 204
-    )
+        await ask(port, "PUT", f"{TOPICS}/t/unload?destinationBroker=broker-1&authoritative=false")
+    ).status_code == 204
     assert port.unloaded == [(topic, ""), (topic, "broker-1")]
 
 
-def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> None:
-    assert ask(port, "POST", f"{TOPICS}/t/roll").json() == {
+async def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> None:
+    assert (await ask(port, "POST", f"{TOPICS}/t/roll")).json() == {
         "position": {"ledgerId": 7, "entryId": 41}
     }
-    assert ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t").json() == {
+    assert (await ask(port, "GET", "/lookup/v2/topic/persistent/public/default/t")).json() == {
         "brokerUrl": "pulsar://host/t"
     }
 
@@ -296,7 +293,7 @@ def test_roll_and_lookup_answer_with_what_clients_parse(port: MemoryPort) -> Non
         (InvalidRequest("field: x is not valid"), 400),
     ],
 )
-def test_errors_leave_with_their_declared_status_and_their_text(
+async def test_errors_leave_with_their_declared_status_and_their_text(
     port: MemoryPort, failure: Exception, status: int
 ) -> None:
     port.failure = failure
@@ -305,7 +302,7 @@ def test_errors_leave_with_their_declared_status_and_their_text(
         ("PUT", f"{TOPICS}/t/unload"),
         ("POST", f"{TOPICS}/t/roll"),
     ):
-        assert refused(ask(port, method, path), status) == str(failure)
+        assert refused(await ask(port, method, path), status) == str(failure)
 
 
 @pytest.mark.parametrize(
@@ -316,16 +313,16 @@ def test_errors_leave_with_their_declared_status_and_their_text(
         ("DELETE", f"{TOPICS}/t/stats", 405),
     ],
 )
-def test_what_is_not_offered_says_so_in_the_same_shape(
+async def test_what_is_not_offered_says_so_in_the_same_shape(
     port: MemoryPort, method: str, path: str, status: int
 ) -> None:
     """Admin clients parse `reason` for these, too."""
-    assert refused(ask(port, method, path), status)
+    assert refused(await ask(port, method, path), status)
 
 
-def test_the_description_lists_every_route(port: MemoryPort) -> None:
+async def test_the_description_lists_every_route(port: MemoryPort) -> None:
     """OpenAPI is complete enough to generate a client from: every operation says what it does."""
-    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    paths = (await ask(port, "GET", "/openapi.json")).json()["paths"]
     for path in (
         "/ready",
         "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}",
@@ -341,9 +338,9 @@ def test_the_description_lists_every_route(port: MemoryPort) -> None:
     assert silent == []
 
 
-def test_the_description_names_every_policy(port: MemoryPort) -> None:
+async def test_the_description_names_every_policy(port: MemoryPort) -> None:
     """Whoever generates a client, or attacks the routes, knows which there are."""
-    paths = ask(port, "GET", "/openapi.json").json()["paths"]
+    paths = (await ask(port, "GET", "/openapi.json")).json()["paths"]
     for path, table in (
         ("/admin/v2/namespaces/{tenant}/{namespace}/{policy}", NAMESPACE_POLICIES),
         ("/admin/v2/{domain}/{tenant}/{namespace}/{topic}/{policy}", TOPIC_POLICIES),
@@ -358,10 +355,10 @@ def test_the_description_names_every_policy(port: MemoryPort) -> None:
             assert named == list(table), (method, path)
 
 
-def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> None:
+async def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> None:
     """Every route of the description is on it; no script, no style and no font is loaded."""
-    page = ask(port, "GET", "/docs").text
-    for path in ask(port, "GET", "/openapi.json").json()["paths"]:
+    page = (await ask(port, "GET", "/docs")).text
+    for path in (await ask(port, "GET", "/openapi.json")).json()["paths"]:
         assert f"<code>{path}</code>" in page
     for name in (*NAMESPACE_POLICIES, *TOPIC_POLICIES):
         assert re.search(rf" {name}[ <]", page), name
@@ -370,7 +367,9 @@ def test_the_page_of_routes_needs_nothing_from_elsewhere(port: MemoryPort) -> No
     assert re.findall(r'href="([^"]*)"', page) == ["/openapi.json"]
 
 
-def test_the_description_of_the_routes_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_description_of_the_routes_is_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It and its page are open to every peer, and take tens of milliseconds of the event loop to
     write."""
     application = FastAPI(openapi_url=None)
@@ -381,33 +380,34 @@ def test_the_description_of_the_routes_is_written_once(monkeypatch: pytest.Monke
     )
     add_docs(application)
 
-    async def run() -> None:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=application), base_url="http://test"
-        ) as client:
-            documents = [(await client.get("/openapi.json")).json() for _ in range(3)]
-            assert documents == [application.openapi()] * 3
-            assert [(await client.get("/docs")).text for _ in range(2)] == ["page"] * 2
-
-    asyncio.run(run())
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=application), base_url="http://test"
+    ) as client:
+        documents = [(await client.get("/openapi.json")).json() for _ in range(3)]
+        assert documents == [application.openapi()] * 3
+        assert [(await client.get("/docs")).text for _ in range(2)] == ["page"] * 2
     assert len(written) == 1
 
 
-def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:
+async def test_answers_are_compressed_for_who_asks(port: MemoryPort) -> None:
     """Java's client does; small answers are not worth it."""
     asked = {"accept-encoding": "gzip"}
-    assert ask(port, "GET", "/openapi.json", headers=asked).headers["content-encoding"] == "gzip"
-    assert "content-encoding" not in ask(port, "GET", "/ready", headers=asked).headers
+    assert (await ask(port, "GET", "/openapi.json", headers=asked)).headers[
+        "content-encoding"
+    ] == "gzip"
+    assert "content-encoding" not in (await ask(port, "GET", "/ready", headers=asked)).headers
     assert (
         "content-encoding"
-        not in ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"}).headers
+        not in (
+            await ask(port, "GET", "/openapi.json", headers={"accept-encoding": "identity"})
+        ).headers
     )
 
 
-def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
+async def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
     """413 before all of it is in memory."""
     body = b'{"a": "' + b"x" * BODY_BYTES_MAX + b'"}'
-    assert "too many" in refused(ask(port, "PUT", f"{NAMESPACES}/a/b", content=body), 413)
+    assert "too many" in refused(await ask(port, "PUT", f"{NAMESPACES}/a/b", content=body), 413)
     assert NamespaceName("a", "b") not in port.created
 
 
@@ -426,15 +426,15 @@ def test_a_body_beyond_the_limit_is_refused(port: MemoryPort) -> None:
         ("GET", "/admin/v2/broker-stats/allocator-stats/default", 405),
     ],
 )
-def test_what_is_not_offered_yet_is_refused_by_name(
+async def test_what_is_not_offered_yet_is_refused_by_name(
     port: MemoryPort, method: str, path: str, status: int
 ) -> None:
     """Tools that ask for it get the status that Pulsar's clients understand, not "no such
     route"."""
-    assert "GET /docs lists" not in refused(ask(port, method, path), status)
+    assert "GET /docs lists" not in refused(await ask(port, method, path), status)
 
 
-def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
+async def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
     """500 with a reason: nothing of what went wrong leaves the broker but its kind."""
     CURRENT.port = port
     port.failure = ValueError("secret")
@@ -444,13 +444,13 @@ def test_a_mistake_of_ours_is_told_in_the_same_shape(port: MemoryPort) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get(f"{TOPICS}/t/stats")
 
-    reason = refused(asyncio.run(run()), 500)
+    reason = refused(await run(), 500)
     assert "ValueError" in reason
     assert "secret" not in reason
 
 
-def test_a_slash_too_many_redirects_nowhere(port: MemoryPort) -> None:
+async def test_a_slash_too_many_redirects_nowhere(port: MemoryPort) -> None:
     """Such a redirect would go to the Host that the peer names, before it is known who asks."""
-    answer = ask(port, "GET", "/admin/v2/clusters/", headers={"host": "elsewhere.example"})
+    answer = await ask(port, "GET", "/admin/v2/clusters/", headers={"host": "elsewhere.example"})
     assert answer.status_code == 404
     assert "location" not in answer.headers

@@ -73,41 +73,35 @@ class SlowPeer:
             await self.reads.wait()
 
 
-def test_payloads_that_are_not_read_leave_no_room_for_more() -> None:
+async def test_payloads_that_are_not_read_leave_no_room_for_more() -> None:
     """The next large one is refused for now; once the slow peer has read, or has gone, there is
     room again."""
 
-    async def run() -> None:
-        port = LargeMessages()
-        for ends in ("reads", "goes"):
-            slow = SlowPeer(port.application)
-            asking = asyncio.create_task(slow.ask())
-            await slow.began.wait()
-            refused = await port.ask()
-            assert (refused.status_code, list(refused.json())) == (429, ["reason"])
-            large, port.payload = port.payload, b"small"
-            assert (await port.ask()).content == b"small"
-            port.payload = large
-            if ends == "reads":
-                slow.reads.set()
-            else:
-                asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asking
-            answered = await port.ask()
-            assert (answered.status_code, len(answered.content)) == (200, len(port.payload))
-            assert answered.headers["content-length"] == str(len(port.payload))
-            assert max(slow.sent) <= PART_BYTES
-
-    asyncio.run(run())
+    port = LargeMessages()
+    for ends in ("reads", "goes"):
+        slow = SlowPeer(port.application)
+        asking = asyncio.create_task(slow.ask())
+        await slow.began.wait()
+        refused = await port.ask()
+        assert (refused.status_code, list(refused.json())) == (429, ["reason"])
+        large, port.payload = port.payload, b"small"
+        assert (await port.ask()).content == b"small"
+        port.payload = large
+        if ends == "reads":
+            slow.reads.set()
+        else:
+            asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        answered = await port.ask()
+        assert (answered.status_code, len(answered.content)) == (200, len(port.payload))
+        assert answered.headers["content-length"] == str(len(port.payload))
+        assert max(slow.sent) <= PART_BYTES
 
 
-def test_few_messages_are_looked_at_at_a_time() -> None:
-    async def run() -> None:
-        port = LargeMessages()
-        port.payload = b"x"
-        answers = await asyncio.gather(*(port.ask() for _ in range(20)))
-        assert {answer.status_code for answer in answers} == {200}
-        assert port.most == LOOKS_MAX
-
-    asyncio.run(run())
+async def test_few_messages_are_looked_at_at_a_time() -> None:
+    port = LargeMessages()
+    port.payload = b"x"
+    answers = await asyncio.gather(*(port.ask() for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert port.most == LOOKS_MAX

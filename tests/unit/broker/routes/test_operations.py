@@ -3,7 +3,6 @@ explanations; what is malformed is 4xx with a reason."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,7 @@ class OperationsInMemory:
         return {"topic": str(topic) if topic else None, "serving": True, "bundle": str(bundle)}
 
 
-def ask(port: OperationsInMemory, method: str, path: str, body: Any = None) -> httpx.Response:
+async def ask(port: OperationsInMemory, method: str, path: str, body: Any = None) -> httpx.Response:
     """One request through the whole application."""
 
     async def run() -> httpx.Response:
@@ -64,78 +63,79 @@ def ask(port: OperationsInMemory, method: str, path: str, body: Any = None) -> h
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, json=body)
 
-    return asyncio.run(run())
+    return await run()
 
 
-def test_a_cordon_drains_unless_it_says_otherwise() -> None:
+async def test_a_cordon_drains_unless_it_says_otherwise() -> None:
     """Defaults without a body; every field as it was given; lifted again."""
     port = OperationsInMemory()
-    assert ask(port, "PUT", CORDON).status_code == 204
+    assert (await ask(port, "PUT", CORDON)).status_code == 204
     assert port.cordons == {"broker-1": (True, "cordoned by REST", False)}
     assert (
-        ask(port, "PUT", CORDON, {"drain": False, "reason": "r", "force": True}).status_code == 204
-    )
+        await ask(port, "PUT", CORDON, {"drain": False, "reason": "r", "force": True})
+    ).status_code == 204
     assert port.cordons == {"broker-1": (False, "r", True)}
-    assert ask(port, "DELETE", CORDON).status_code == 204
+    assert (await ask(port, "DELETE", CORDON)).status_code == 204
     assert port.cordons == {}
 
 
 @pytest.mark.parametrize(
     "body", [{"drain": 1}, {"force": "yes"}, {"reason": 5}, {"reason": "x" * 501}, [1]]
 )
-def test_a_malformed_cordon_is_refused(body: Any) -> None:
+async def test_a_malformed_cordon_is_refused(body: Any) -> None:
     """400 with a reason that names the field; nothing is written."""
     port = OperationsInMemory()
-    answer = ask(port, "PUT", CORDON, body)
+    answer = await ask(port, "PUT", CORDON, body)
     assert answer.status_code == 400
     assert answer.json()["reason"]
     assert port.cordons == {}
 
 
-def test_damage_is_one_brokers_or_everybodys() -> None:
+async def test_damage_is_one_brokers_or_everybodys() -> None:
     port = OperationsInMemory()
-    assert ask(port, "GET", "/magnetar/v1/damage").json() == {
+    assert (await ask(port, "GET", "/magnetar/v1/damage")).json() == {
         "damage": [{"what": "read"}],
         "short_of_space": "no room",
     }
-    assert ask(port, "GET", "/magnetar/v1/damage?cluster=true").json()["unreachable"] == [
+    assert (await ask(port, "GET", "/magnetar/v1/damage?cluster=true")).json()["unreachable"] == [
         "broker-2"
     ]
 
 
-def test_policies_change_together_and_others_stay() -> None:
+async def test_policies_change_together_and_others_stay() -> None:
     """A merge: what is named is replaced, null is handed on as such, the rest is untouched."""
     port = OperationsInMemory()
     path = "/magnetar/v1/namespaces/public/default/policies"
     assert (
-        ask(
-            port, "PATCH", path, {"message_ttl_in_seconds": 7, "retention_policies": None}
-        ).status_code
-        == 204
-    )
+        await ask(port, "PATCH", path, {"message_ttl_in_seconds": 7, "retention_policies": None})
+    ).status_code == 204
     assert port.stored == {
         "message_ttl_in_seconds": 7,
         "deduplicationEnabled": True,
         "retention_policies": None,
     }
-    assert ask(port, "PATCH", "/magnetar/v1/namespaces/no/where/policies", {}).status_code == 404
-    assert ask(port, "PATCH", path, [1]).status_code == 400
+    assert (
+        await ask(port, "PATCH", "/magnetar/v1/namespaces/no/where/policies", {})
+    ).status_code == 404
+    assert (await ask(port, "PATCH", path, [1])).status_code == 400
 
 
-def test_explanations_are_of_a_topic_or_a_bundle() -> None:
+async def test_explanations_are_of_a_topic_or_a_bundle() -> None:
     """Names are parsed before the broker is asked; from broker to broker the bundle must be
     named."""
     port = OperationsInMemory()
-    assert ask(port, "GET", "/magnetar/v1/explain?topic=t").json() == {
+    assert (await ask(port, "GET", "/magnetar/v1/explain?topic=t")).json() == {
         "topic": "persistent://public/default/t",
         "bundle": None,
     }
-    assert ask(port, "GET", f"/magnetar/v1/explain?bundle={BUNDLE}").json() == {
+    assert (await ask(port, "GET", f"/magnetar/v1/explain?bundle={BUNDLE}")).json() == {
         "topic": None,
         "bundle": BUNDLE,
     }
-    assert ask(port, "GET", f"/magnetar/v1/explain/owned?bundle={BUNDLE}").json()["serving"] is True
+    assert (await ask(port, "GET", f"/magnetar/v1/explain/owned?bundle={BUNDLE}")).json()[
+        "serving"
+    ] is True
     for query in ("explain?topic=x://y", "explain?bundle=a/b/c", "explain/owned"):
-        answer = ask(port, "GET", f"/magnetar/v1/{query}")
+        answer = await ask(port, "GET", f"/magnetar/v1/{query}")
         assert answer.status_code in (400, 412)
         assert answer.json()["reason"]

@@ -76,15 +76,12 @@ def value_of(key: str) -> Any:
     return VALUES.get(key, 7 if key in NUMBERS else {"stored": [key]})
 
 
-def play(directory: Path, script: Script, **settings: Any) -> None:
-    async def main() -> None:
-        async with broker_with_rest(directory, **settings) as (broker, rest, peer):
-            await script(broker, rest, peer)
-
-    asyncio.run(main())
+async def play(directory: Path, script: Script, **settings: Any) -> None:
+    async with broker_with_rest(directory, **settings) as (broker, rest, peer):
+        await script(broker, rest, peer)
 
 
-def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path) -> None:
+async def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path) -> None:
     """PUT and POST set, GET returns what was given, DELETE brings back what an unset policy
     answers: a value or 204."""
 
@@ -103,7 +100,7 @@ def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path)
                 else:
                     assert found.json() == row.unset, name
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +133,13 @@ def test_every_policy_is_set_returned_and_removed_at_both_levels(tmp_path: Path)
         ("DELETE", "/admin/v2/namespaces/no/where", None, 404),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_reason(
+async def test_what_is_wrong_is_refused_with_a_reason(
     tmp_path: Path, method: str, path: str, body: Any, status: int
 ) -> None:
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
         await rest(method, path, body, status=status)
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +154,7 @@ def test_what_is_wrong_is_refused_with_a_reason(
     ],
     ids=["nan", "infinity", "overflow", "surrogate", "surrogate-key", "nested"],
 )
-def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
+async def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) -> None:
     """Python reads more than JSON is: a policy, a property or a document of that kind would be
     an error for whoever asks for it afterwards."""
 
@@ -174,10 +171,12 @@ def test_what_could_not_be_returned_is_not_stored(tmp_path: Path, value: str) ->
             assert found.json()["reason"].startswith("body: "), found.text
         assert (await rest.ask("GET", f"{NAMESPACE}/persistence")).status_code == 204
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(tmp_path: Path) -> None:
+async def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(
+    tmp_path: Path,
+) -> None:
     """The namespace's, then the topic's own over it; removal brings back what is below."""
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
@@ -199,10 +198,10 @@ def test_a_policy_acts_at_once_on_topics_that_are_open_and_on_new_ones(tmp_path:
         await rest("DELETE", f"{NAMESPACE}/deduplication")
         assert not topic.policies.deduplication_enabled
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
+async def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
     """What has more than one value under one name: by type, by key, by role."""
 
     async def script(broker: Broker, rest: Rest, peer: Peer) -> None:
@@ -244,56 +243,53 @@ def test_quotas_properties_and_permissions(tmp_path: Path) -> None:
         await rest("DELETE", f"{NAMESPACE}/permissions/me")
         assert await rest.get(f"{NAMESPACE}/permissions") == {}
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_policies_survive_a_restart(tmp_path: Path) -> None:
+async def test_policies_survive_a_restart(tmp_path: Path) -> None:
     """Those of a namespace and of a partitioned topic are in the store, those of a topic in its
     log."""
 
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        async with volume_in(tmp_path) as volume:
-            for life in range(2):
-                broker = await Node(store, volume, "broker-0", replace(SETTINGS)).start()
-                try:
-                    async with rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
-                        await peer.lookup()
-                        if life == 0:
-                            await peer.produce()
-                            await rest("PUT", f"{TOPICS}/many/partitions", 2)
-                            for path in (
-                                f"{NAMESPACE}/messageTTL",
-                                f"{TOPICS}/t/maxProducers",
-                                f"{TOPICS}/many/maxConsumers",
-                            ):
-                                await rest("POST", path, 9)
-                            await rest("PUT", f"{TOPICS}/t/properties", {"mine": "yes"})
-                        assert await rest.get(f"{NAMESPACE}/messageTTL") == 9
-                        assert await rest.get(f"{TOPICS}/t/maxProducers") == 9
-                        assert await rest.get(f"{TOPICS}/many-partition-1/maxConsumers") == 9
-                        assert await rest.get(f"{TOPICS}/t/properties") == {"mine": "yes"}
-                        partition = f"{TOPIC[:-1]}many-partition-0"
-                        await peer.lookup(partition)
-                        await peer.produce(producer_id=2, topic=partition)
-                        found = {
-                            name: host
-                            for owned in broker.ownership.owned.values()
-                            for name, host in owned.topics.items()
-                        }
-                        assert (
-                            found[partition].policies.max_consumers,
-                            found[partition].policies.message_ttl_s,
-                        ) == (9, 9)
-                        assert found[TOPIC].policies.max_producers == 9
-                finally:
-                    await broker.close()
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(SystemClock())
+    async with volume_in(tmp_path) as volume:
+        for life in range(2):
+            broker = await Node(store, volume, "broker-0", replace(SETTINGS)).start()
+            try:
+                async with rest_over(tmp_path, broker) as rest, open_peer(broker) as peer:
+                    await peer.lookup()
+                    if life == 0:
+                        await peer.produce()
+                        await rest("PUT", f"{TOPICS}/many/partitions", 2)
+                        for path in (
+                            f"{NAMESPACE}/messageTTL",
+                            f"{TOPICS}/t/maxProducers",
+                            f"{TOPICS}/many/maxConsumers",
+                        ):
+                            await rest("POST", path, 9)
+                        await rest("PUT", f"{TOPICS}/t/properties", {"mine": "yes"})
+                    assert await rest.get(f"{NAMESPACE}/messageTTL") == 9
+                    assert await rest.get(f"{TOPICS}/t/maxProducers") == 9
+                    assert await rest.get(f"{TOPICS}/many-partition-1/maxConsumers") == 9
+                    assert await rest.get(f"{TOPICS}/t/properties") == {"mine": "yes"}
+                    partition = f"{TOPIC[:-1]}many-partition-0"
+                    await peer.lookup(partition)
+                    await peer.produce(producer_id=2, topic=partition)
+                    found = {
+                        name: host
+                        for owned in broker.ownership.owned.values()
+                        for name, host in owned.topics.items()
+                    }
+                    assert (
+                        found[partition].policies.max_consumers,
+                        found[partition].policies.message_ttl_s,
+                    ) == (9, 9)
+                    assert found[TOPIC].policies.max_producers == 9
+            finally:
+                await broker.close()
+    await store.close()
 
 
-def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
+async def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
     """Suites PUT them first, and take 409 for done; what was given comes back."""
 
     async def script(_broker: Broker, rest: Rest, _peer: Peer) -> None:
@@ -329,37 +325,34 @@ def test_tenants_and_clusters_are_created_once(tmp_path: Path) -> None:
         assert await rest.get("/admin/v2/tenants") == ["public", "pulsar"]
         assert len(await rest.get("/admin/v2/brokers/standalone")) == 1
 
-    play(tmp_path, script)
+    await play(tmp_path, script)
 
 
-def test_who_asks_another_broker_is_sent_to_the_owner(tmp_path: Path) -> None:
+async def test_who_asks_another_broker_is_sent_to_the_owner(tmp_path: Path) -> None:
     """307 with the whole path and query, as Pulsar's admin clients follow it; what is in the
     store is answered anywhere."""
 
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        async with running_broker(tmp_path, store=store) as first, open_peer(first) as peer:
-            await peer.lookup()
-            await peer.produce()
-            async with (
-                running_broker(tmp_path, store=store, name="broker-1") as second,
-                rest_over(tmp_path, second) as rest,
-            ):
-                path = f"{TOPICS}/t/stats?getPreciseBacklog=true"
-                found = await rest.ask("GET", path)
-                assert (found.status_code, found.headers["location"]) == (
-                    307,
-                    first.context.http_url + path,
-                )
-                await rest("POST", f"{NAMESPACE}/messageTTL", 5)
-                async with asyncio.timeout(120):
-                    while (
-                        first.service.namespace_policies(
-                            NamespaceName("public", "default")
-                        ).message_ttl_s
-                        != 5
-                    ):
-                        await asyncio.sleep(0.01)
-        await store.close()
-
-    asyncio.run(main())
+    store = MemoryStore(SystemClock())
+    async with running_broker(tmp_path, store=store) as first, open_peer(first) as peer:
+        await peer.lookup()
+        await peer.produce()
+        async with (
+            running_broker(tmp_path, store=store, name="broker-1") as second,
+            rest_over(tmp_path, second) as rest,
+        ):
+            path = f"{TOPICS}/t/stats?getPreciseBacklog=true"
+            found = await rest.ask("GET", path)
+            assert (found.status_code, found.headers["location"]) == (
+                307,
+                first.context.http_url + path,
+            )
+            await rest("POST", f"{NAMESPACE}/messageTTL", 5)
+            async with asyncio.timeout(120):
+                while (
+                    first.service.namespace_policies(
+                        NamespaceName("public", "default")
+                    ).message_ttl_s
+                    != 5
+                ):
+                    await asyncio.sleep(0.01)
+    await store.close()

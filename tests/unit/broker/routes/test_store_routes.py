@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -22,15 +21,12 @@ INTERNAL = {"x-magnetar-internal": "1"}
 ROUTES = "/internal/v1/store"
 
 
-def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        store = MemoryStore(SystemClock())
-        application = create_application(every_resource(MemoryPort()))
-        application.include_router(store_router(store))
-        await script(store, application)
-        await store.close()
-
-    asyncio.run(main())
+async def run(script: Callable[[MemoryStore, FastAPI], Coroutine[Any, Any, None]]) -> None:
+    store = MemoryStore(SystemClock())
+    application = create_application(every_resource(MemoryPort()))
+    application.include_router(store_router(store))
+    await script(store, application)
+    await store.close()
 
 
 def client_of(
@@ -40,7 +36,7 @@ def client_of(
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
-def test_a_transaction_commits_once() -> None:
+async def test_a_transaction_commits_once() -> None:
     """Compare, put and delete in one: the second time the comparison fails and tells what is
     there."""
 
@@ -68,7 +64,7 @@ def test_a_transaction_commits_once() -> None:
             found = (await client.post(f"{ROUTES}/range", json={"prefix": ""})).json()
             assert [item["key"] for item in found["items"]] == ["a"]
 
-    run(script)
+    await run(script)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,7 @@ def test_a_transaction_commits_once() -> None:
         ("testclient", INTERNAL),
     ],
 )
-def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
+async def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
     """Another machine, and a web page in a browser of this one (which cannot send the header)."""
 
     async def script(store: MemoryStore, application: FastAPI) -> None:
@@ -90,7 +86,7 @@ def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
             assert answer.status_code == 409
             assert list(answer.json()) == ["reason"]
 
-    run(script)
+    await run(script)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +109,11 @@ def test_strangers_are_refused(host: str, headers: dict[str, str]) -> None:
         },
     ],
 )
-def test_malformed_requests_change_nothing(body: dict[str, Any]) -> None:
+async def test_malformed_requests_change_nothing(body: dict[str, Any]) -> None:
     async def script(store: MemoryStore, application: FastAPI) -> None:
         async with client_of(application) as client:
             answer = await client.post(f"{ROUTES}/transact", json=body)
             assert (answer.status_code, list(answer.json())) == (400, ["reason"])
         assert (await store.range("")).items == ()
 
-    run(script)
+    await run(script)
