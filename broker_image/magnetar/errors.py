@@ -237,7 +237,7 @@ class SendsGivenUp(MagnetarError):
     """A producer is to fail what it has not learned of, one of which can never be taken, and to
     come again.
 
-    Of all errors of PRODUCER the one at which the Go client (0.19) does that, and tells its
+    Of all errors of PRODUCER the one at which the Go client (0.19) does that, and reports its
     application why.
     """
 
@@ -285,7 +285,7 @@ class TransactionConflict(MagnetarError):
 class TransactionNotFound(MagnetarError):
     """No such transaction, or its outcome has been forgotten.
 
-    `next_least` is the first number that its coordinator has not given yet (None: not told): from
+    `next_least` is the first number that its coordinator has not given yet (None: unknown): from
     there on transactions have not begun, below it they have ended. Those below `floor` have ended
     everywhere.
     """

@@ -3,7 +3,7 @@
 Owns: the intent before writing, the one transaction that commits, and what a driver that did not
 commit cleans up. Imports: metadata, storage. Invariants: the view changes in one compare-and-swap
 or not at all; before it no reader can see an output, after it every output is durable; the horizon
-never goes back; whoever gives up removes the intent first, and the outputs only if it was there, so
+never goes back; a run that gives up removes the intent first, and the outputs only if it was there, so
 that no file is deleted that could still be committed or has been; a crash leaves an intent and
 files whose names carry it, for the collector.
 """
@@ -68,7 +68,7 @@ class Committer:
         """Register an intent, have `write(intent)` write the new view, commit it. Raises Conflict,
         and whatever `write` raises.
 
-        Where `write` fails and somebody else's change came first that is a Conflict as well: what
+        Where `write` fails and a concurrent change came first that is a Conflict as well: what
         it was reading may have been given up since. If the outcome stays unknown (StoreUnavailable)
         nothing is deleted: intent and files are the collector's.
         """

@@ -407,7 +407,7 @@ def is_unparsed(rows: Rows) -> bool:
 
 def with_metadata(rows: Rows) -> Rows:
     """The rows of a log file, or of a segment made of some, with what only their entries' own
-    metadata tells: key, event and publish time."""
+    metadata says: key, event and publish time."""
     found = [readable_metadata(rows.entry_bytes(row)) for row in range(len(rows))]
     return rows.replaced(
         publish_times=np.array(

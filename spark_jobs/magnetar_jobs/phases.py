@@ -5,7 +5,7 @@ decidable message, MESSAGE_SCHEMA, without payload. Output: SURVIVOR_SCHEMA, one
 that stays. Invariants: payloads never pass through here; the result depends on the set of input
 rows only, not on their partitioning; markers never take part in the choice; a deletion is dropped,
 except one that a transaction's commit marker precedes: the marker's messages are kept elsewhere and
-may hold the same key, so a reader must still be told that it is gone.
+may hold the same key, so a reader must still learn that it is gone.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from magnetar_jobs.orders import ROWS_MAX
 
 ATTEMPTS_MAX = 3
 """Splits that a manifest may refer back through."""
-FOR_EVER: Position = (HIGHEST, HIGHEST)
+UNBOUNDED: Position = (HIGHEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,9 @@ async def _plan_once(
     ]
     logs = await _indexes(volume, holdings)
     complete = _complete(holdings, logs, str(topic))
-    until, covered = FOR_EVER, spans_of(holdings.level1)
+    until, covered = UNBOUNDED, spans_of(holdings.level1)
     if complete is not None:
-        until, covered = complete, (*covered, ((complete[0], complete[1] + 1), FOR_EVER))
+        until, covered = complete, (*covered, ((complete[0], complete[1] + 1), UNBOUNDED))
     tail = [
         piece
         for found in holdings.level1

@@ -55,7 +55,7 @@ class JavaMissing(MagnetarError):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a job may be told about where and how large it runs. `executors`: how many processes
+    """Where and how large a job runs. `executors`: how many processes
     of their own do the work and come to the driver by themselves; 0 = the driver does it, with
     the threads of `master`."""
 

@@ -216,23 +216,28 @@ def _plan(session: Session, broker: str, status: dict[str, Any]) -> int:
         raise Refused(
             NOT_FOUND, f"there is no live broker {broker}", f"the live ones are {', '.join(names)}"
         )
-    takers = [
+    candidates = [
         row["broker"]
         for row in status["brokers"]
         if row["state"] == "serving" and row["broker"] != broker
     ]
     leaving = _left(status, broker)
-    value = {"broker": broker, "bundles": leaving, "candidates": takers, "possible": bool(takers)}
+    value = {
+        "broker": broker,
+        "bundles": leaving,
+        "candidates": candidates,
+        "possible": bool(candidates),
+    }
 
     def render() -> None:
         session.screen.line(
             f"{len(leaving)} bundles would leave {broker}"
-            + (f" for {', '.join(takers)}" if takers else "")
+            + (f" for {', '.join(candidates)}" if candidates else "")
         )
         for name in leaving:
             session.screen.line(f"  {name}")
-        if not takers:
+        if not candidates:
             session.screen.line("no other broker takes bundles: start one, or lift a cordon, first")
 
     session.screen.show(value, render)
-    return 0 if takers else REFUSED
+    return 0 if candidates else REFUSED

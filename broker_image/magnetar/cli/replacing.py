@@ -90,7 +90,7 @@ def run_replace(
     _request(kubernetes, target, withdraw=False)
     if not wait:
         screen.done(
-            f"{pod} is to be replaced; kubectl describe brokercluster {target.cluster_name} tells "
+            f"{pod} is to be replaced; kubectl describe brokercluster {target.cluster_name} shows "
             "how far it is",
             pod=pod,
         )

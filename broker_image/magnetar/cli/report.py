@@ -1,4 +1,4 @@
-"""`magnetar report`: one file with everything that somebody needs to find out what is wrong.
+"""`magnetar report`: one file with everything needed to find out what is wrong.
 
 Owns: what is collected and how it is named in the archive. Imports: kubernetes, redaction; tarfile.
 Invariants: every part passes through redaction before it is written, and secrets are never asked

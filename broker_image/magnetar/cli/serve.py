@@ -275,7 +275,7 @@ def _command() -> str:
 
 
 def require_free_port(host: str, port: int, variable: str) -> None:
-    """Raises InvalidRequest naming the port's owner and the variable to set if somebody listens
+    """Raises InvalidRequest naming the port's owner and the variable to set if another process listens
     there."""
     if port == 0:
         return

@@ -94,7 +94,7 @@ def _add_standalone(parser: argparse.ArgumentParser) -> None:
         parser, "--http-port", 8080, "Port for REST, health and metrics.", "HTTP_PORT", type=int
     )
     _option(parser, "--bind", "127.0.0.1", "Address to listen on.")
-    _option(parser, "--advertised-address", "127.0.0.1", "Address that clients are told.")
+    _option(parser, "--advertised-address", "127.0.0.1", "Address advertised to clients.")
     _add_listeners(parser)
     _add_access(parser)
     parser.add_argument(
@@ -130,7 +130,7 @@ def _add_broker(parser: argparse.ArgumentParser) -> None:
         parser,
         "--advertised-address",
         "127.0.0.1",
-        "Address that clients are told.",
+        "Address advertised to clients.",
         "MAGNETAR_ADVERTISED_ADDRESS",
     )
     _add_listeners(parser)

@@ -1,7 +1,7 @@
 """What every command that asks a cluster has in common.
 
 Owns: the options --url, --output and --no-color, those about who asks (--token, --tls-ca and so
-on), and the `Session` and `Access` that a command gets in their place. Imports: typer, access,
+on), and the `Session` and `Access` that a command gets from them. Imports: typer, access,
 rest, screen. Invariant: each such command takes the same options under the same names and
 environment variables.
 """

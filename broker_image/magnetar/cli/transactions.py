@@ -98,7 +98,7 @@ def show(session: Session, txn: Id) -> None:
 @transactions.command()
 @connected
 def abort(session: Session, txn: Id) -> None:
-    """Abort an open transaction, whoever began it: its messages are never seen, what it
+    """Abort an open transaction of any role: its messages are never seen, what it
     acknowledged is delivered again."""
     most, least = _id_of(txn)
     session.rest.post(f"/admin/v3/transactions/abortTransaction/{most}/{least}")

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Order:
-    """What one participant is to be told, and how often that has failed."""
+    """The notification of one participant, and how often it has failed."""
 
     txn: TxnId
     action: Action

@@ -3,10 +3,10 @@
 Owns: `CoordinatorClaim`: taking a number under a lease, keeping its durable record, announcing it
 to clients, giving it back. Imports: metadata, errors, clock. Invariants: a number has one holder,
 whose epoch is higher than that of every holder before it; each change of the record compares that
-nobody has taken the number since, so a former holder changes nothing; a holder says Serving only in
-the transaction that finds its number below the set's limit, so whoever lowers the limit and then
-reads Retiring or Released knows that nothing is begun any more; numbers are announced in order; a
-life's log is in the record before, or with, its word that it serves.
+no process has taken the number since, so a former holder changes nothing; a holder says Serving only in
+the transaction that finds its number below the set's limit, so a reader of
+Retiring or Released, after the limit was lowered, knows that nothing is begun any more; numbers are
+announced in order; an incarnation's log is in the record before, or with, its state Serving.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNLIMITED = CoordinatorSetRecord(limit=COORDINATORS_MAX, announced=0)
 
 
 class CoordinatorClaim:
-    """One life's claim of one number. `restore` is the cluster's restore number."""
+    """One incarnation's claim of one number. `restore` is the cluster's restore number."""
 
     def __init__(
         self, store: MetadataStore, clock: Clock, identity: CoordinatorIdentity, restore: int
@@ -113,7 +113,7 @@ class CoordinatorClaim:
         nothing is written that stands there already.
 
         `open_transactions` is asked when no more begin, if that is what will be written. Raises
-        Fenced if somebody else has taken the number, StoreError.
+        Fenced if another process has taken the number, StoreError.
         """
         async with self._settling:
             await self._settle(open_transactions)
@@ -142,7 +142,7 @@ class CoordinatorClaim:
         self._log = checkpoint, chain
 
     async def point(self, checkpoint: CheckpointPointer, chain: tuple[LogRange, ...]) -> None:
-        """Replace how to recover this number's transactions. Raises Fenced if somebody else has
+        """Replace how to recover this number's transactions. Raises Fenced if another process has
         taken the number, StoreError."""
         assert self.record is not None, "only a holder has a log"
         self._log = checkpoint, chain
@@ -151,8 +151,8 @@ class CoordinatorClaim:
             await self._write((), [Put(keys.coordinator(self.tcid), record.encode())])
 
     async def advertise(self, listeners: Mapping[str, ListenerAddress]) -> None:
-        """Have clients of these listeners told of these addresses. Raises Fenced if somebody
-        else has taken the number, StoreError."""
+        """Advertise these addresses to clients of these listeners. Raises Fenced if another
+        process has taken the number, StoreError."""
         assert self._held is not None, "only a holder is served anywhere"
         claim, lease = replace(self._held[0], listeners=dict(listeners)), self._held[1]
         while self._held[0] != claim:

@@ -22,7 +22,7 @@ _ORDINAL = re.compile(r"-(0|[1-9][0-9]*)\Z")
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorIdentity:
-    """One life of a coordinator: its number, name and addresses, `listeners` at the start;
+    """One incarnation of a coordinator: its number, name and addresses, `listeners` at the start;
     `incarnation` is the unit of fencing."""
 
     tcid: int

@@ -1,9 +1,9 @@
-"""One life of a transaction coordinator.
+"""One incarnation of a transaction coordinator.
 
 Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`),
 claim, log, following the set. Imports: ports, client. Invariants: nothing is answered before the
 number is held, its log recovered, and both settled, nor after the lease may have ended or another
-life holds it; without `transactions_enabled` no log is written, and what an earlier incarnation has
+incarnation holds it; without `transactions_enabled` no log is written, and what an earlier incarnation has
 left in one stays named in the number's record; `fail` ends this incarnation at once and for good
 (the process then begins another one); a planned end gives the number back before the lease ends.
 """
@@ -209,7 +209,7 @@ class Coordinator:
 
     def _open_transactions(self) -> int:
         """Those that have not ended; while transactions are switched off, those that an earlier
-        life has left."""
+        incarnation has left."""
         if self.service.transactions is not None:
             return self.service.transactions.live
         record = self._claim.record if self._claim is not None else None
@@ -250,7 +250,9 @@ class Coordinator:
     def _end(self, reason: str) -> None:
         self._take(Event.ENDED)
         self.metrics.life_ended()
-        for admission in self._listeners_open:  # or who comes back at once would be heard by nobody
+        for (
+            admission
+        ) in self._listeners_open:  # or a client that comes back at once would get no answer
             admission.close()
         self._connections.abort_all()
         self._ended.set_result(reason)
@@ -282,7 +284,7 @@ class Coordinator:
                         log.warning("coordinator.release_delayed", tcid=self.tcid, error=str(error))
                         await asyncio.sleep(STORE_RETRY_S)
         except StorageError as error:
-            # somebody else has it
+            # another process has it
             log.warning("coordinator.not_released", tcid=self.tcid, error=str(error))
         except TimeoutError:
             log.warning(
@@ -336,7 +338,7 @@ class Coordinator:
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def _follow_listeners(self, claim: CoordinatorClaim, listeners: Listeners) -> None:
-        """Have clients told of the addresses that we advertise from now on."""
+        """Announce changes of the advertised addresses to clients."""
 
         async def tell() -> bool:
             await claim.advertise(listeners.advertised)

@@ -1,9 +1,9 @@
 """What administrators see of a coordinator, and the one thing they may do.
 
 Owns: `CoordinatorInspection`: facts about a number and its transactions as JSON, and ending a
-transaction by force. Imports: the life, the core. Invariants: who asks was let through by whoever
-serves the request; answers are bounded, whatever transactions hold; a transaction that was decided
-is never aborted, by nobody.
+transaction by force. Imports: incarnation, core. Invariants: the HTTP listener has admitted
+the request; answers are bounded, whatever transactions hold; a transaction that was decided is
+never aborted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME_BYTES = 48
 
 
 class CoordinatorInspection:
-    """Answers for whichever life the process runs now."""
+    """Answers for the incarnation that the process runs now."""
 
     def __init__(self, life: Callable[[], Coordinator | None]) -> None:
         self._current = life
@@ -100,7 +100,7 @@ class CoordinatorInspection:
         )
 
     async def abort(self, tcid: int, least: int) -> None:
-        """End an open transaction, whoever began it. Raises TransactionNotFound,
+        """End an open transaction of any role. Raises TransactionNotFound,
         InvalidTxnStatus, StoreUnavailable if this incarnation ends concurrently, and as `stats`."""
         life, found = self._answering()
         await life.unless_ended(life.service.end(found, TxnId(tcid, least), Action.ABORT, Caller()))

@@ -1,9 +1,9 @@
-"""Telling topics and subscriptions how a transaction ended.
+"""Notifying topics and subscriptions of the end of a transaction.
 
 Owns: the port by which a coordinator reaches its participants, and its implementation by look-up
 and END_TXN_ON_PARTITION or END_TXN_ON_SUBSCRIPTION (that of a standalone server is
 `participant.ending.OwnParticipants`). Imports: client (connections), metadata, wire. Invariants:
-one call is one attempt, which ends within its time; whoever a topic was last served by is asked
+one call is one attempt, which ends within its time; the last known owner of a topic is asked
 first, and looked up again once that fails; SubscriptionNotFound is what the owner of the bundle
 says; TopicNotFound is what any broker says of a namespace without a record, and leaves
 `ConfirmedParticipants` only if the store does not know the topic either: a lost record costs an
@@ -85,7 +85,7 @@ class ConfirmedParticipants:
             await self._confirm(topic, error)
             raise
 
-    async def _confirm(self, topic: str, told: TopicNotFound) -> None:
+    async def _confirm(self, topic: str, refusal: TopicNotFound) -> None:
         """Raises ServiceNotReady if a topic may yet be there, StoreError.
 
         A topic's entry goes after the topic. A topic whose entry is still to be written is in one
@@ -96,15 +96,15 @@ class ConfirmedParticipants:
         if entry is not None and not PartitionedTopicRecord.decode(entry.value).partitions:
             raise ServiceNotReady(
                 f"topic {topic} is still entered in the metadata store, although a broker says: "
-                f"{told}"
-            ) from told
+                f"{refusal}"
+            ) from refusal
         namespace = name.namespace_name
         if await self._store.get(keys.namespace(namespace)) is not None:
-            if isinstance(told, NamespaceNotFound):
+            if isinstance(refusal, NamespaceNotFound):
                 raise ServiceNotReady(
                     f"namespace {namespace} of topic {topic} is there (again); look the topic up "
                     "again"
-                ) from told
+                ) from refusal
             return
         bundles = (await self._store.range(keys.bundles_in(namespace))).items
         if any(
@@ -113,7 +113,7 @@ class ConfirmedParticipants:
             raise ServiceNotReady(
                 f"namespace {namespace} of topic {topic} has bundles and no record: create it "
                 "again if it was lost"
-            ) from told
+            ) from refusal
 
 
 class WireParticipants:

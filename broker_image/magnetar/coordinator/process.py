@@ -1,9 +1,9 @@
 """A transaction coordinator's process.
 
-Owns: the succession of lives, the HTTP listener. Imports: the broker's process (signals, identity,
-back-off, store and volume). Invariants: SIGTERM and SIGINT mean: give the number back and leave; a
-life that has lost its number is followed by another one after a back-off, in the same process, with
-another incarnation and a higher epoch; the process exits non-zero only when it cannot start at all.
+Owns: the succession of incarnations, the HTTP listener. Imports: the broker's process (signals, identity,
+back-off, store and volume). Invariants: SIGTERM and SIGINT mean: give the number back and leave; an
+incarnation that has lost its number is followed by another one after a back-off, in the same
+process, under a higher epoch; the process exits non-zero only when it cannot start at all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CoordinatorProcess(BrokerProcess):
                 await volume.close()
 
     async def _lives(self, ports: ProcessPorts, identity: ProcessIdentity) -> None:
-        """One life after another."""
+        """One incarnation after another."""
         failures, started_once, store_was_unavailable = 0, False, False
         while not self._stopping.is_set():
             life = self._life = Coordinator(ports, identity, self._options.settings, self.metrics)
@@ -80,7 +80,7 @@ class CoordinatorProcess(BrokerProcess):
                     failures, started_once = 0, True
                     await self._unless_stopping(_until_ended(life))
             except (StoreUnavailable, Fenced) as error:
-                # The store may come up after us, or somebody else was quicker: keep trying, alive
+                # The store may come up after us, or another process was quicker: keep trying, alive
                 # but not ready.
                 log.warning("coordinator.tries_again", error=str(error))
                 longest_s, store_was_unavailable = STORE_WAIT_MAX_S, True

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 READ_MAX = 4
-"""Numbers whose transactions are kept in memory; those of any other one are read again when
-somebody asks."""
+"""Numbers whose transactions are kept in memory; those of any other one are read again on
+request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RetiredNumbers:
     async def check(self, tcid: int) -> tuple[int, CoordinatorRecord]:
         """The record of a number that is answered for here, and its revision. Raises
         TransactionCoordinatorNotFound, StoreError."""
-        # The record first: whoever it names had a claim, which never comes back, so without a claim
+        # The record first: the holder it names had a claim, which never comes back, so without a claim
         # now none of them serves any more.
         item = await self._store.get(keys.coordinator(tcid))
         claims = (await self._store.range(keys.COORDINATOR_CLAIMS)).items

@@ -113,7 +113,7 @@ class CoordinatorService:
         elif kind == Type.TC_CLIENT_CONNECT_REQUEST:
             # Apache Pulsar says NotAllowedError here, too; the Java client then closes its handler
             # and waits permanently for itself. Its discovery, which comes first, meets a topic that
-            # is not there: the client fails at once when it is told so here.
+            # is not there: the client fails at once with this answer.
             self._count(kind, "not_enabled")
             refuse(connection, kind, command, TopicNotFound(NOT_ENABLED))
         elif kind in TRANSACTION_KINDS:
@@ -137,7 +137,7 @@ class CoordinatorService:
             with self._metrics.request_s.labels(commands.FIELD_OF_TYPE[kind]).time():
                 answer = await self._handlers[kind](found, connection, body)
         except MagnetarError as error:
-            # by participants, many at once: they tell what they heard
+            # participants ask, many at once, and log the answer themselves
             asked_after = isinstance(error, TransactionNotFound)
             tell = log.debug if asked_after else log.info
             tell(
@@ -223,7 +223,7 @@ class CoordinatorService:
     # --- also for administrators ------------------------------------------------------------------
 
     async def end(self, found: Transactions, txn: TxnId, action: Action, caller: Caller) -> None:
-        """Decide, or tell how it was decided. Raises what END_TXN may be told."""
+        """Decide, or return how it was decided. Raises what END_TXN may be refused with."""
         if txn.most == self._tcid:
             await found.end(txn.least, action, caller)
         else:
@@ -260,7 +260,7 @@ class CoordinatorService:
         named: Sequence[Named],
         participant_of: Callable[[Named], Participant],
     ) -> tuple[Participant, ...]:
-        """Whoever a request names, if they fit into one record and the peer may use them: publish
+        """The participants that a request names, if they fit into one record and the peer may use them: publish
         to a topic, consume by a subscription.
 
         Raises LimitExceeded, NotAuthorized, and what `participant_of` raises. In turns: names are

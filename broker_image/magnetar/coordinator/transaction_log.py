@@ -179,7 +179,7 @@ class TransactionLog:
         return self._since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self, core: CoordinatorCore) -> None:
-        """Spare whoever follows what was written so far. Raises Fenced, StorageError,
+        """Spare the next incarnation the replay of what was written so far. Raises Fenced, StorageError,
         StoreError."""
         pointer, chain = await self._write_checkpoint(core)
         await self._claim.point(pointer, chain)

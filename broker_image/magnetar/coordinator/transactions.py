@@ -3,7 +3,7 @@
 Owns: `Transactions`: requests in, records written, participants driven until they have answered,
 time. Imports: the core, the log, participants. Invariants: nothing is answered or driven but behind
 the records that it depends on; a decision is carried to every participant, again and again with a
-back-off, also after a restart, and however many are to be told, only so many in one turn of the
+back-off, also after a restart, and however many are to be notified, only so many in one turn of the
 loop; after the log has failed nothing leaves any more.
 """
 
@@ -51,14 +51,14 @@ from magnetar.transactions.records import Action, Change, Decided, Ended, Opened
 log = structlog.get_logger(__name__)
 
 DRIVEN_AT_ONCE_MAX, DRIVEN_PER_TURN_MAX = 1000, 8
-"""Participants that are being told, and those that begin to be told in one turn of the loop: in
+"""Participants that are being notified, and those of which that begins in one turn of the loop: in
 a standalone server each is work of this loop."""
 RETRY_BASE_S, RETRY_LAST_S = 0.1, 5.0
 TICK_LEAST_S = 0.05
 """What becomes due within it is done together."""
 CHECKPOINT_RETRY_S = 1.0
 OLD_S = 600.0
-PARTICIPANTS_TOLD = 5
+PARTICIPANTS_LOGGED = 5
 
 
 def limits_of(settings: BrokerSettings) -> Limits:
@@ -111,13 +111,13 @@ class Transactions:
         self._spawn(self._tidy(), "tidy")
 
     async def stop(self) -> None:
-        """Drive nothing more; who waits for an answer is told to look for the next incarnation, which
-        knows what was decided."""
+        """Drive nothing more; callers that wait for an answer are referred to the next incarnation,
+        which knows what was decided."""
         self._stopped = True
         for request in list(self._unanswered):
             if not request.done():
                 request.set_exception(self._over())
-                request.exception()  # whoever asked may have left
+                request.exception()  # the caller may have left
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)
@@ -233,7 +233,7 @@ class Transactions:
             request = effect.request
             assert isinstance(request, asyncio.Future), "requests are made here"
             if request.done():
-                return  # whoever asked has left
+                return  # the caller has left
             if effect.error is not None:
                 request.set_exception(effect.error)
             else:
@@ -263,8 +263,8 @@ class Transactions:
                 yield Order(txn, action, name)
 
     def _go_on(self) -> None:
-        """Tell more participants in the next turn of the loop, if any are to be told and not too
-        many are being told."""
+        """Notify more participants in the next turn of the loop, if any are left and not too many
+        are being notified."""
         if self._to_notify and not self._going_on and self._being_notified < DRIVEN_AT_ONCE_MAX:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._notify_more)
@@ -364,7 +364,7 @@ class Transactions:
                 status=self._core.status(oldest.least),
                 owner=oldest.owner,
                 age_s=int(age_s),
-                participants=[name.topic for name in oldest.participants[:PARTICIPANTS_TOLD]],
+                participants=[name.topic for name in oldest.participants[:PARTICIPANTS_LOGGED]],
             )
 
     async def _tidy(self) -> None:

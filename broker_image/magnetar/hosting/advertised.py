@@ -67,7 +67,7 @@ class Listeners:
         """This broker's address on a listener, or by TLS on `over_tls(listener)`."""
         return service_url_on(listener, self._internal, self.advertised)
 
-    def handed_over(self, listener: str | None, successor: Successor) -> str | None:
+    def after_transfer(self, listener: str | None, successor: Successor) -> str | None:
         """The address to give to a client on `listener`; None: it must look the topic up again.
 
         `listener` None is a client that came in by the main port and has not said which one it

@@ -2,8 +2,8 @@
 
 Owns: `Follower`: reading again, permanently, and what becomes of files that will not do. Imports:
 asyncio, errors. Invariants: what is broken changes nothing; it is logged once, for it stays until
-somebody mends it, and counted; no content is ever logged. Nothing ends the following: what nobody
-has foreseen is a failure like any other.
+it is repaired, and counted; no content is ever logged. Nothing ends the following: an unforeseen
+error is a failure like any other.
 """
 
 from __future__ import annotations

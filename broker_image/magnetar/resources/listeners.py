@@ -1,4 +1,4 @@
-"""`spec.listeners`: ways in for clients outside the Kubernetes cluster.
+"""`spec.listeners`: listeners for clients outside the Kubernetes cluster.
 
 Owns: their fields, limits and rules, and what the status says of them. Imports: resources.base.
 Invariant: every listener gives each pod an address of its own, because a client must reach the very
@@ -126,7 +126,7 @@ Listeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside. One more, less, renamed, in another place or "
+        description="Listeners for clients outside. One more, less, renamed, in another place or "
         "with another tls rolls the brokers; nothing else "
         "does.",
         json_schema_extra=BY_NAME,
@@ -139,7 +139,7 @@ CoordinatorListeners = Annotated[
     Field(
         default=(),
         max_length=LISTENERS_MAX,
-        description="Ways in for clients outside, by the names of the cluster's listeners, which "
+        description="Listeners for clients outside, by the names of the cluster's listeners, which "
         "also say whether they use tls: clients of a "
         "listener that is not here find no coordinator. One more, less, renamed or in another "
         "place rolls the coordinators.",

@@ -95,7 +95,7 @@ async def _leave(_request: Request, _error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> JSONResponse:
-    """A mistake of ours: named in the log, and told in the same shape."""
+    """An internal error: logged, and answered in the same shape."""
     log.error(
         "rest.failed",
         method=request.method,
@@ -104,7 +104,7 @@ async def _fail(request: Request, error: Exception) -> JSONResponse:
         exc_info=error,
     )
     return JSONResponse(
-        {"reason": f"the broker has made a mistake ({type(error).__name__}); its log tells more"},
+        {"reason": f"the broker has made a mistake ({type(error).__name__}); its log shows more"},
         status_code=500,
     )
 

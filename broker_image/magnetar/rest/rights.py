@@ -127,7 +127,7 @@ _REFUSED_ANYWAY = (
     "/admin/v2/worker/{rest}",
     "/admin/v2/worker-stats/{rest}",
 )
-"""Known and not offered: whoever is known is told so."""
+"""Known and not offered: every known role learns so."""
 ADMINISTER = (
     "/magnetar/v1/namespaces/{tenant}/{namespace}/policies",
     "/magnetar/v1/namespaces/{tenant}/{namespace}/owner",

@@ -31,7 +31,7 @@ class TokenOptions:
 
 @dataclass(frozen=True, slots=True)
 class SecurityDocument:
-    """What a process is told about clients and about the other processes of its cluster."""
+    """What a process is configured with about clients and the other processes of its cluster."""
 
     anonymous_role: str = ""
     token: TokenOptions | None = None

@@ -108,12 +108,12 @@ def test_a_client_that_may_be_of_another_listener_is_handed_no_address() -> None
         ListenerAddress("pulsar://a:1"), ListenerOptions(external, {"external": (HOST, 2)})
     )
     shared_port = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions(external))
-    assert own_port.handed_over(None, successor) == "pulsar://b:1"
-    assert shared_port.handed_over(None, successor) is None
+    assert own_port.after_transfer(None, successor) == "pulsar://b:1"
+    assert shared_port.after_transfer(None, successor) is None
     for listeners in (own_port, shared_port):
-        assert listeners.handed_over("external", successor) == "pulsar://x:2"
-        assert listeners.handed_over(INTERNAL_LISTENER, successor) == "pulsar://b:1"
-        assert listeners.handed_over("unknown", successor) is None
+        assert listeners.after_transfer("external", successor) == "pulsar://x:2"
+        assert listeners.after_transfer(INTERNAL_LISTENER, successor) == "pulsar://b:1"
+        assert listeners.after_transfer("unknown", successor) is None
 
 
 # --- on the wire ----------------------------------------------------------------------------------
@@ -164,115 +164,103 @@ async def lookup(peer: Peer, listener: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_a_lookup_names_the_owner_as_the_clients_listener_knows_it(tmp_path: Path) -> None:
+async def test_a_lookup_names_the_owner_as_the_clients_listener_knows_it(tmp_path: Path) -> None:
     """By name, else by the port that the client came in on, else the internal address; from the
     owner and from another broker alike."""
 
-    async def main() -> None:
-        async with two_brokers(tmp_path) as (brokers, ports):
-            async with open_peer(brokers["broker-0"]) as peer:
-                internal = await lookup(peer)
-            (owner,) = [name for name, broker in brokers.items() if broker.service_url == internal]
-            number = owner[-1]
-            for name, broker in brokers.items():
-                async with open_peer(broker) as peer:
-                    assert (
-                        await lookup(peer, "external") == f"pulsar://broker-{number}.example:6650"
-                    )
-                    assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
-                    assert await lookup(peer, INTERNAL_LISTENER) == internal
-                async with open_peer(broker, port=ports[name]) as peer:
-                    assert await lookup(peer, " ") == f"pulsar://broker-{number}.example:6650"
-                    assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
-                async with open_peer(broker) as peer:
-                    refused = await lookup(peer, "nobodys")
-                    assert (
-                        refused
-                        == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have nobodys "
-                        f"listener; {KEPT}"
-                    )
-                    assert await lookup(peer) == internal, (
-                        "a refused name changes nothing for the connection"
-                    )
-
-    asyncio.run(main())
+    async with two_brokers(tmp_path) as (brokers, ports):
+        async with open_peer(brokers["broker-0"]) as peer:
+            internal = await lookup(peer)
+        (owner,) = [name for name, broker in brokers.items() if broker.service_url == internal]
+        number = owner[-1]
+        for name, broker in brokers.items():
+            async with open_peer(broker) as peer:
+                assert await lookup(peer, "external") == f"pulsar://broker-{number}.example:6650"
+                assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
+                assert await lookup(peer, INTERNAL_LISTENER) == internal
+            async with open_peer(broker, port=ports[name]) as peer:
+                assert await lookup(peer, " ") == f"pulsar://broker-{number}.example:6650"
+                assert await lookup(peer, "named") == f"pulsar://named-{number}.example:6650"
+            async with open_peer(broker) as peer:
+                refused = await lookup(peer, "nobodys")
+                assert (
+                    refused == f"{int(WireCode.SERVICE_NOT_READY)} the broker do not have nobodys "
+                    f"listener; {KEPT}"
+                )
+                assert await lookup(peer) == internal, (
+                    "a refused name changes nothing for the connection"
+                )
 
 
 @pytest.mark.slow
-def test_a_rest_lookup_takes_the_listener_from_query_or_header(tmp_path: Path) -> None:
+async def test_a_rest_lookup_takes_the_listener_from_query_or_header(tmp_path: Path) -> None:
     """As Pulsar: listenerName, else X-Pulsar-ListenerName, else the internal one; an unknown one
     is refused."""
 
-    async def main() -> None:
-        advertised = "external:pulsar://x.example:6650,external:http://x.example:8080,plain:pulsar://p.example:6650"
-        async with (
-            running_broker(tmp_path, listeners=options_of(advertised, "", "", "")) as broker,
-            rest_over(tmp_path, broker) as rest,
-        ):
-            header = {"X-Pulsar-ListenerName": "plain"}
-            found = (await rest.ask("GET", PATH, headers=header)).json()
-            assert (found["nativeUrl"], found["httpUrl"]) == (
-                "pulsar://p.example:6650",
-                broker.context.http_url,
-            )
-            found = (await rest.ask("GET", f"{PATH}?listenerName=external", headers=header)).json()
-            assert found["brokerUrl"] == found["nativeUrl"] == "pulsar://x.example:6650"
-            assert found["httpUrl"] == "http://x.example:8080"
-            assert (await rest.get(PATH))["brokerUrl"] == broker.service_url
-            refused = await rest.ask("GET", f"{PATH}?listenerName=nobodys")
-            assert (refused.status_code, refused.json()["reason"]) == (
-                503,
-                f"the broker do not have nobodys listener; {KEPT}",
-            )
-
-    asyncio.run(main())
+    advertised = "external:pulsar://x.example:6650,external:http://x.example:8080,plain:pulsar://p.example:6650"
+    async with (
+        running_broker(tmp_path, listeners=options_of(advertised, "", "", "")) as broker,
+        rest_over(tmp_path, broker) as rest,
+    ):
+        header = {"X-Pulsar-ListenerName": "plain"}
+        found = (await rest.ask("GET", PATH, headers=header)).json()
+        assert (found["nativeUrl"], found["httpUrl"]) == (
+            "pulsar://p.example:6650",
+            broker.context.http_url,
+        )
+        found = (await rest.ask("GET", f"{PATH}?listenerName=external", headers=header)).json()
+        assert found["brokerUrl"] == found["nativeUrl"] == "pulsar://x.example:6650"
+        assert found["httpUrl"] == "http://x.example:8080"
+        assert (await rest.get(PATH))["brokerUrl"] == broker.service_url
+        refused = await rest.ask("GET", f"{PATH}?listenerName=nobodys")
+        assert (refused.status_code, refused.json()["reason"]) == (
+            503,
+            f"the broker do not have nobodys listener; {KEPT}",
+        )
 
 
 @pytest.mark.slow
-def test_a_move_sends_each_client_to_an_address_of_its_own_listener(tmp_path: Path) -> None:
+async def test_a_move_sends_each_client_to_an_address_of_its_own_listener(tmp_path: Path) -> None:
     """One topic, four producers: by the internal address, by the external port, by name, and one
     that has not said which it uses."""
 
-    async def main() -> None:
+    async with (
+        two_brokers(tmp_path) as (brokers, ports),
+        open_peer(brokers["broker-0"]) as peer,
+    ):
+        internal = await lookup(peer)
+        (owner,) = [name for name, broker in brokers.items() if broker.service_url == internal]
+        (other,) = [name for name in brokers if name != owner]
+        source, target = brokers[owner], brokers[other]
         async with (
-            two_brokers(tmp_path) as (brokers, ports),
-            open_peer(brokers["broker-0"]) as peer,
+            open_peer(source) as inside,
+            open_peer(source, port=ports[owner]) as outside,
+            open_peer(source) as named,
+            open_peer(source) as silent,
         ):
-            internal = await lookup(peer)
-            (owner,) = [name for name, broker in brokers.items() if broker.service_url == internal]
-            (other,) = [name for name in brokers if name != owner]
-            source, target = brokers[owner], brokers[other]
-            async with (
-                open_peer(source) as inside,
-                open_peer(source, port=ports[owner]) as outside,
-                open_peer(source) as named,
-                open_peer(source) as silent,
-            ):
-                await lookup(inside)
-                await lookup(named, "named")
-                expected = {
-                    inside: target.service_url,
-                    outside: f"pulsar://broker-{other[-1]}.example:6650",
-                    named: f"pulsar://named-{other[-1]}.example:6650",
-                    silent: "",
-                }
-                for producer in expected:
-                    await producer.produce()
-                await outside.subscribe()
-                bundle = await source.ownership.bundle_of(TopicName.parse(TOPIC))
-                await source.ownership.move(str(bundle), target.incarnation, "test")
-                consumer = (await outside.answer(Type.CLOSE_CONSUMER)).close_consumer
-                assert consumer.assignedBrokerServiceUrl == expected[outside]
-                await outside.answer(Type.PING)
-                for producer, url in expected.items():
-                    closed = (await producer.answer(Type.CLOSE_PRODUCER)).close_producer
-                    assert closed.assignedBrokerServiceUrl == url
-
-    asyncio.run(main())
+            await lookup(inside)
+            await lookup(named, "named")
+            expected = {
+                inside: target.service_url,
+                outside: f"pulsar://broker-{other[-1]}.example:6650",
+                named: f"pulsar://named-{other[-1]}.example:6650",
+                silent: "",
+            }
+            for producer in expected:
+                await producer.produce()
+            await outside.subscribe()
+            bundle = await source.ownership.bundle_of(TopicName.parse(TOPIC))
+            await source.ownership.move(str(bundle), target.incarnation, "test")
+            consumer = (await outside.answer(Type.CLOSE_CONSUMER)).close_consumer
+            assert consumer.assignedBrokerServiceUrl == expected[outside]
+            await outside.answer(Type.PING)
+            for producer, url in expected.items():
+                closed = (await producer.answer(Type.CLOSE_PRODUCER)).close_producer
+                assert closed.assignedBrokerServiceUrl == url
 
 
 @pytest.mark.slow
-def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> None:
+async def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> None:
     """A listener without an address yet is refused; later, others, and nonsense in the file,
     take effect or do not; connections stay."""
 
@@ -323,22 +311,19 @@ def test_addresses_in_a_file_are_followed_without_a_restart(tmp_path: Path) -> N
             while await lookup(peer) != url:
                 await asyncio.sleep(0.02)
 
-    asyncio.run(main())
+    await main()
 
 
 @pytest.mark.slow
-def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) -> None:
+async def test_an_internal_listener_replaces_the_advertised_address(tmp_path: Path) -> None:
     """The name internal is everybody's: it is what other brokers and clients without a name are
     told."""
 
-    async def main() -> None:
-        async with running_broker(
-            tmp_path, listeners=options_of("internal:pulsar://inside.example:7000", "", "", "")
-        ) as broker:
-            assert broker.service_url == "pulsar://inside.example:7000"
-            assert broker.context.listeners.service_url_on(INTERNAL_LISTENER) == broker.service_url
-
-    asyncio.run(main())
+    async with running_broker(
+        tmp_path, listeners=options_of("internal:pulsar://inside.example:7000", "", "", "")
+    ) as broker:
+        assert broker.service_url == "pulsar://inside.example:7000"
+        assert broker.context.listeners.service_url_on(INTERNAL_LISTENER) == broker.service_url
 
 
 def test_a_listener_may_have_addresses_by_tls() -> None:
@@ -353,10 +338,10 @@ def test_a_listener_may_have_addresses_by_tls() -> None:
         "b", "pulsar://a:1", "", 0, "", listeners=dict(found), service_url_tls="pulsar+ssl://a:2"
     )
     alone = Listeners(ListenerAddress("pulsar://a:1"), ListenerOptions())
-    assert alone.handed_over("internal/tls", record.service_url_on) == "pulsar+ssl://a:2"
-    assert alone.handed_over("external/tls", record.service_url_on) == "pulsar+ssl://h:1"
-    assert alone.handed_over("external", record.service_url_on) is None
+    assert alone.after_transfer("internal/tls", record.service_url_on) == "pulsar+ssl://a:2"
+    assert alone.after_transfer("external/tls", record.service_url_on) == "pulsar+ssl://h:1"
+    assert alone.after_transfer("external", record.service_url_on) is None
     shared = Listeners(
         ListenerAddress("pulsar://a:1"), ListenerOptions({"external": found["external"]})
     )
-    assert shared.handed_over("internal/tls", record.service_url_on) is None
+    assert shared.after_transfer("internal/tls", record.service_url_on) is None

@@ -122,10 +122,10 @@ class Brokers:
         broker = self._site.broker
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._look_at_parts(broker), name="health check")
-            # whoever asked may have gone
+            # the caller may have left
             self._checking.add_done_callback(lambda task: task.cancelled() or task.exception())
         while not self._checking.done():
-            # Nobody who asks waits for a disk that does not answer: that is the answer.
+            # A disk that does not answer is the answer: no caller waits for it.
             if (waits := _why_log_waits(broker)) is not None:
                 raise ServiceNotReady(f"the broker is not healthy: {waits}")
             await asyncio.wait([self._checking], timeout=LOG_LOOK_S)
@@ -294,8 +294,8 @@ def _own_client(broker: Broker) -> Client:
 
 
 async def _bundle_here(broker: Broker, topic: TopicName) -> str:
-    """The bundle of the check's topic if it is served here, "" if not; one that nobody has is
-    given to somebody first."""
+    """The bundle of the check's topic if it is served here, "" if not; one without an owner is
+    assigned first."""
     ownership, bundles = broker.ownership, broker.views.bundles
     bundle = await ownership.bundle_of(topic)
     # it comes too slowly, or has just left, or was split

@@ -44,7 +44,7 @@ class Bundles:
         )
 
     async def unload_namespace(self, name: NamespaceName, destination: str) -> None:
-        """Have all bundles of a namespace transferred by whoever serves them, but those that
+        """Have all bundles of a namespace transferred by their owners, but those that
         `destination` has already."""
         record = await self._site.namespace_record(name)
         await self._moves.unload_each(bundles_of(name, record.boundaries), destination)
@@ -73,12 +73,12 @@ class Bundles:
                 await self._moves.unload(child, "")
 
     async def unload_bundle(self, name: NamespaceName, bundle: str, destination: str) -> None:
-        """Hand over one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
+        """Transfer one bundle. Raises NotOwner, TopicNotFound for a range that is not a bundle."""
         await self._moves.unload(await self._bundle(name, bundle), destination)
 
     async def pin_bundle(self, name: NamespaceName, bundle: str, seconds: float | None) -> None:
-        """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told; 0 s
-        takes a pin back.
+        """Have load balancing leave a bundle with its owner, for `move_pin_s` by default; 0 s
+        removes a pin.
 
         Raises NotOwner with the owner's address, TopicNotFound for a range that is not a bundle,
         ServiceNotReady.

@@ -69,7 +69,7 @@ class Explanations:
         facts["recovery"] = self._recovery(record, facts["owned"], sealed)
         facts["log_files"] = await self._log_files(name, record, manifest, sealed)
         facts["jobs"] = await self._jobs(name)
-        facts["new owners"] = self._takers(record)
+        facts["new owners"] = self._candidates(record)
         facts["lease_s"] = self._site.broker.context.settings.lease_ttl_s
         facts["now_ms"] = self._site.broker.context.clock.wall_ms()
         return {**facts, **explain_in_words(facts)}
@@ -236,7 +236,7 @@ class Explanations:
         owned: dict[str, Any] | None,
         sealed: dict[LogFile, LogFileRecord],
     ) -> dict[str, Any]:
-        """What whoever takes the bundle now would read."""
+        """What a new owner would read now."""
         end = (
             (owned["log_position"]["file"], owned["log_position"]["offset"])
             if owned is not None
@@ -370,7 +370,7 @@ class Explanations:
             }
         )
 
-    def _takers(self, record: BundleRecord | None) -> dict[str, Any]:
+    def _candidates(self, record: BundleRecord | None) -> dict[str, Any]:
         """Who may be given the bundle if its owner goes, the most likely one first."""
         views = self._site.broker.views
         counts: dict[str, int] = {}
@@ -388,7 +388,7 @@ def _broker_of(incarnation: str) -> str:
 
 
 def _replays(record: BundleRecord, file: LogFile) -> bool:
-    """Whether whoever recovers the bundle reads the file."""
+    """Whether a recovery of the bundle reads the file."""
     return any(
         span.incarnation == file[0]
         and span.start.file <= file[1]

@@ -122,8 +122,8 @@ def _state(facts: Facts) -> str:
     term = f"epoch {record['epoch']}"
     if owner is not None and not owner["alive"]:
         return (
-            f"Its record says {state} by {who}, which is gone: the leader gives it to somebody "
-            "else as soon as it can."
+            f"Its record says {state} by {who}, which is gone: the leader gives it to another "
+            "broker as soon as it can."
         )
     since = facts["owned"]["since_ms"] if facts["owned"] is not None else None
     age = f" for {age_text((facts['now_ms'] - since) / 1000)}" if since else ""
@@ -141,8 +141,8 @@ def _state(facts: Facts) -> str:
             f"needs.{held_up}"
         )
     if state == "Releasing":
-        successor = _broker_of(record["destination"]) or "whoever is least loaded"
-        return f"{who} is handing it over to {successor}, which ends {term}. Clients wait concurrently."
+        successor = _broker_of(record["destination"]) or "the least loaded broker"
+        return f"{who} is transferring it to {successor}, which ends {term}. Clients wait concurrently."
     if state == "Splitting":
         return f"{who} is splitting it; its children are served by {who} next."
     if state == "Deleted":
@@ -151,7 +151,7 @@ def _state(facts: Facts) -> str:
             "has asked for it since."
         )
     return (
-        "It is Free: its last owner handed it over to nobody. The leader, or the first client that "
+        "It is Free: its last owner released it without a successor. The leader, or the first client that "
         "looks a topic of it up, has it assigned."
     )
 
@@ -221,11 +221,11 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
         "loaded broker then.",
         "spread over brokers": f"The leader balances the number of bundles: {before} had two or "
         f"more above {owner}.",
-        "unload requested": f"Somebody had it unloaded from {before}, and {owner} was chosen or "
+        "unload requested": f"An administrator unloaded it from {before}, and {owner} was chosen or "
         "the least loaded.",
         "its namespace was deleted": "Its namespace was deleted: it is to be Free, with nothing in "
         "it.",
-        "broker stops": f"{before[:1].upper()}{before[1:]} shut down and handed it over; {owner} "
+        "broker stops": f"{before[:1].upper()}{before[1:]} shut down and transferred it; {owner} "
         "was the least loaded.",
         "": "Its record gives no reason.",
     }
@@ -244,25 +244,25 @@ def reason_in_words(reason: str, owner: str, source: str) -> str:
 
 
 def _if_owner_died(facts: Facts) -> list[str]:
-    owner, takers, recovery = facts["owner"], facts["new owners"], facts["recovery"]
+    owner, candidates, recovery = facts["owner"], facts["new owners"], facts["recovery"]
     if owner is None:
-        if not takers["all"]:
+        if not candidates["all"]:
             return [
                 "No broker takes bundles now: it cannot be served before one comes, or a cordon is "
                 "lifted."
             ]
-        return [f"It has no owner to lose. A lookup would give it to {takers['first']}."]
+        return [f"It has no owner to lose. A lookup would give it to {candidates['first']}."]
     cost = f"{_count(recovery['files'], 'log file')}, {size_text(recovery['bytes'])}"
     about = "about" if recovery["exact"] else "at most about"
-    if not takers["all"]:
+    if not candidates["all"]:
         return [
             "No other broker takes bundles now: it would wait for one, or for the same broker to "
             "start again.",
-            f"Whoever takes it reads {_checkpoint(recovery)}{about} {cost}: some "
+            f"A new owner reads {_checkpoint(recovery)}{about} {cost}: some "
             f"{recovery['estimated_ms']} ms.",
         ]
-    others = [name for name in takers["all"] if name != takers["first"]]
-    first = takers["first"]
+    others = [name for name in candidates["all"] if name != candidates["first"]]
+    first = candidates["first"]
     choice = f"{first} (or another of {_names(others)}, if loads change)" if others else first
     begin = (
         f"Its lease ends {facts['lease_s']:g} s after its last renewal; the leader then gives the "

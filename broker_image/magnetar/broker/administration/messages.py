@@ -34,7 +34,7 @@ from magnetar.wire.checksum import Buffer
 from magnetar.wire.entries import Entry, readable_entry, uncompressed
 
 _TIME_MS_MAX = 253_402_300_799_000
-"""The last second of the year 9999; what is beyond is told as a number."""
+"""The last second of the year 9999; what is beyond is shown as a number."""
 _TEXT = ("producer_name", "replicated_from", "partition_key", "encryption_algo", "uuid")
 _NUMBERS = (
     "sequence_id",

@@ -43,8 +43,7 @@ class Moves:
             )
 
     async def unload_each(self, bundles: Iterable[BundleName], destination: str) -> None:
-        """Have bundles transferred, whoever serves them, but those that `destination` has
-        already; the first failure, when all have been tried."""
+        """Have bundles transferred by their owners, but those that `destination` has already; the first failure, when all have been tried."""
         # refuse it once, and before anything moves
         target = self.incarnation_of(destination) if destination else ""
         outcomes = await asyncio.gather(
@@ -57,7 +56,7 @@ class Moves:
             raise failed
 
     async def _unload_anywhere(self, bundle: BundleName, destination: str, target: str) -> None:
-        """Have a bundle transferred by whoever serves it; nothing if nobody does, or `target`,
+        """Have a bundle transferred by its owner; nothing if it has none, or if that is `target`,
         the incarnation of `destination`."""
         viewed, owner = (
             self._site.broker.views.bundles.get(str(bundle)),

@@ -92,7 +92,7 @@ class Namespaces:
         """Raises NamespaceNotFound, NotAllowed while it has topics and `force` is not set,
         OwnedByResource.
 
-        Whoever comes back to a topic that is deleted with it finds the namespace marked, and
+        A client that comes back to a topic that is deleted with it finds the namespace marked, and
         creates nothing in it. A topic that came all the same, at a broker that has not seen the
         mark, is found by the transaction that would remove the record; one whose entry comes after
         that has none.
@@ -142,7 +142,7 @@ class Namespaces:
             _refuse_unless_empty(name, entered)
         partitioned = [topic for topic, partitions in entered.items() if partitions]
         for topic in entered:
-            with contextlib.suppress(TopicNotFound):  # somebody was faster
+            with contextlib.suppress(TopicNotFound):  # another process was faster
                 if topic in partitioned:
                     await self._topics.delete_partitions(topic, force=True)
                 elif topic.base not in partitioned:

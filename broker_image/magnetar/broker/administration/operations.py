@@ -85,12 +85,14 @@ class Operations:
         own = {"damage": broker.context.damage.listed(), "short_of_space": self.short_of_space()}
         answers: list[tuple[str, dict[str, Any] | None]] = [(broker.context.broker, own)]
         answers += await asyncio.gather(*(ask(record.broker, record.http_url) for record in others))
-        heard = [(name, found) for name, found in answers if found is not None]
+        answered = [(name, found) for name, found in answers if found is not None]
         return {
-            "damage": [{"broker": name, **row} for name, found in heard for row in found["damage"]],
+            "damage": [
+                {"broker": name, **row} for name, found in answered for row in found["damage"]
+            ],
             "short_of_space": {
                 name: found["short_of_space"]
-                for name, found in heard
+                for name, found in answered
                 if found.get("short_of_space")
             },
             "unreachable": [name for name, found in answers if found is None],

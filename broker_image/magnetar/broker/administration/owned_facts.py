@@ -27,7 +27,7 @@ PINS_MAX = 10
 
 
 def owned_facts(broker: Broker, name: BundleName, topic: TopicName | None) -> dict[str, Any]:
-    """What this broker knows of a bundle; `serving` tells whether it serves it now."""
+    """What this broker knows of a bundle; `serving`: whether it serves it now."""
     owned = broker.ownership.owned.get(str(name))
     position = broker.context.log.position
     damage = [found for found in broker.context.damage.listed() if found["bundle"] == str(name)]

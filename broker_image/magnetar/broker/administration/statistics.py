@@ -1,4 +1,4 @@
-"""What REST tells about a topic.
+"""What REST shows of a topic.
 
 Owns: the JSON of `stats`, `internalStats` and their sums over partitions. Imports: topics, names.
 Source: Pulsar's TopicStats and PersistentTopicInternalStats: the fields that clients and suites
@@ -78,7 +78,7 @@ def topic_stats(host: TopicHost) -> dict[str, Any]:
 
 
 def _topic_rates(host: TopicHost) -> dict[str, float]:
-    """Per second since somebody asked last, or over a moment; from the second time on."""
+    """Per second since the last request, or over a moment; from the second time on."""
     counters, now = host.core.counters, host.context.clock.monotonic()
     counts = (counters.messages_in, counters.bytes_in, counters.messages_out, counters.bytes_out)
     if host.meter is None:

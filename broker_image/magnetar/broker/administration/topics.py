@@ -110,7 +110,7 @@ class Topics:
         await self._delete_each(parts, force=True)
 
     async def _check_each(self, parts: list[TopicName]) -> None:
-        """Raises InUse if one of these partitions has clients, whoever serves it."""
+        """Raises InUse if one of these partitions has clients, at its owner."""
         for part in parts:
             try:
                 if (host := await self._existing(part)) is not None:
@@ -134,7 +134,7 @@ class Topics:
                 await self.delete_anywhere(part, force)
 
     async def delete_anywhere(self, topic: TopicName, force: bool) -> None:
-        """As `delete_topic`, whoever serves it."""
+        """As `delete_topic`, at the topic's owner."""
         try:
             await self.delete_topic(topic, force)
         except NotOwner as error:

@@ -3,7 +3,7 @@
 Owns: `TransactionAdministration`: the coordinators there are, what they know of transactions,
 ending one by force, and what topics and subscriptions that are served here know of them. Imports:
 metadata, the coordinator's part in this process if it has one, peers. Source: Pulsar's
-TransactionsBase. Invariants: whoever answers for a number to clients answers for it here; a
+TransactionsBase. Invariants: the coordinator that answers for a number to clients answers for it here; a
 coordinator that does not answer is named, not left out.
 """
 
@@ -236,7 +236,7 @@ class TransactionFacts:
         }
 
     async def _numbers(self) -> list[int]:
-        """Those that clients are told of, that are held without (any more), or that have left
+        """Those that are announced to clients, that are held without (any more), or that have left
         transactions open.
 
         Raises ServiceNotReady if nobody holds one.

@@ -294,7 +294,7 @@ def _addresses(
     """The successor's address for this client, plain or by TLS as it came here; neither if the
     client must look the topic up."""
     url = (
-        topic.context.listeners.handed_over(connection.listener, successor)
+        topic.context.listeners.after_transfer(connection.listener, successor)
         if successor is not None
         else None
     )

@@ -1,4 +1,4 @@
-"""Routes of our own, for whoever operates a cluster.
+"""Magnetar's own routes, for operating a cluster.
 
 Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a
 namespace's policies in one request, owners of namespaces. Imports: FastAPI, ports. Invariants: what
@@ -75,7 +75,7 @@ def _add_namespaces(router: APIRouter, admin: BrokerAdministration) -> None:
         bundle: str,
         seconds: Annotated[float | None, Query(gt=0, le=PIN_S_MAX)] = None,
     ) -> None:
-        """Have load balancing leave a bundle with its owner, for `move_pin_s` unless told."""
+        """Have load balancing leave a bundle with its owner, for `move_pin_s` by default."""
         await admin.bundles.pin_bundle(namespace, bundle, seconds)
 
     @router.delete("/namespaces/{tenant}/{namespace}/{bundle}/pin", status_code=NO_CONTENT)

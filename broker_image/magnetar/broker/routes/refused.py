@@ -31,7 +31,7 @@ SCHEMA_WORK = ("compatibility", "version", "metadata")
 
 
 def refused_router(admin: BrokerAdministration) -> APIRouter:
-    """Refusals; `admin` tells whether a topic exists."""
+    """Refusals; `admin` says whether a topic exists."""
     router = APIRouter()
     _add_schemas(router, admin)
     _add_functions(router)

@@ -1,6 +1,6 @@
 """Routes of transactions.
 
-Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which tells
+Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which shows
 more. Imports: FastAPI, ports, ids. Source: Apache Pulsar 4.0's admin resource `Transactions` and
 the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...). Invariants: any
 broker answers for all coordinators; a number (TCID) that is gone is answered for by the first one,
@@ -60,7 +60,7 @@ def _add_coordinators(router: APIRouter, admin: BrokerAdministration) -> None:
     @router.get(f"{PULSAR}/coordinatorInternalStats/{{tcid}}")
     async def internal(tcid: int, metadata: bool = False) -> dict[str, Any]:
         """Return the state of a coordinator's log."""
-        del metadata  # a log of ours has no ledgers whose metadata could be told
+        del metadata  # this log has no ledgers whose metadata could be shown
         return _internal(await admin.transactions.coordinator_stats(tcid))
 
     @router.post(f"{PULSAR}/transactionCoordinator/replicas", status_code=NO_CONTENT)
@@ -101,7 +101,7 @@ def _add_transactions(router: APIRouter, admin: BrokerAdministration) -> None:
 
     @router.post(f"{PULSAR}/abortTransaction/{{most}}/{{least}}", status_code=NO_CONTENT)
     async def abort(most: int, least: int) -> None:
-        """Abort an open transaction, whoever began it."""
+        """Abort an open transaction of any role."""
         await admin.transactions.abort_transaction(TxnId(most, least))
 
 
@@ -173,7 +173,7 @@ def _without_ledgers(what: str, topic: TopicName) -> UnsupportedCommand:
     """In Pulsar's words."""
     return UnsupportedCommand(
         f"{what} don't use managedLedger! Topic {topic} keeps it in its broker's log; `magnetar "
-        "explain` tells which"
+        "explain` shows which"
     )
 
 

@@ -2,7 +2,7 @@
 
 Owns: `Handshakes`: letting connections in, and asking for a fresh token before the one they showed
 is over. Imports: wire, security, authentication. Invariants: a connection outlives neither what it
-showed nor the rules by which that was good; a renewal never changes the role; a refusal is told
+showed nor the rules by which that was good; a renewal never changes the role; a refusal is sent
 before the connection closes.
 """
 
@@ -69,7 +69,7 @@ class Handshakes:
 
     def admit(self, connection: Peer, connect: api.CommandConnect) -> bool:
         """Whether a CONNECT is good; the connection then has its principal. One that is not has
-        been told, and closes."""
+        been refused, and closes."""
         method = connect.auth_method_name or _named(connect)
         try:
             found = self._authenticator.principal(method, connect.auth_data, connection.certificate)

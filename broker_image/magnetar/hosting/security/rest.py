@@ -2,7 +2,7 @@
 
 Owns: `RestGate`: who asks, and whether the role may. Imports: FastAPI, security, authentication,
 the guard. Invariants: a request of an unknown peer reaches no route but the open ones; while no
-incarnation runs only super users are let through, to be told that it does not.
+incarnation runs only super users are let through, to the answer that it does not.
 """
 
 from __future__ import annotations

@@ -122,13 +122,13 @@ class SecuritySource:
         keys = tuple(
             data for field, data in contents.items() if field.startswith("authentication.")
         )
-        told = (
+        named = (
             document.anonymous_role,
             document.client_certificates,
             document.token,
             document.proxy_roles,
         )
-        return LoadedSecurity(document, rules, internal, (*told, *keys)), contents
+        return LoadedSecurity(document, rules, internal, (*named, *keys)), contents
 
     def _token_key(self, contents: Contents, token: TokenOptions) -> VerifyingKey:
         if token.secret_key_file:
