@@ -578,7 +578,7 @@ def test_a_cluster_without_kubernetes_takes_namespaces_only(program: Program) ->
 
 def test_a_drain_that_nobody_could_take_is_refused(alone: Program) -> None:
     """A standalone server has nobody to transfer to; the plan says so too."""
-    assert "nobody but standalone takes bundles" in alone.refused("drain", "standalone")
+    assert "no broker but standalone takes bundles" in alone.refused("drain", "standalone")
     plan = alone.run("drain", "standalone", "--dry-run", "-o", "json")
     assert (plan.returncode, json.loads(plan.stdout)["possible"]) == (1, False)
 

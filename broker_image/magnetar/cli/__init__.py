@@ -2,7 +2,7 @@
 
 Owns: the entry point and the mapping of errors to exit codes. Imports: the commands' modules,
 lazily: a broker must not pay for what only people see. Exit codes: 0 done, 1 the system refused or
-is unhealthy, 2 wrong usage, 3 nobody answers, 130 interrupted.
+is unhealthy, 2 wrong usage, 3 no answer, 130 interrupted.
 """
 
 from __future__ import annotations

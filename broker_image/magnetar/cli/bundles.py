@@ -1,7 +1,7 @@
 """`magnetar bundles`.
 
 Owns: list, owner, split, unload, pin, unpin of bundles. Imports: typer, rest, screen, moving.
-Invariant: nothing here gives a bundle to anybody just because it was asked about.
+Invariant: looking at a bundle assigns it to no broker.
 """
 
 from __future__ import annotations

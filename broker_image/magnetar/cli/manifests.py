@@ -1,7 +1,7 @@
 """`magnetar apply`: manifests against a server without Kubernetes.
 
-Owns: reading YAML, validating it with the operator's own models and turning it into REST requests.
-Imports: the operator's models, REST client, owned_fields. Invariants: the same file is accepted or
+Owns: reading YAML, validating it by `resources` and turning it into REST requests.
+Imports: resources, REST client, owned_fields. Invariants: the same file is accepted or
 refused here and on Kubernetes, with the same words; nothing is changed before every document has
 been checked; applying twice changes nothing; fields that a manifest does not name are left alone,
 and what another resource owns is refused.

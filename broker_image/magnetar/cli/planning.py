@@ -1,7 +1,7 @@
 """`magnetar plan`: what applying a file to Kubernetes would do.
 
 Owns: asking the API server (a dry run, so that its own rules answer) and laying the preview out.
-Imports: kubernetes, the operator's models and pure planning. Nothing is changed. Invariants: exit 1
+Imports: kubernetes, resources, the operator's pure planning. Nothing is changed. Invariants: exit 1
 exactly if a document would be refused; what is shown of a cluster comes from the operator's own
 builders.
 """

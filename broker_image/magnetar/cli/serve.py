@@ -1,9 +1,9 @@
 """`magnetar standalone|broker|coordinator|operator`.
 
-Owns: preflight, the event loop, the banner and the exit of server commands. Imports: server, client
-(self-check); the operator lazily. Invariants: a port that is taken is reported with its owner and
-the option that changes it before anything is touched; the banner is printed only after a message
-has made the round trip.
+Owns: preflight, the event loop, the banner and the exit of server commands. Imports: broker,
+coordinator, client (self-check); the operator lazily. Invariants: a port that is taken is reported
+with its owner and the option that changes it before anything is touched; the banner is printed only
+after a message has made the round trip.
 """
 
 from __future__ import annotations

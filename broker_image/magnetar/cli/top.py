@@ -1,8 +1,8 @@
 """`magnetar top`: where the load is.
 
 Owns: gathering rates from every broker, their order and their layout. Imports: rest, screen.
-Invariants: a topic's figures come from the broker that serves it; a broker that does not answer from here is
-named, and the others are shown; one look asks each broker once.
+Invariants: a topic's figures come from the broker that serves it; a broker that does not answer
+from here is named, and the others are shown; one look asks each broker once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Transaction coordinators: processes of their own, and how brokers lead clients to them.
+"""Transaction coordinators: processes of their own, and how clients find them.
 
-Owns: the claim of a coordinator's number, its life, what it answers, discovery by brokers. Imports:
-metadata, wire.
+Owns: the claim of a coordinator's number, an incarnation of its process, what it answers, discovery
+by brokers. Imports: metadata, wire.
 """

@@ -3,10 +3,10 @@
 Owns: `CoordinatorClaim`: taking a number under a lease, keeping its durable record, announcing it
 to clients, giving it back. Imports: metadata, errors, clock. Invariants: a number has one holder,
 whose epoch is higher than that of every holder before it; each change of the record compares that
-no process has taken the number since, so a former holder changes nothing; a holder says Serving only in
-the transaction that finds its number below the set's limit, so a reader of
-Retiring or Released, after the limit was lowered, knows that nothing is begun any more; numbers are
-announced in order; an incarnation's log is in the record before, or with, its state Serving.
+no process has taken the number since, so a former holder changes nothing; a holder says Serving
+only in the transaction that finds its number below the set's limit, so a reader of Retiring or
+Released, after the limit was lowered, knows that nothing is begun any more; numbers are announced
+in order; an incarnation's log is in the record before, or with, its state Serving.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """How clients find the transaction coordinators.
 
 Owns: the answer to look-ups of `transaction_coordinator_assign`. Imports: metadata, names, errors,
-server.context. Source: Pulsar's protocol: clients ask for the partitions of that topic, look each
-of them up and connect there; partition i is coordinator i. Invariants: without a registered set of
+broker.ports. Source: Pulsar's protocol: clients ask for the partitions of that topic, look each of
+them up and connect there; partition i is coordinator i. Invariants: without a registered set of
 coordinators the topic is one like any other, as it is for Apache Pulsar with transactions switched
 off; the number of coordinators never names one that has not been ready; while a coordinator
-restarts look-ups of it wait; when the set is withdrawn (its resource was deleted, and no
-number is held), those look-ups fail at once. Nothing is watched or kept: only the
-clients of transactions ask, once each. In a standalone server the only broker is where coordinator
-0 is, on every listener: look-ups are answered as those of any topic.
+restarts look-ups of it wait; when the set is withdrawn (its resource was deleted, and no number is
+held), those look-ups fail at once. Nothing is watched or kept: only the clients of transactions
+ask, once each. In a standalone server the only broker is where coordinator 0 is, on every listener:
+look-ups are answered as those of any topic.
 """
 
 from __future__ import annotations

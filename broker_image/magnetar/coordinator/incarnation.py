@@ -3,9 +3,10 @@
 Owns: from joining the cluster to giving the number back: lease, ports (or none: `standalone`),
 claim, log, following the set. Imports: ports, client. Invariants: nothing is answered before the
 number is held, its log recovered, and both settled, nor after the lease may have ended or another
-incarnation holds it; without `transactions_enabled` no log is written, and what an earlier incarnation has
-left in one stays named in the number's record; `fail` ends this incarnation at once and for good
-(the process then begins another one); a planned end gives the number back before the lease ends.
+incarnation holds it; without `transactions_enabled` no log is written, and what an earlier
+incarnation has left in one stays named in the number's record; `fail` ends this incarnation at once
+and for good (the process then begins another one); a planned end gives the number back before the
+lease ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What administrators see of a coordinator, and the one thing they may do.
 
 Owns: `CoordinatorInspection`: facts about a number and its transactions as JSON, and ending a
-transaction by force. Imports: incarnation, core. Invariants: the HTTP listener has admitted
-the request; answers are bounded, whatever transactions hold; a transaction that was decided is
-never aborted.
+transaction by force. Imports: incarnation, core. Invariants: the HTTP listener has admitted the
+request; answers are bounded, whatever transactions hold; a transaction that was decided is never
+aborted.
 """
 
 from __future__ import annotations

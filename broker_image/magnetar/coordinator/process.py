@@ -1,9 +1,9 @@
 """A transaction coordinator's process.
 
-Owns: the succession of incarnations, the HTTP listener. Imports: the broker's process (signals, identity,
-back-off, store and volume). Invariants: SIGTERM and SIGINT mean: give the number back and leave; an
-incarnation that has lost its number is followed by another one after a back-off, in the same
-process, under a higher epoch; the process exits non-zero only when it cannot start at all.
+Owns: the succession of incarnations, the HTTP listener. Imports: the broker's process (signals,
+identity, back-off, store and volume). Invariants: SIGTERM and SIGINT mean: give the number back and
+leave; an incarnation that has lost its number is followed by another one after a back-off, in the
+same process, under a higher epoch; the process exits non-zero only when it cannot start at all.
 """
 
 from __future__ import annotations

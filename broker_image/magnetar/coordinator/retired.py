@@ -1,12 +1,12 @@
-"""Numbers (TCIDs) that are not there any more, or are about to go.
+"""Numbers (TCIDs) that are released, or about to be.
 
-Owns: what the first coordinator answers for numbers that nobody holds any more, and how one that
-retires has another begin a transaction. Imports: claims and records, the core, storage, client
-(connections). Clients learn the number of coordinators once. Invariants: only a number that is not
-announced and is held by nobody is answered for, from its own checkpoint and log, in which nothing
-is written; an incarnation that did not give its number back (its process died, or was stopped and
-wakes up) is fenced before what it has left is believed; what has not ended is ended by nobody else;
-a transaction is begun by a number that says so itself.
+Owns: what the first coordinator answers for numbers without a holder, and how one that retires has
+another begin a transaction. Imports: claims and records, the core, storage, client (connections).
+Clients learn the number of coordinators once. Invariants: only a number that is neither announced
+nor held is answered for, from its own checkpoint and log, in which nothing is written; an
+incarnation that did not give its number back (its process died, or was stopped and wakes up) is
+fenced before what it has left is believed; no other process ends what has not ended; a transaction
+is begun by a number that says so itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How much memory this process may take.
 
-Owns: reading the limit of its control group. Imports: the standard library.
-Invariant: a limit that the machine cannot reach is none.
+Owns: reading the limit of its control group. Imports: the standard library. Invariant: a limit that
+the machine cannot reach is none.
 """
 
 from __future__ import annotations

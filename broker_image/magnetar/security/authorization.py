@@ -3,8 +3,8 @@
 Owns: rights, what namespaces grant, and the decision. Imports: names. Source: Pulsar's
 PulsarAuthorizationProvider: super users may do everything, administrators of a tenant everything
 below it; produce and consume are granted by namespace or by topic; a subscription may be limited to
-roles, or to a prefix. Facts on protocol 3. Invariants: a decision is a function of its arguments;
-what nobody granted is refused; behind a proxy both roles need the right.
+roles, or to a prefix. Invariants: a decision is a function of its arguments;
+what was not granted is refused; behind a proxy both roles need the right.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns: what REST sees of brokers: who there is, what they serve, their settings, 
 and the health check. Imports: metadata, client, names, errors. Source: Pulsar's health check
 publishes to a topic of the broker's own and reads it back. Invariants: a health check ends within
 `HEALTH_S`, and within a second while the log waits for the disk; it asks nothing of any other
-broker, and so says nothing of others; one runs at a time, and callers concurrently get its result;
+broker, and so says nothing of others; one runs at a time, and concurrent callers get its result;
 its topics are in a system namespace, and are deleted as any unused topic is.
 """
 

@@ -1,9 +1,9 @@
 """Why a bundle is where it is, and what would happen if it moved: the facts.
 
 Owns: what `GET /magnetar/v1/explain` answers, gathered from the store, the volume and the bundle's
-owner. Imports: metadata, storage formats, balance, names. The sentences are `explanation`'s.
+owner. Imports: metadata, storage formats, ownership, names. The sentences are `explanation`'s.
 Invariants: asking changes nothing: no bundle is assigned and no topic created for it; whatever a
-broker can read from store and volume is answered without the owner, so a bundle that nobody serves,
+broker can read from store and volume is answered without the owner, so a bundle without an owner,
 or whose owner hangs, is explained too; every list is bounded and says if it was cut.
 """
 

@@ -2,7 +2,7 @@
 
 Owns: the sentences of `GET /magnetar/v1/explain`, made of the facts that `explain` has gathered.
 Imports: amounts. Pure. Invariants: equal facts, equal words; what is not known is said to be not
-known; a reason that nobody has written words for is quoted.
+known; a reason without words here is quoted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: cordons by request of a person, what is damaged anywhere, and where space is short. Imports:
 metadata, errors. Source: the operator writes cordons of its own straight into the store.
-Invariants: a drain that nobody could take the bundles of is refused, unless it is forced; a broker
+Invariants: a drain without a broker to take the bundles is refused, unless it is forced; a broker
 that does not answer is named, not left out.
 """
 
@@ -25,7 +25,7 @@ class Operations:
         self._site = site
 
     async def cordon(self, broker: str, *, drain: bool, reason: str, force: bool) -> None:
-        """Raises TopicNotFound for a broker that is not there, NotAllowed if nobody else takes
+        """Raises TopicNotFound for a broker that is not there, NotAllowed if no other broker takes
         bundles and `force` is not set."""
         views = self._site.broker.views
         live = {viewed.record.broker for viewed in views.incarnations.items.values()}
@@ -42,7 +42,7 @@ class Operations:
         }
         if drain and not others and not force:
             raise NotAllowed(
-                f"nobody but {broker} takes bundles; start another broker, or lift a cordon, first"
+                f"no broker but {broker} takes bundles; start another broker, or lift a cordon, first"
             )
         record = CordonRecord(drain=drain, reason=reason)
         revision = await self._site.broker.context.store.put(keys.cordon(broker), record.encode())

@@ -3,8 +3,7 @@
 Owns: the broker of the moment, records changed by compare-and-swap, finding a topic's owner, acting
 on all partitions of a topic. Imports: metadata, names, errors. Invariants: a question that needs
 the owner of a topic and is asked elsewhere is refused with the owner's address (the application
-redirects); no change of a record is lost: a
-concurrent change is read before ours is written again.
+redirects); no change of a record is lost: a concurrent change is read before ours is written again.
 """
 
 from __future__ import annotations

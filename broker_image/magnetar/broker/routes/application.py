@@ -1,9 +1,9 @@
 """The FastAPI application of a broker.
 
-Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI, ports, the
-routes by resource. Invariants: no handler raises anything but `MagnetarError` for what a peer can
-cause; what a path means never depends on the order of registration, but that a fixed word is
-matched before a name.
+Owns: putting the routes together; probes, metrics, lookup and status. Imports: FastAPI,
+administration, the routes by resource. Invariants: no handler raises anything but `MagnetarError`
+for what a peer can cause; what a path means never depends on the order of registration, but that a
+fixed word is matched before a name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROUTERS = (
 
 
 def create_application(admin: BrokerAdministration, gate: Gate | None = None) -> FastAPI:
-    """All routes over `admin`; `gate` is asked before each of them (None: nobody is)."""
+    """All routes over `admin`; `gate` is asked before each of them (None: admit every request)."""
     dependencies = [Depends(gate_of(gate))] if gate is not None else []
     application = FastAPI(
         title="Magnetar",

@@ -1,8 +1,8 @@
 """Routes of brokers.
 
 Owns: `/admin/v2/brokers` and `/admin/v2/broker-stats`: who there is, health, settings, load and
-statistics. Imports: FastAPI, ports. Invariant: health is a message that was published and read,
-within a bound of time; ready asks nobody else.
+statistics. Imports: FastAPI, administration. Invariant: health is a message that was published and
+read, within a bound of time; ready asks no other process.
 """
 
 from __future__ import annotations

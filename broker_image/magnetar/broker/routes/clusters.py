@@ -1,8 +1,8 @@
 """Routes of clusters and tenants.
 
-Owns: `/admin/v2/clusters` and `/admin/v2/tenants`. Imports: FastAPI, ports. Suites PUT clusters and
-tenants first and take 409 for "there already". Invariant: what is created here is durable when 204
-is answered.
+Owns: `/admin/v2/clusters` and `/admin/v2/tenants`. Imports: FastAPI, administration. Suites PUT
+clusters and tenants first and take 409 for "there already". Invariant: what is created here is
+durable when 204 is answered.
 """
 
 from __future__ import annotations

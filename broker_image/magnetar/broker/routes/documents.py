@@ -1,9 +1,9 @@
 """Routes of what administrators store and Magnetar only returns.
 
 Owns: peers, failure domains and isolation policies of clusters, resource quotas and groups,
-bookies: what Pulsar's tools set up and read back. Imports: FastAPI, ports. Source: names and JSON
-of Pulsar's admin API. Invariants: what was stored is durable when 204 is answered and returned as
-it came; nothing here has an effect on brokers.
+bookies: what Pulsar's tools set up and read back. Imports: FastAPI, administration. Source: names
+and JSON of Pulsar's admin API. Invariants: what was stored is durable when 204 is answered and
+returned as it came; nothing here has an effect on brokers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routes that explain.
 
 Owns: `GET /magnetar/v1/explain` and, from broker to broker, `/magnetar/v1/explain/owned`. Imports:
-FastAPI, ports, names. Invariant: both only read.
+FastAPI, administration, names. Invariant: both only read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Routes that show single messages.
 
 Owns: peek, examine, an entry by its id, the id at a time and the size of a backlog, under
-`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports. Invariants: the body is the message's
-payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; messages are uncompressed
-one at a time, and answers that peers have not read yet hold at most `ANSWERS_BYTES_MAX` of
-payloads: small messages may unpack into large ones.
+`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, administration. Invariants: the body is the
+message's payload, uncompressed, as octets; its metadata are headers `X-Pulsar-...`; messages are
+uncompressed one at a time, and answers that peers have not read yet hold at most
+`ANSWERS_BYTES_MAX` of payloads: small messages may unpack into large ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Routes of namespaces.
 
-Owns: `/admin/v2/namespaces` but its policies (`policy_routes`). Imports: FastAPI, ports, names.
-Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of its
-bundles is done at all their owners.
+Owns: `/admin/v2/namespaces` but its policies (`policy_routes`). Imports: FastAPI, administration,
+names. Invariants: a namespace that holds topics is deleted only with `force`; what concerns all of
+its bundles is done at all their owners.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Magnetar's own routes, for operating a cluster.
 
 Owns: `/magnetar/v1`: cordons of brokers, damage of the whole cluster, pins of bundles, changes of a
-namespace's policies in one request, owners of namespaces. Imports: FastAPI, ports. Invariants: what
-is answered is durable; a change of policies leaves those alone that it does not name.
+namespace's policies in one request, owners of namespaces. Imports: FastAPI, administration.
+Invariants: what is answered is durable; a change of policies leaves those alone that it does not
+name.
 """
 
 from __future__ import annotations

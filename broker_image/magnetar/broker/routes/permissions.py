@@ -1,8 +1,8 @@
 """Routes of permissions.
 
-Owns: what roles may do, by namespace, topic and subscription. Imports: FastAPI, ports. Source:
-Pulsar's AuthPolicies, which is one policy of a namespace. Invariants: what was granted is durable
-when 204 is answered, and returned as it came.
+Owns: what roles may do, by namespace, topic and subscription. Imports: FastAPI, administration.
+Source: Pulsar's AuthPolicies, which is one policy of a namespace. Invariants: what was granted is
+durable when 204 is answered, and returned as it came.
 """
 
 from __future__ import annotations

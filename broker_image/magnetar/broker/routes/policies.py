@@ -2,10 +2,10 @@
 
 Owns: the table of policies under `/admin/v2/namespaces/T/N/<name>` and
 `/admin/v2/persistent/T/N/topic/<name>`, and the few routes that a row of it cannot say (quotas by
-type, properties by key). Imports: FastAPI, ports, policies. Source: names and JSON of Pulsar's
-admin API. Invariants: one row per policy; what was PUT or POSTed is checked before it is stored,
-durable when 204 is answered, and returned as it came; GET of a policy that is not set is 204 unless
-Pulsar answers with a value.
+type, properties by key). Imports: FastAPI, administration, policies. Source: names and JSON of
+Pulsar's admin API. Invariants: one row per policy; what was PUT or POSTed is checked before it is
+stored, durable when 204 is answered, and returned as it came; GET of a policy that is not set is
+204 unless Pulsar answers with a value.
 """
 
 from __future__ import annotations

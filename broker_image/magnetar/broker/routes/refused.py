@@ -1,8 +1,8 @@
 """Routes that are known and not offered.
 
 Owns: typed refusals for schemas (but plain bytes), functions, connectors, packages, offloading,
-shadow topics and geo-replication. Imports: FastAPI, ports, errors. Suites and tools call them; a
-refusal that they can read is better than "no such route". Invariants: nothing here changes
+shadow topics and geo-replication. Imports: FastAPI, administration, errors. Suites and tools call
+them; a refusal that they can read is better than "no such route". Invariants: nothing here changes
 anything; every refusal says what is there instead.
 """
 

@@ -1,7 +1,7 @@
 """Routes of subscriptions.
 
 Owns: `/admin/v2/persistent/T/N/topic/subscription(s)`: create, delete, skip, expire, reset,
-properties. Imports: FastAPI, ports. Invariant: on a partitioned topic they act on all its
+properties. Imports: FastAPI, administration. Invariant: on a partitioned topic they act on all its
 partitions, but for a position, which is one of a single partition.
 """
 

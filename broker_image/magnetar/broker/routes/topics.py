@@ -1,8 +1,8 @@
 """Routes of topics.
 
 Owns: creation, deletion, partitions, statistics and the work on whole topics under
-`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, ports. Invariants: a topic's routes answer at
-its owner, or redirect there; what is created twice is refused with 409.
+`/admin/v2/persistent/T/N/topic`. Imports: FastAPI, administration. Invariants: a topic's routes
+answer at its owner, or redirect there; what is created twice is refused with 409.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Routes of transactions.
 
 Owns: `/admin/v3/transactions` in Pulsar's shapes, and `/magnetar/v1/transactions`, which shows
-more. Imports: FastAPI, ports, ids. Source: Apache Pulsar 4.0's admin resource `Transactions` and
-the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...). Invariants: any
-broker answers for all coordinators; a number (TCID) that is gone is answered for by the first one,
-as for clients. What Pulsar calls `timeoutAt` is the timeout in milliseconds, there as here.
+more. Imports: FastAPI, administration, ids. Source: Apache Pulsar 4.0's admin resource
+`Transactions` and the classes of its answers (TransactionCoordinatorStats, TransactionMetadata...).
+Invariants: any broker answers for all coordinators; a number (TCID) that is gone is answered for by
+the first one, as for clients. What Pulsar calls `timeoutAt` is the timeout in milliseconds, there
+as here.
 """
 
 from __future__ import annotations
