@@ -13,20 +13,16 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
 from magnetar.broker.incarnation import Broker
-from magnetar.broker.process import EMBEDDED, BrokerProcess, ProcessOptions, default_name
+from magnetar.broker.process import BrokerProcess, ProcessOptions
 from magnetar.errors import InvalidRequest, MagnetarError
-from magnetar.hosting.access import OPEN, AccessOptions
-from magnetar.hosting.advertised import ListenerOptions, options_of
-from magnetar.hosting.logs import configure_logs
-from magnetar.hosting.memory import limit_bytes
-from magnetar.hosting.settings import BrokerSettings
+from magnetar.hosting.access import OPEN
 
 if TYPE_CHECKING:
     import ssl
@@ -44,56 +40,8 @@ SELF_CHECK_TOPIC = "persistent://pulsar/system/self-check"
 STORED_MESSAGE_HINT = "messages are in {directory}; remove it to start over"
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerArguments:
-    """Options about listeners, as they were given; both serving commands have them."""
-
-    advertised: str
-    bind_addresses: str
-    file: str
-    host_address: str
-
-    def parsed(self) -> ListenerOptions:
-        """Raises InvalidRequest."""
-        return options_of(self.advertised, self.bind_addresses, self.file, self.host_address)
-
-
-@dataclass(frozen=True, slots=True)
-class StandaloneOptions:
-    """Options of `magnetar standalone`."""
-
-    data_dir: Path
-    storage: str
-    broker_port: int
-    http_port: int
-    bind: str
-    advertised_address: str
-    listeners: ListenerArguments
-    access: AccessOptions
-    self_check: bool
-    log_level: str
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerOptions:
-    """Options of `magnetar broker` and `magnetar coordinator`."""
-
-    store: str
-    store_tls: str
-    volume: str
-    name: str
-    advertised_address: str
-    listeners: ListenerArguments
-    access: AccessOptions
-    bind: str
-    broker_port: int
-    http_port: int
-    log_level: str
-
-
-def run_standalone(options: StandaloneOptions) -> None:
+def run_standalone(options: ProcessOptions, self_check: bool) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    _configure(options.log_level)
     ports = [(options.broker_port, "BROKER_PORT"), (options.http_port, "HTTP_PORT")]
     if options.access.tls:
         ports += [
@@ -101,22 +49,19 @@ def run_standalone(options: StandaloneOptions) -> None:
             (options.access.https_port, "MAGNETAR_HTTPS_PORT"),
         ]
     for port, option in ports:
-        require_free_port(options.bind, port, option)
-    process_options = _process_options(
-        options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir
-    )
+        require_free_port(options.bind_host, port, option)
     checks: list[asyncio.Task[None]] = []
 
     def announce(broker: Broker) -> None:
-        if not options.self_check:
+        if not self_check:
             print(f"Ready in {_since_exec():.2f} s: {broker.service_url}", flush=True)
         elif not checks:
             checks.append(
                 asyncio.create_task(_check_and_print(broker.service_url, options, process))
             )
 
-    process = BrokerProcess(process_options, announce)
-    uvloop.run(_run_with(process, checks))
+    process = BrokerProcess(options, announce)
+    _run(_run_with(process, checks))
 
 
 async def _run_with(process: BrokerProcess, checks: list[asyncio.Task[None]]) -> None:
@@ -129,7 +74,7 @@ async def _run_with(process: BrokerProcess, checks: list[asyncio.Task[None]]) ->
 
 
 async def _check_and_print(
-    service_url: str, options: StandaloneOptions, process: BrokerProcess
+    service_url: str, options: ProcessOptions, process: BrokerProcess
 ) -> None:
     """One message there and back; then what to paste next."""
     from magnetar.client import Client
@@ -155,7 +100,7 @@ async def _check_and_print(
     http = process.broker.context.http_url
     if options.access.plain != OPEN:  # what is plain is not for clients
         service_url, http = process.broker.service_url_tls, process.broker.context.http_url_tls
-    hint = STORED_MESSAGE_HINT.format(directory=options.storage or options.data_dir.resolve())
+    hint = STORED_MESSAGE_HINT.format(directory=options.volume or options.data_directory.resolve())
     to_clients = (
         ""
         if options.broker_port == DEFAULT_BROKER_PORT and options.access.plain == OPEN
@@ -199,59 +144,22 @@ def _credentials(process: BrokerProcess) -> Credentials | None:
     return Credentials(INTERNAL_METHOD, process.security.internal_token().encode())
 
 
-def run_broker(options: BrokerOptions) -> None:
+def run_broker(options: ProcessOptions) -> None:
     """Serve as one broker of a cluster until SIGTERM, then drain."""
-    _configure(options.log_level)
-    uvloop.run(BrokerProcess(_cluster_process_options(options)).run())
+    _run(BrokerProcess(options).run())
 
 
-def run_coordinator(options: BrokerOptions) -> None:
+def run_coordinator(options: ProcessOptions) -> None:
     """Hold the number at the end of the name, as a transaction coordinator of a cluster, until
     SIGTERM."""
     from magnetar.coordinator.process import CoordinatorProcess
 
-    _configure(options.log_level)
-    uvloop.run(CoordinatorProcess(_cluster_process_options(options)).run())
+    _run(CoordinatorProcess(options).run())
 
 
-def _cluster_process_options(options: BrokerOptions) -> ProcessOptions:
-    return _process_options(
-        options,
-        options.name or default_name(),
-        options.volume,
-        options.store,
-        store_tls=options.store_tls,
-    )
-
-
-def _process_options(
-    options: StandaloneOptions | BrokerOptions,
-    name: str,
-    volume: str,
-    store: str,
-    *,
-    data_directory: Path = Path(),
-    store_tls: str = "",
-) -> ProcessOptions:
-    return ProcessOptions(
-        name=name,
-        data_directory=data_directory,
-        volume=volume,
-        store=store,
-        store_tls=store_tls,
-        bind_host=options.bind,
-        advertised_host=options.advertised_address,
-        broker_port=options.broker_port,
-        http_port=options.http_port,
-        settings=BrokerSettings.from_environment(os.environ, limit_bytes()),
-        listeners=options.listeners.parsed(),
-        access=options.access,
-    )
-
-
-def _configure(log_level: str) -> None:
-    configure_logs(log_level)
+def _run(work: Coroutine[Any, Any, None]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    uvloop.run(work)
 
 
 def _since_exec() -> float:

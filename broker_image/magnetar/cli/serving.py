@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magnetar.cli.serve import BrokerOptions
+    from magnetar.broker.process import ProcessOptions
 
 SUMMARIES = {
     "standalone": "Run one server with everything in it.",
@@ -212,71 +212,72 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _access(options: argparse.Namespace) -> Any:
-    from magnetar.hosting.access import AccessOptions
-
-    return AccessOptions(
-        options.security, options.tls, options.tls_port, options.https_port, options.plain
-    )
-
-
-def _listeners(options: argparse.Namespace) -> Any:
-    from magnetar.cli.serve import ListenerArguments
-
-    return ListenerArguments(
-        options.advertised_listeners,
-        options.bind_addresses,
-        options.listeners_file,
-        options.host_address,
-    )
-
-
 def _standalone(options: argparse.Namespace) -> None:
-    from magnetar.cli.serve import StandaloneOptions, run_standalone
+    from magnetar.broker.process import EMBEDDED
+    from magnetar.cli.serve import run_standalone
 
-    run_standalone(
-        StandaloneOptions(
-            options.data_dir,
-            options.storage,
-            options.broker_port,
-            options.http_port,
-            options.bind,
-            options.advertised_address,
-            _listeners(options),
-            _access(options),
-            options.self_check,
-            options.log_level,
-        )
+    process = _process(
+        options, "standalone", options.storage, EMBEDDED, data_directory=options.data_dir
     )
+    run_standalone(process, options.self_check)
 
 
 def _broker(options: argparse.Namespace) -> None:
     from magnetar.cli.serve import run_broker
 
-    run_broker(_broker_options(options))
+    run_broker(_of_cluster(options))
 
 
 def _coordinator(options: argparse.Namespace) -> None:
     from magnetar.cli.serve import run_coordinator
 
-    run_coordinator(_broker_options(options))
+    run_coordinator(_of_cluster(options))
 
 
-def _broker_options(options: argparse.Namespace) -> BrokerOptions:
-    from magnetar.cli.serve import BrokerOptions
+def _of_cluster(options: argparse.Namespace) -> ProcessOptions:
+    from magnetar.broker.process import default_name
 
-    return BrokerOptions(
-        options.store,
-        options.store_tls,
+    return _process(
+        options,
+        options.name or default_name(),
         options.volume,
-        options.name,
-        options.advertised_address,
-        _listeners(options),
-        _access(options),
-        options.bind,
-        options.broker_port,
-        options.http_port,
-        options.log_level,
+        options.store,
+        data_directory=Path(),
+        store_tls=options.store_tls,
+    )
+
+
+def _process(
+    options: argparse.Namespace, name: str, volume: str, store: str, **more: Any
+) -> ProcessOptions:
+    """Raises InvalidRequest."""
+    from magnetar.broker.process import ProcessOptions
+    from magnetar.hosting.access import AccessOptions
+    from magnetar.hosting.advertised import options_of
+    from magnetar.hosting.logs import configure_logs
+    from magnetar.hosting.memory import limit_bytes
+    from magnetar.hosting.settings import BrokerSettings
+
+    configure_logs(options.log_level)
+    return ProcessOptions(
+        name=name,
+        volume=volume,
+        store=store,
+        bind_host=options.bind,
+        advertised_host=options.advertised_address,
+        broker_port=options.broker_port,
+        http_port=options.http_port,
+        settings=BrokerSettings.from_environment(os.environ, limit_bytes()),
+        listeners=options_of(
+            options.advertised_listeners,
+            options.bind_addresses,
+            options.listeners_file,
+            options.host_address,
+        ),
+        access=AccessOptions(
+            options.security, options.tls, options.tls_port, options.https_port, options.plain
+        ),
+        **more,
     )
 
 
