@@ -56,6 +56,9 @@ class Namespaces:
         self._site, self._topics = site, topics
 
     async def namespaces(self, tenant: str) -> list[str]:
+        return self.of_tenant(tenant)
+
+    def of_tenant(self, tenant: str) -> list[str]:
         return sorted(
             name
             for name in self._site.broker.views.namespaces.items

@@ -7,7 +7,8 @@ partitions, wherever they are served.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from magnetar.broker.administration.site import Site
@@ -24,6 +25,8 @@ from magnetar.errors import (
 )
 from magnetar.names import TopicName
 from magnetar.topics.ledgers import LATEST
+
+T = TypeVar("T")
 
 
 class Subscriptions:
@@ -74,60 +77,41 @@ class Subscriptions:
         )
 
     async def subscription_properties(self, topic: TopicName, subscription: str) -> dict[str, str]:
-        async def read(part: TopicName) -> dict[str, str]:
-            return dict((await self._subscription(part, subscription)).core.properties)
+        async def read(host: SubscriptionHost) -> dict[str, str]:
+            return dict(host.core.properties)
 
-        found = await self._site.on_each(
-            topic, read, "GET", f"/subscription/{quote(subscription, safe='')}/properties"
-        )
+        found = await self._on_each(topic, subscription, read, "GET", "/properties")
         return next(iter(found.values()))
 
     async def replace_subscription_properties(
         self, topic: TopicName, subscription: str, properties: dict[str, str]
     ) -> None:
-        async def replace(part: TopicName) -> None:
-            host = await self._subscription(part, subscription)
+        async def replace(host: SubscriptionHost) -> None:
             host.core.replace_properties(properties)
             await write(host)
 
-        await self._site.on_each(
-            topic,
-            replace,
-            "PUT",
-            f"/subscription/{quote(subscription, safe='')}/properties",
-            properties,
-        )
+        await self._on_each(topic, subscription, replace, "PUT", "/properties", properties)
 
     async def delete_subscription(self, topic: TopicName, subscription: str, force: bool) -> None:
         """Raises InUse while consumers are connected and `force` is not set."""
 
-        async def delete(part: TopicName) -> None:
-            host = await self._subscription(part, subscription)
+        async def delete(host: SubscriptionHost) -> None:
             sessions = host.sessions()
             if sessions and not force:
                 raise InUse(
-                    f"Subscription {subscription} of {part} has active connected consumers; close "
-                    "them first or force it"
+                    f"Subscription {subscription} of {host.topic.name} has active connected "
+                    "consumers; close them first or force it"
                 )
             for session in sessions:
                 session.close_by_broker(None)
             await host.topic.bundle.remove_subscription(host)
 
-        forced = "?force=true" if force else ""
-        await self._site.on_each(
-            topic, delete, "DELETE", f"/subscription/{quote(subscription, safe='')}{forced}"
-        )
+        await self._on_each(topic, subscription, delete, "DELETE", "?force=true" if force else "")
 
     async def skip(self, topic: TopicName, subscription: str, count: int | None) -> None:
         """Skip the next `count` unacknowledged entries, or all of them (None)."""
-
-        async def act(part: TopicName) -> None:
-            await skip(await self._subscription(part, subscription), count)
-
-        what = f"skip/{count}" if count is not None else "skip_all"
-        await self._site.on_each(
-            topic, act, "POST", f"/subscription/{quote(subscription, safe='')}/{what}"
-        )
+        what = f"/skip/{count}" if count is not None else "/skip_all"
+        await self._on_each(topic, subscription, lambda host: skip(host, count), "POST", what)
 
     async def expire(self, topic: TopicName, subscription: str | None, seconds: int) -> None:
         """Acknowledge what is older than `seconds`, for one subscription or all of them."""
@@ -176,16 +160,27 @@ class Subscriptions:
         """Make the first entry published at `timestamp_ms` or later the next one to be
         delivered."""
 
-        async def act(part: TopicName) -> None:
-            host = await self._subscription(part, subscription)
+        async def act(host: SubscriptionHost) -> None:
             await reset(host, await first_published_at(host.topic, timestamp_ms))
 
-        await self._site.on_each(
-            topic,
-            act,
-            "POST",
-            f"/subscription/{quote(subscription, safe='')}/resetcursor/{timestamp_ms}",
-        )
+        await self._on_each(topic, subscription, act, "POST", f"/resetcursor/{timestamp_ms}")
+
+    async def _on_each(
+        self,
+        topic: TopicName,
+        subscription: str,
+        act: Callable[[SubscriptionHost], Awaitable[T]],
+        method: str,
+        suffix: str,
+        body: Any = None,
+    ) -> dict[TopicName, T]:
+        """Act on the subscription on every partition, here or at the partition's owner."""
+
+        async def act_here(part: TopicName) -> T:
+            return await act(await self._subscription(part, subscription))
+
+        path = f"/subscription/{quote(subscription, safe='')}{suffix}"
+        return await self._site.on_each(topic, act_here, method, path, body)
 
     async def _one_topic(self, topic: TopicName, what: str) -> None:
         """Raises UnsupportedCommand for a partitioned topic, on which a position means nothing."""

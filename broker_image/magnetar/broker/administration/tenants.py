@@ -40,7 +40,7 @@ class Tenants:
         item = await self._site.broker.context.store.get(keys.tenant(name))
         if item is not None:
             record = TenantRecord.decode(item.value)
-        elif self._namespaces_of(name):
+        elif self._namespaces.of_tenant(name):
             record = TenantRecord(allowed_clusters=(CLUSTER_NAME,))
         else:
             raise TopicNotFound(f"Tenant {name} does not exist; create it with PUT")
@@ -49,20 +49,13 @@ class Tenants:
             "allowedClusters": list(record.allowed_clusters),
         }
 
-    def _namespaces_of(self, tenant: str) -> list[str]:
-        return sorted(
-            name
-            for name in self._site.broker.views.namespaces.items
-            if name.partition("/")[0] == tenant
-        )
-
     async def write_tenant(self, name: str, body: dict[str, Any], create: bool) -> None:
         check_part("tenant", name)
         record = TenantRecord(
             _names(body, "adminRoles"), _names(body, "allowedClusters") or (CLUSTER_NAME,)
         )
         if create:
-            if self._namespaces_of(name):
+            if self._namespaces.of_tenant(name):
                 raise TopicExists(f"Tenant {name} already exists")
             await self._site.create(keys.tenant(name), record.encode(), f"Tenant {name}")
             return
@@ -84,16 +77,18 @@ class Tenants:
         if item is not None:
             refuse_tenant_deletion(name, TenantRecord.decode(item.value))
         if force:
-            for namespace in self._namespaces_of(name):  # all of them before the first is deleted
+            for namespace in self._namespaces.of_tenant(
+                name
+            ):  # all of them before the first is deleted
                 refuse_deletion(
                     namespace, await self._site.namespace_record(NamespaceName.parse(namespace))
                 )
-            for namespace in self._namespaces_of(name):
+            for namespace in self._namespaces.of_tenant(name):
                 await self._namespaces.delete_namespace(NamespaceName.parse(namespace), force=True)
-        elif self._namespaces_of(name):
+        elif self._namespaces.of_tenant(name):
             raise NotAllowed(
                 f"The tenant {name} still has active namespaces: "
-                f"{', '.join(self._namespaces_of(name)[:5])}; delete them first"
+                f"{', '.join(self._namespaces.of_tenant(name)[:5])}; delete them first"
             )
         if name not in await self.tenants():
             raise TopicNotFound(f"Tenant {name} does not exist")
