@@ -1,7 +1,8 @@
 """`python -m magnetar_jobs.compact`: topic compaction, the latest message per key.
 
 Owns: the command line, the run's record and the loop plan -> phases -> commit. Imports: session,
-planning, inputs, execution, commit, metadata. Invariants: a run id that succeeded is done: a second
+planning, inputs, execution, commit, metadata; argparse, since typer has no exclusive options.
+Invariants: a run id that succeeded is done: a second
 driver with it exits at once; each topic (partition) is committed alone, in one transaction; a
 conflict plans that topic again, at most `ATTEMPTS_MAX` times; whatever happens, readers see the old
 view or the new one. Exit codes: 0 succeeded (now or before), 1 failed (the record says why), 2 the

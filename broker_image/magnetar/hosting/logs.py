@@ -54,7 +54,7 @@ class PeerEventLimit:
         return event
 
 
-def configure_logs(level: str = "info") -> None:
+def configure_logs(level: str) -> None:
     """Set up the process's logs: JSON unless standard error is a terminal. Raises InvalidRequest
     for an unknown level."""
     if level not in LEVELS:
